@@ -43,7 +43,7 @@ from lablib.studies.optimizer_experiment import (
 )
 from lablib.studies.optimizer_search import FACTOR, best_of_means, search
 from lablib.studies.optimizer_trial import held_out_loss, kinds
-from lablib.studies.optimizers import Result, recorded_results, table
+from lablib.studies.optimizers import OptimizerResult, recorded_results, table
 
 # The least rate of the grid, how many rates by factors of two, and the decays: lr times decay of about the same sizes.
 GRIDS: dict[str, tuple[float, int, tuple[float, float]]] = {
@@ -202,7 +202,7 @@ def memory_of(optimizer: str) -> Row:
     return {"state_bytes": state, "temporary_bytes": peak - at_rest, "num_parameters": numel}
 
 
-def markdown(results: dict[str, Result]) -> str:
+def markdown(results: dict[str, OptimizerResult]) -> str:
     """The table of the README: an optimizer a line, the least loss first."""
     heads = ["", "final loss, nats a byte (least to largest)", "less AdamW's, 95%", "says", "rate, decay", "settings"]
     heads += ["state, B/parameter", "a step needs, B/parameter", "step time, AdamW's = 1"]

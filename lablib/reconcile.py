@@ -33,7 +33,7 @@ from lablib.hardware import Cluster, find_cluster
 from lablib.launch import launch
 from lablib.process.host_load import HostLoad, busiest, host_load
 from lablib.record.comparison import RecordedReconciliation, beside
-from lablib.record.spent import KINDS, MAKESPAN, Part, Spent, counted, parts_of
+from lablib.record.spent import KINDS, MAKESPAN, Spent, TimePart, counted, parts_of
 from lablib.record.timeline import Timeline
 from lablib.run import TIMES_MEAN_NOTHING, Run, Traffic
 from lablib.signature import checked, whole_number
@@ -131,7 +131,7 @@ class Reconciliation:
             )
         return pd.DataFrame(rows)
 
-    def _parts(self, run: Run) -> dict[Part, Spent]:
+    def _parts(self, run: Run) -> dict[TimePart, Spent]:
         parts = parts_of(run, self.without)
         if not self.shared:
             return parts
@@ -357,11 +357,11 @@ def _are_close(one: Any, other: Any) -> bool:
     return True
 
 
-def _seconds(parts: Mapping[Part, Spent], part: Part) -> float:
+def _seconds(parts: Mapping[TimePart, Spent], part: TimePart) -> float:
     return parts[part].time_s if part in parts else nan
 
 
-def _calls(parts: Mapping[Part, Spent], part: Part) -> int:
+def _calls(parts: Mapping[TimePart, Spent], part: TimePart) -> int:
     return parts[part].calls if part in parts else 0
 
 
@@ -385,7 +385,7 @@ def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _place(part: Part) -> tuple[int, str, str, float]:
+def _place(part: TimePart) -> tuple[int, str, str, float]:
     return (KINDS.index(part.kind), part.name, part.group, part.size_bytes)
 
 

@@ -13,8 +13,8 @@ from lablib.text.files import read_text, write_text
 from lablib.text.units import plural
 from lablib.validation.cross_validate import HeldOut, cross_validate, held_out_text, read_held_out
 from lablib.validation.page import markdown, mixtures_sentence, with_section
-from lablib.validation.rows import Row, published_mixtures, published_rows, read_rows
-from lablib.validation.score import Predictor, Report, score
+from lablib.validation.rows import PublishedRow, published_mixtures, published_rows, read_rows
+from lablib.validation.score import Predictor, ScoreReport, score
 from lablib.validation.tables import (
     HEADING,
     HELD_OUT_HEADING,
@@ -75,10 +75,10 @@ def validate_command(
 
 
 def text(
-    report: Report,
-    rows: Sequence[Row] = (),
+    report: ScoreReport,
+    rows: Sequence[PublishedRow] = (),
     held_out: Sequence[HeldOut] = (),
-    mixtures: Report | None = None,
+    mixtures: ScoreReport | None = None,
 ) -> str:
     """The report as tables for a terminal; the unused fields of `rows` are named."""
     parts = [table(HEADING, time_lines(report))]
@@ -103,7 +103,7 @@ def text(
     return "\n\n".join(parts)
 
 
-def _check_any(rows: Sequence[Row], report: Report) -> None:
+def _check_any(rows: Sequence[PublishedRow], report: ScoreReport) -> None:
     """Refuse a report without rows: raise the error of the first row that should be scored."""
     meant = {row.line for row in rows if row.is_scorable}
     reasons = [f"line {one.line}, {one.id}: {one.reason}" for one in report.skipped if one.line in meant]
@@ -118,7 +118,7 @@ def _planner() -> Predictor:
     return predict
 
 
-def _leave_out(rows: Sequence[Row]) -> list[HeldOut]:
+def _leave_out(rows: Sequence[PublishedRow]) -> list[HeldOut]:
     """Every source left out in turn, under a progress bar."""
     from tqdm import tqdm
 
@@ -134,7 +134,7 @@ def _leave_out(rows: Sequence[Row]) -> list[HeldOut]:
 
 
 def _write(
-    report: Report, held_out: Sequence[HeldOut], page: Path, readme: Path | None, mixtures: Report | None
+    report: ScoreReport, held_out: Sequence[HeldOut], page: Path, readme: Path | None, mixtures: ScoreReport | None
 ) -> None:
     """Write the page, its picture and the held-out errors next to it, and the README's section."""
     from lablib.figures.plans.validation import validation_svg

@@ -1,5 +1,5 @@
 # ruff: noqa: I001  (in reading order)
-from .quantized import Quantized as Quantized, Quantizer as Quantizer
+from .quantized import QuantizedMessage as QuantizedMessage, Quantizer as Quantizer
 from .int8 import Int8 as Int8
 from .int4 import Int4 as Int4
 from .asymmetric import Asymmetric as Asymmetric

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lablib.compress.int4 import pack, unpack
 from lablib.compress.int8 import scaled
-from lablib.compress.quantized import TINY, Blocks, Quantized, in_blocks, out_of_blocks, require_finite, rounded
+from lablib.compress.quantized import TINY, Blocks, QuantizedMessage, in_blocks, out_of_blocks, require_finite, rounded
 from lablib.signature import OneOf
 
 
@@ -44,14 +44,14 @@ class Asymmetric(Blocks):
     def num_parameters(self) -> int:
         return 2
 
-    def quantize(self, x: Tensor) -> Quantized:
+    def quantize(self, x: Tensor) -> QuantizedMessage:
         rows = in_blocks(x, self.block)
         low, scales = self._ranges(x, rows)
         codes = rounded((rows - low).div_(scales), self).to(torch.uint8)
         codes = out_of_blocks(codes, x.shape[-1])
-        return Quantized(codes if self.bits == 8 else pack(codes), scales[..., 0], low[..., 0], x.shape[-1])
+        return QuantizedMessage(codes if self.bits == 8 else pack(codes), scales[..., 0], low[..., 0], x.shape[-1])
 
-    def dequantize(self, quantized: Quantized) -> Tensor:
+    def dequantize(self, quantized: QuantizedMessage) -> Tensor:
         assert quantized.zeros is not None
         numel = quantized.numel
         codes = quantized.codes.float() if self.bits == 8 else unpack(quantized.codes, numel)

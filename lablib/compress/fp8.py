@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lablib.compress.int8 import scaled, symmetric_scales
-from lablib.compress.quantized import Blocks, Quantized, in_blocks, out_of_blocks
+from lablib.compress.quantized import Blocks, QuantizedMessage, in_blocks, out_of_blocks
 from lablib.precision.formats import E4M3, E5M2, Format
 from lablib.precision.rounding import round_to
 from lablib.signature import OneOf
@@ -42,7 +42,7 @@ class Fp8(Blocks):
         assert self.format.dtype is not None
         return self.format.dtype
 
-    def quantize(self, x: Tensor) -> Quantized:
+    def quantize(self, x: Tensor) -> QuantizedMessage:
         rows = in_blocks(x, self.block)
         scales = symmetric_scales(x, rows, self.format.largest)
         shares = rows / scales
@@ -50,9 +50,9 @@ class Fp8(Blocks):
             shares = round_to(shares, self.format, rounding="stochastic", saturates=True, generator=self.generator)
         # By rounding, a quotient may exceed the largest number, which E4M3 would make a NaN.
         codes = shares.clamp_(-self.format.largest, self.format.largest).to(self.code_dtype)
-        return Quantized(out_of_blocks(codes, x.shape[-1]), scales[..., 0], None, x.shape[-1])
+        return QuantizedMessage(out_of_blocks(codes, x.shape[-1]), scales[..., 0], None, x.shape[-1])
 
-    def dequantize(self, quantized: Quantized) -> Tensor:
+    def dequantize(self, quantized: QuantizedMessage) -> Tensor:
         codes = quantized.codes
         values = torch.arange(256, dtype=torch.uint8, device=codes.device).view(self.code_dtype).float()
         numbers = values.index_select(0, codes.contiguous().view(torch.uint8).flatten().int())

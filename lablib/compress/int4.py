@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lablib.compress.int8 import scaled, symmetric_scales
-from lablib.compress.quantized import Blocks, Quantized, in_blocks, out_of_blocks, rounded
+from lablib.compress.quantized import Blocks, QuantizedMessage, in_blocks, out_of_blocks, rounded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +32,13 @@ class Int4(Blocks):
     def bits(self) -> int:
         return 4
 
-    def quantize(self, x: Tensor) -> Quantized:
+    def quantize(self, x: Tensor) -> QuantizedMessage:
         rows = in_blocks(x, self.block)
         scales = symmetric_scales(x, rows, 7)
         codes = rounded(rows / scales, self).to(torch.int8)
-        return Quantized(pack(out_of_blocks(codes, x.shape[-1])), scales[..., 0], None, x.shape[-1])
+        return QuantizedMessage(pack(out_of_blocks(codes, x.shape[-1])), scales[..., 0], None, x.shape[-1])
 
-    def dequantize(self, quantized: Quantized) -> Tensor:
+    def dequantize(self, quantized: QuantizedMessage) -> Tensor:
         return scaled(unpack(quantized.codes, quantized.numel), self.block, quantized.scales)
 
 

@@ -22,7 +22,7 @@ from lablib.compress.quantized import (
     MAX,
     TINY,
     Blocks,
-    Quantized,
+    QuantizedMessage,
     in_blocks,
     out_of_blocks,
     require_finite,
@@ -34,13 +34,13 @@ from lablib.compress.quantized import (
 class Int8(Blocks):
     """Bytes of -127 to 127; see `Blocks` for the settings."""
 
-    def quantize(self, x: Tensor) -> Quantized:
+    def quantize(self, x: Tensor) -> QuantizedMessage:
         rows = in_blocks(x, self.block)
         scales = symmetric_scales(x, rows, 127)
         codes = rounded(rows / scales, self).to(torch.int8)
-        return Quantized(out_of_blocks(codes, x.shape[-1]), scales[..., 0], None, x.shape[-1])
+        return QuantizedMessage(out_of_blocks(codes, x.shape[-1]), scales[..., 0], None, x.shape[-1])
 
-    def dequantize(self, quantized: Quantized) -> Tensor:
+    def dequantize(self, quantized: QuantizedMessage) -> Tensor:
         return scaled(quantized.codes.float(), self.block, quantized.scales)
 
 

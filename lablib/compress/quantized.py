@@ -33,7 +33,7 @@ TINY, MAX = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Quantized:
+class QuantizedMessage:
     """A quantized tensor.
 
     Attributes:
@@ -62,11 +62,11 @@ class Quantized:
 class Quantizer(Protocol):
     """A quantizer with its settings; one per file."""
 
-    def quantize(self, x: Tensor) -> Quantized:
+    def quantize(self, x: Tensor) -> QuantizedMessage:
         """`x` (..., P) in codes. Raises ValueError: not floating-point, or a NaN or an infinity in it."""
         ...
 
-    def dequantize(self, quantized: Quantized) -> Tensor:
+    def dequantize(self, quantized: QuantizedMessage) -> Tensor:
         """The numbers of the codes, float32 (..., P)."""
         ...
 
@@ -74,7 +74,7 @@ class Quantizer(Protocol):
         """Bytes of the message of a row of `numel` numbers."""
         ...
 
-    def from_message(self, message: Tensor, numel: int) -> Quantized:
+    def from_message(self, message: Tensor, numel: int) -> QuantizedMessage:
         """A quantized tensor from its message (..., bytes) and the numbers in a row."""
         ...
 
@@ -115,7 +115,7 @@ class Blocks:
         numel = whole_number("numel", numel, 0, example=1024)
         return -(-numel * self.bits // 8) + 4 * self.num_parameters * num_blocks(numel, self.block)
 
-    def from_message(self, message: Tensor, numel: int) -> Quantized:
+    def from_message(self, message: Tensor, numel: int) -> QuantizedMessage:
         """A quantized tensor from its message."""
         sizes = [4 * num_blocks(numel, self.block)] * self.num_parameters
         *parameters, codes = message.split([*sizes, message.shape[-1] - sum(sizes)], dim=-1)
@@ -123,7 +123,7 @@ class Blocks:
         # A copy: the bytes of a message may not be aligned for float32.
         copies = (part.clone(memory_format=torch.contiguous_format) for part in parameters)
         scales, *zeros = (part.flatten().view(torch.float32).view(shape) for part in copies)
-        return Quantized(codes.contiguous().view(self.code_dtype), scales, zeros[0] if zeros else None, numel)
+        return QuantizedMessage(codes.contiguous().view(self.code_dtype), scales, zeros[0] if zeros else None, numel)
 
 
 def num_blocks(numel: int, block: int) -> int:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lablib.compress.int8 import Int8
-from lablib.compress.quantized import Quantized, Quantizer
+from lablib.compress.quantized import QuantizedMessage, Quantizer
 from lablib.compress.stages import all_gather_bytes, staged
 from lablib.parallel.data.overlapped import Handle
 
@@ -65,7 +65,7 @@ def check_shards(full: Tensor, shard: Tensor, num_ranks: int) -> None:
         )
 
 
-def quantized_on(what: str, x: Tensor, quantizer: Quantizer, group: dist.ProcessGroup | None) -> Quantized:
+def quantized_on(what: str, x: Tensor, quantizer: Quantizer, group: dist.ProcessGroup | None) -> QuantizedMessage:
     """`x` quantized; an error names the tensor that was not finite, and its rank in the group."""
     try:
         return quantizer.quantize(x)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lablib.compress.int4 import Int4
-from lablib.compress.quantized import Quantized, Quantizer, in_blocks
+from lablib.compress.quantized import QuantizedMessage, Quantizer, in_blocks
 from lablib.precision.hadamard import hadamard_matrix, hadamard_transform
 from lablib.signature import NonNegativeInt, PowerOfTwo, check_fields, whole_number
 
@@ -44,14 +44,14 @@ class Rotated:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def quantize(self, x: Tensor) -> Quantized:
+    def quantize(self, x: Tensor) -> QuantizedMessage:
         rows = in_blocks(x, 1)[..., 0]  # float32, or an error
         missing = self._padded(x.shape[-1]) - x.shape[-1]
         padded = F.pad(rows, (0, missing)) if missing else rows
         quantized = self.quantizer.quantize(hadamard_transform(padded, self.size, self._signs()))
         return replace(quantized, numel=x.shape[-1])
 
-    def dequantize(self, quantized: Quantized) -> Tensor:
+    def dequantize(self, quantized: QuantizedMessage) -> Tensor:
         numel = quantized.numel
         rotated = self.quantizer.dequantize(replace(quantized, numel=self._padded(numel)))
         back = (hadamard_matrix(self.size) * self._signs()).to(rotated.device)  # H diag(signs)
@@ -60,7 +60,7 @@ class Rotated:
     def message_bytes(self, numel: int) -> int:
         return self.quantizer.message_bytes(self._padded(whole_number("numel", numel, 0, example=1024)))
 
-    def from_message(self, message: Tensor, numel: int) -> Quantized:
+    def from_message(self, message: Tensor, numel: int) -> QuantizedMessage:
         return replace(self.quantizer.from_message(message, self._padded(numel)), numel=numel)
 
     def _padded(self, numel: int) -> int:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from lablib.course.checks.check import Check
-from lablib.course.checks.result import Source
+from lablib.course.checks.result import ShownSource
 from lablib.signature import checked
 from lablib.text.messages import safe_repr
 
 
 @checked
-def show_source(function: Callable[..., Any] | type, after: Check | None = None) -> Source:
+def show_source(function: Callable[..., Any] | type, after: Check | None = None) -> ShownSource:
     """The source of a function or a class of lablib.
 
     `after`: check of the exercise that it solves: folded until that is passed. None: open.
@@ -28,6 +28,6 @@ def show_source(function: Callable[..., Any] | type, after: Check | None = None)
             f"show_source shows a function or a class written in Python: got {safe_repr(function)}"
         ) from None
     if after is None or after.is_passed:
-        return Source(f"The source of {name}", text, is_open=True)
+        return ShownSource(f"The source of {name}", text, is_open=True)
     title = f"{name}: a solution. Solve exercise {after.exercise.title!r} first; then open this and compare."
-    return Source(title, text, is_open=False)
+    return ShownSource(title, text, is_open=False)

@@ -71,7 +71,7 @@ from .shuffle_quality import shuffle_quality as shuffle_quality, uniform_quality
 from .stale_epoch import compare_epochs as compare_epochs, stale_epochs as stale_epochs
 from .resumable_sampler import ResumableSampler as ResumableSampler, merge_states as merge_states
 from .resumable_shards import (
-    Piece as Piece,
+    SampleRange as SampleRange,
     ShardProgress as ShardProgress,
     deal_pieces as deal_pieces,
     ShardReader as ShardReader,

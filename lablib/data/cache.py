@@ -25,7 +25,7 @@ from lablib.text.files import system_path
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CachedFile:
     """A file of the cache: its length, its sha256 in hexadecimal, and the origin of its bytes."""
 
     size_bytes: int
@@ -40,13 +40,13 @@ def cache_folder() -> Path:
     return user_folder("cache") / "corpora"
 
 
-def read_entry(folder: Path, key: str) -> Entry | None:
+def read_entry(folder: Path, key: str) -> CachedFile | None:
     """The entry of a whole file in the cache; None where there is none, or, with a warning, where it is damaged."""
     path, about = folder / f"{key}.bin", folder / f"{key}.json"
     if not (path.is_file() and about.is_file()):
         return None
     try:
-        entry = Entry(**json.loads(about.read_text("utf-8")))
+        entry = CachedFile(**json.loads(about.read_text("utf-8")))
         whole = path.stat().st_size == entry.size_bytes and sha256_of(path) == entry.sha256
     except (ValueError, TypeError):
         whole = False
@@ -56,7 +56,7 @@ def read_entry(folder: Path, key: str) -> Entry | None:
     return None
 
 
-def write_entry(folder: Path, key: str, chunks: Iterable[bytes], source: str) -> Entry:
+def write_entry(folder: Path, key: str, chunks: Iterable[bytes], source: str) -> CachedFile:
     """Write the chunks, in order, as the file `key` of the cache. An interrupted write leaves the old file."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def write_entry(folder: Path, key: str, chunks: Iterable[bytes], source: str) ->
             for chunk in chunks:
                 digest.update(chunk)
                 size_bytes += file.write(chunk)
-        entry = Entry(size_bytes, digest.hexdigest(), source)
+        entry = CachedFile(size_bytes, digest.hexdigest(), source)
         with replacing(folder / f"{key}.json") as file:
             file.write(json.dumps(asdict(entry), indent=1).encode())
     except (OSError, ValueError) as error:  # ValueError: a folder's name with a null byte

@@ -33,7 +33,7 @@ from lablib.text.files import system_path
 T = TypeVar("T")
 
 
-class Reading(Generic[T]):
+class CheckedReading(Generic[T]):
     """Records of shards, delivered one by one, and the losses so far. To be iterated once.
 
     Attributes:
@@ -71,7 +71,7 @@ def read_shards(
     manifest: Manifest,
     on_error: Literal["raise", "skip"] = "raise",
     decode: Callable[[Record], Any] | None = None,
-) -> Reading:
+) -> CheckedReading:
     """The records of all shards in order, each decoded.
 
     Arguments:
@@ -84,7 +84,7 @@ def read_shards(
     """
     if manifest.format not in FORMATS:
         raise unknown_name("format", manifest.format, list(FORMATS))
-    return Reading(_items(manifest, decode or (lambda record: record)), on_error == "raise")
+    return CheckedReading(_items(manifest, decode or (lambda record: record)), on_error == "raise")
 
 
 def _items(manifest: Manifest, decode: Callable[[Record], Any]) -> Iterator[Any]:

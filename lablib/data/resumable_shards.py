@@ -29,7 +29,7 @@ from lablib.text.units import plural
 _REMEDY = "give it as `state_dict` made it, or begin the epoch again."
 
 
-class Piece(NamedTuple):
+class SampleRange(NamedTuple):
     """The samples [start, stop) of a shard."""
 
     shard: int
@@ -61,15 +61,15 @@ class ShardProgress:
         before = starts.pop(place, place)  # an interval that ended here is one longer
         starts[place + 1] = min(before, starts.get(place + 1, place))  # unless the sample was used already
 
-    def left(self) -> list[Piece]:
+    def left(self) -> list[SampleRange]:
         """The pieces that are not used yet, in order."""
         pieces = []
         for shard, size in enumerate(self._sizes):
             edge = 0
             for start, stop in self._intervals(shard):
-                pieces.append(Piece(shard, edge, start))
+                pieces.append(SampleRange(shard, edge, start))
                 edge = stop
-            pieces.append(Piece(shard, edge, size))
+            pieces.append(SampleRange(shard, edge, size))
         return [piece for piece in pieces if piece.start < piece.stop]
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,8 +101,8 @@ class ShardProgress:
 
 @checked
 def deal_pieces(
-    pieces: Sequence[Piece], num_readers: Annotated[int, Range(ge=1, le=10**6)], seed: NonNegativeInt = 0
-) -> list[list[Piece]]:
+    pieces: Sequence[SampleRange], num_readers: Annotated[int, Range(ge=1, le=10**6)], seed: NonNegativeInt = 0
+) -> list[list[SampleRange]]:
     """The pieces of each reader: no sample lost, none twice, and as many samples each as pieces allow.
 
     Arguments:
@@ -118,9 +118,9 @@ def deal_pieces(
     while waiting and len(waiting) < num_readers and _size(waiting[0]) > 1:
         shard, start, stop = waiting.pop(0)
         middle = (start + stop) // 2
-        waiting += [Piece(shard, start, middle), Piece(shard, middle, stop)]
+        waiting += [SampleRange(shard, start, middle), SampleRange(shard, middle, stop)]
         waiting.sort(key=_size, reverse=True)
-    readers: list[list[Piece]] = [[] for _ in range(num_readers)]
+    readers: list[list[SampleRange]] = [[] for _ in range(num_readers)]
     for piece in waiting:
         min(readers, key=lambda mine: sum(map(_size, mine))).append(piece)
     return readers
@@ -140,7 +140,7 @@ class ShardReader(IterableDataset[tuple[int, int, Any]]):
     def __init__(
         self,
         read: Callable[[int, int, int], Iterable[Any]],
-        pieces: Sequence[Piece],
+        pieces: Sequence[SampleRange],
         rank: int = 0,
         world_size: Count = 1,
         seed: NonNegativeInt = 0,
@@ -177,7 +177,7 @@ def _check_state(state: Mapping[str, Any]) -> None:
                 )
 
 
-def _size(piece: Piece) -> int:
+def _size(piece: SampleRange) -> int:
     return piece.stop - piece.start
 
 

@@ -38,7 +38,7 @@ class Matched:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankPart:
     """One rank's part in a communication.
 
     Attributes:
@@ -78,7 +78,7 @@ class Transferred:
     number: int
     group: str
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[RankPart, ...]
     ranks: tuple[int, ...]
     cost: CollectiveCost
     size_bytes: float

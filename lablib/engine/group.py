@@ -42,7 +42,7 @@ from lablib.cost.network import GroupNetwork
 from lablib.cost.routes import Route
 from lablib.engine.communication import ANY_SOURCE, Communication, Joined, Meeting, Message
 from lablib.engine.conditions import Conditions
-from lablib.engine.events import AllJoined, Events, Hung, Matched, Part, Transferred
+from lablib.engine.events import AllJoined, Events, Hung, Matched, RankPart, Transferred
 from lablib.engine.network import Flow, Network
 from lablib.engine.rank_clock import RankClock
 from lablib.engine.scheduler import Scheduler
@@ -201,7 +201,7 @@ class Group:
             return
         stream = f"comm:{self.label}"
         parts = [
-            Part(j.rank, stream, meeting.name, j.phase, j.source, j.issue_s, place)
+            RankPart(j.rank, stream, meeting.name, j.phase, j.source, j.issue_s, place)
             for place, j in zip(self._simulated, done.arrived, strict=True)
         ]
         self._tell(
@@ -212,7 +212,7 @@ class Group:
     def _tell(
         self,
         name: str,
-        parts: Sequence[Part],
+        parts: Sequence[RankPart],
         ranks: tuple[int, ...],
         cost: CollectiveCost,
         size_bytes: float,
@@ -324,7 +324,7 @@ class Group:
             self._hung.append(Hung(self.label, "send", pair, joined, start_s))
             return
         parts = [
-            Part(m.clock.rank, f"comm:{self.label}:{m.kind}", name, m.phase, m.source, m.issue_s, place)
+            RankPart(m.clock.rank, f"comm:{self.label}:{m.kind}", name, m.phase, m.source, m.issue_s, place)
             for place, (m, name) in enumerate(((send, f"send to {pair[1]}"), (receive, f"recv from {pair[0]}")))
         ]
         cost = CollectiveCost("direct", end_s - start_s, (float(send.size_bytes), 0.0))

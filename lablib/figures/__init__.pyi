@@ -28,7 +28,7 @@ from .lines import (
 )
 from .plans.batch_splits import figure_batch_splits as figure_batch_splits
 from .plans.tensor_times import figure_tensor_times as figure_tensor_times
-from .plans.topology import Edge as Edge, Node as Node, figure_topology as figure_topology
+from .plans.topology import DrawnLink as DrawnLink, Node as Node, figure_topology as figure_topology
 from .plans.networks import figure_network as figure_network
 from .describe import describe as describe, table as table
 from .show import show as show, with_drawn_figures as with_drawn_figures

@@ -106,7 +106,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class ReferenceLine:
     """A reference line across a panel, at one value of x or of y; `look` has further properties of its label."""
 
     x: float | None = None
@@ -124,7 +124,7 @@ class Panel:
     x: Axis
     y: Axis
     marks: Sequence[Mark]
-    rules: Sequence[Rule] = ()
+    rules: Sequence[ReferenceLine] = ()
     title: str = ""
 
 
@@ -254,7 +254,9 @@ def _scaled(value: Any, unit: Unit) -> Any:
     return value / unit.scale if isinstance(value, Real) and unit.scale != 1.0 else value
 
 
-def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, units: Mapping[str, Unit], where: dict[str, Any]) -> None:
+def _add_rule(
+    figure: go.Figure, rule: ReferenceLine, panel: Panel, units: Mapping[str, Unit], where: dict[str, Any]
+) -> None:
     look: dict[str, Any] = {"line": {"color": style.FAINT_INK, "dash": "dash", "width": 1.5} | dict(rule.line), **where}
     label: dict[str, Any] = {"text": rule.text, "font": {"size": 12, "color": style.FAINT_INK}}
     label |= {"bgcolor": "rgba(255,255,255,0.85)", **rule.look}

@@ -7,7 +7,7 @@ from math import log2
 
 import plotly.graph_objects as go
 
-from lablib.figures.chart import PLOT_PIXELS, Axis, Mark, Panel, Rule, chart, check_lengths, line
+from lablib.figures.chart import PLOT_PIXELS, Axis, Mark, Panel, ReferenceLine, chart, check_lengths, line
 from lablib.figures.style import FAINT_INK
 from lablib.signature import checked
 from lablib.text.units import format_quantity, plural, unit_for
@@ -27,7 +27,7 @@ def figure_lines(
     log_x: bool = False,
     log_y: bool = False,
     summary: str = "",
-    rules: Sequence[Rule] = (),
+    rules: Sequence[ReferenceLine] = (),
 ) -> go.Figure:
     """One line per series over common `x`.
 
@@ -76,7 +76,7 @@ def figure_collective_cost(
     marks = [line(index, name, sizes_bytes, seconds) for index, (name, seconds) in enumerate(curves.items())]
     # Labels step down, so that neighbours do not collide.
     rules = [
-        Rule(
+        ReferenceLine(
             x=size,
             text=f"{name} at {format_quantity(size, 'B')}",
             line={"dash": "dot"},
@@ -183,8 +183,8 @@ def figure_when_compression_pays(
         bandwidth_bytes_per_s: a bandwidth to mark.
         summary: one sentence; "": the ends of each line.
     """
-    rules = [Rule(y=1.0, text="no gain")]
+    rules = [ReferenceLine(y=1.0, text="no gain")]
     if bandwidth_bytes_per_s is not None:
-        rules.append(Rule(x=bandwidth_bytes_per_s, line={"dash": "dot"}))
+        rules.append(ReferenceLine(x=bandwidth_bytes_per_s, line={"dash": "dot"}))
     labels, title = ("bandwidth", "speedup", "B/s", "times"), title or "When compression pays"
     return figure_lines(bandwidths, speedups, *labels, title=title, log_x=True, summary=summary, rules=rules)

@@ -39,7 +39,7 @@ _STARTS = re.compile(r"^\s+(?:\w+ = )?(cpp_fused\w*|triton_\w+\.run|extern_kerne
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class CompilerTime:
     """One way to run the function.
 
     Attributes:
@@ -85,7 +85,7 @@ def compare(
     ways: Sequence[Annotated[str, OneOf(WAYS)]] = WAYS,
     repeats: Count = 5,
     jax_fn: Callable[..., Any] | None = None,
-) -> tuple[Compared, ...]:
+) -> tuple[CompilerTime, ...]:
     """`fn(*args)` in each way; ways that this machine lacks are skipped, with the reason.
 
     Arguments:
@@ -96,7 +96,7 @@ def compare(
     return tuple(_tried(way, fn, args, repeats, jax_fn) for way in ways)
 
 
-def _tried(way: str, fn: Callable, args: tuple, repeats: int, jax_fn: Callable | None) -> Compared:
+def _tried(way: str, fn: Callable, args: tuple, repeats: int, jax_fn: Callable | None) -> CompilerTime:
     try:
         with fresh():
             run = _call(way, fn, args, jax_fn)
@@ -108,8 +108,8 @@ def _tried(way: str, fn: Callable, args: tuple, repeats: int, jax_fn: Callable |
         # Only now: counting inductor's kernels compiles, and would shorten the first call.
         kernels = _kernels(way, fn, args)
     except (NoCppCompiler, _CannotTry) as error:
-        return Compared(way, skipped=str(error))
-    return Compared(way, kernels, took[0], median(took[1:]), value)
+        return CompilerTime(way, skipped=str(error))
+    return CompilerTime(way, kernels, took[0], median(took[1:]), value)
 
 
 class _CannotTry(Exception):

@@ -36,15 +36,15 @@ from lablib.kernels.tile_choice import attention_tiles
 from lablib.signature import checked
 
 
-class Passes(NamedTuple):
+class KernelPasses(NamedTuple):
     """forward(q, k, v, plan, scale) -> o, lse; backward(do, q, k, v, o, lse, plan, scale) -> dq, dk, dv."""
 
     forward: Callable[..., tuple[Tensor, Tensor]]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
 
 
-TRITON = Passes(triton_forward, triton_backward)
-TILED = Passes(tiled_forward, tiled_backward)
+TRITON = KernelPasses(triton_forward, triton_backward)
+TILED = KernelPasses(tiled_forward, tiled_backward)
 
 
 @checked
@@ -55,7 +55,7 @@ def flash_attention(
     is_causal: bool = False,
     scale: float | None = None,
     tiles: AttentionTiles | None = None,
-    passes: Passes = TRITON,
+    passes: KernelPasses = TRITON,
 ) -> Float[Tensor, "B H T K"]:
     """softmax(scale q k^T) v for a batch of equal lengths.
 
@@ -92,7 +92,7 @@ def flash_attention_varlen(
     is_causal: bool = False,
     scale: float | None = None,
     tiles: AttentionTiles | None = None,
-    passes: Passes = TRITON,
+    passes: KernelPasses = TRITON,
 ) -> Float[Tensor, "T H K"]:
     """The same for concatenated documents, which do not see each other.
 
@@ -119,7 +119,9 @@ class FlashAttention(torch.autograd.Function):
     """Keeps q, k, v, o and the log-sum-exp; double backward is not supported."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float, by: Passes) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float, by: KernelPasses
+    ) -> Tensor:
         o, lse = by.forward(q, k, v, plan, scale)
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.call = plan, scale, by
@@ -132,7 +134,7 @@ class FlashAttention(torch.autograd.Function):
         return *by.backward(gradients[0], *ctx.saved_tensors, plan.for_backward(), scale), None, None, None
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float | None, by: Passes) -> Tensor:
+def _attend(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float | None, by: KernelPasses) -> Tensor:
     _check(q, k, v)
     return FlashAttention.apply(q, k, v, plan, 1 / math.sqrt(q.shape[-1]) if scale is None else scale, by)
 

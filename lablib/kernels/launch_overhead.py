@@ -41,7 +41,7 @@ GRAPH_GAP_S = 1.3e-6  # between two kernels of a CUDA graph on an H100, by the b
 
 
 @dataclass(frozen=True, slots=True)
-class StepTime:
+class LaunchedStep:
     """Seconds of a step, and of the device's kernels in it."""
 
     step_s: float
@@ -54,7 +54,7 @@ class StepTime:
 
 
 @checked
-def one_by_one(kernels_s: Sequence[NonNegative], launch_s: NonNegative, gap_s: NonNegative = 0.0) -> StepTime:
+def one_by_one(kernels_s: Sequence[NonNegative], launch_s: NonNegative, gap_s: NonNegative = 0.0) -> LaunchedStep:
     """Each kernel launched by the host, the queue in between.
 
     Arguments:
@@ -65,7 +65,7 @@ def one_by_one(kernels_s: Sequence[NonNegative], launch_s: NonNegative, gap_s: N
     end_s = -gap_s
     for index, kernel_s in enumerate(kernels_s):
         end_s = max(end_s + gap_s, (index + 1) * launch_s) + kernel_s
-    return StepTime(max(end_s, 0.0), float(sum(kernels_s)))
+    return LaunchedStep(max(end_s, 0.0), float(sum(kernels_s)))
 
 
 @checked
@@ -77,14 +77,18 @@ def one_by_one_closed_form(
 
 
 @checked
-def cuda_graph(kernels_s: Sequence[NonNegative], launch_s: NonNegative, gap_s: NonNegative = GRAPH_GAP_S) -> StepTime:
+def cuda_graph(
+    kernels_s: Sequence[NonNegative], launch_s: NonNegative, gap_s: NonNegative = GRAPH_GAP_S
+) -> LaunchedStep:
     """All kernels by one launch of the host."""
     busy_s = float(sum(kernels_s))
-    return StepTime(launch_s + busy_s + max(0, len(kernels_s) - 1) * gap_s, busy_s)
+    return LaunchedStep(launch_s + busy_s + max(0, len(kernels_s) - 1) * gap_s, busy_s)
 
 
 @checked
-def mega_kernel(kernels_s: Sequence[NonNegative], launch_s: NonNegative, tail_share: FractionBelow1 = 0.0) -> StepTime:
+def mega_kernel(
+    kernels_s: Sequence[NonNegative], launch_s: NonNegative, tail_share: FractionBelow1 = 0.0
+) -> LaunchedStep:
     """All kernels as parts of one: no gaps, and only the last tail.
 
     Arguments:
@@ -93,7 +97,7 @@ def mega_kernel(kernels_s: Sequence[NonNegative], launch_s: NonNegative, tail_sh
     """
     last_s = kernels_s[-1] if kernels_s else 0.0
     busy_s = sum(kernels_s) * (1 - tail_share) + tail_share * last_s
-    return StepTime(launch_s + busy_s, busy_s)
+    return LaunchedStep(launch_s + busy_s, busy_s)
 
 
 @checked

@@ -34,7 +34,7 @@ from lablib.signature import checked
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
+class CompileRecord:
     """One compilation, or the end of them.
 
     Attributes:
@@ -55,19 +55,19 @@ class Compiled:
 @checked
 def find_recompiles(
     fn: Callable[..., Any], calls: Sequence[tuple], dynamic: bool | None = None, backend: str | Callable = "eager"
-) -> tuple[Compiled, ...]:
+) -> tuple[CompileRecord, ...]:
     """Compilations while `fn` is called with each tuple of arguments. Drops earlier compilations.
 
     Arguments:
         dynamic: as of torch.compile.
         backend: as of torch.compile; "eager" needs no C++ compiler, and guards are the same.
     """
-    found: list[Compiled] = []
+    found: list[CompileRecord] = []
     with fresh():
         compiled = torch.compile(fn, dynamic=dynamic, backend=backend)
         for index, args in enumerate(calls):
             compiled(*args)
             for one in compilations()[len(found) :]:
                 reason, given_up = one.reason.partition(": ")[2], one.given_up.partition("\n")[0]
-                found.append(Compiled(index, one.function, one.guards, reason, given_up))
+                found.append(CompileRecord(index, one.function, one.guards, reason, given_up))
     return tuple(found)

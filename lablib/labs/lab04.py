@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from lablib.batches.large_batch import linear_rate, square_root_rate
 from lablib.batches.noise_scale import StepsLaw
 from lablib.batches.packing import Packing
-from lablib.figures.chart import PLOT_PIXELS, Axis, Mark, Panel, Positions, Rule, bars, chart, line, points
+from lablib.figures.chart import PLOT_PIXELS, Axis, Mark, Panel, Positions, ReferenceLine, bars, chart, line, points
 from lablib.figures.style import LOOKS, series_look
 from lablib.signature import NonEmpty, checked
 from lablib.text.units import format_quantity, plural
@@ -127,9 +127,9 @@ def figure_steps_law(steps: Mapping[int, Sequence[float]], law: StepsLaw, seq_le
     ]
     upright = {"y": 0, "yanchor": "bottom", "xanchor": "right", "textangle": -90, "xshift": -4}
     rules = [
-        Rule(x=law.min_steps, text="fewest steps", line={"dash": "dot"}, look=upright),
+        ReferenceLine(x=law.min_steps, text="fewest steps", line={"dash": "dot"}, look=upright),
         # Below the line, as the law is above it.
-        Rule(y=min_tokens, text="fewest tokens", place="bottom right", line={"dash": "dot"}),
+        ReferenceLine(y=min_tokens, text="fewest tokens", place="bottom right", line={"dash": "dot"}),
     ]
     xs, ys = [law.min_steps, *(v for _, v in runs)], [min_tokens, *(v * s * seq_len for s, v in runs)]
     panel = Panel(

@@ -7,11 +7,22 @@ from typing import Annotated
 
 import plotly.graph_objects as go
 
-from lablib.figures.chart import PLOT_PIXELS, Axis, Panel, Positions, Rule, Series, chart, check_lengths, line, points
+from lablib.figures.chart import (
+    PLOT_PIXELS,
+    Axis,
+    Panel,
+    Positions,
+    ReferenceLine,
+    Series,
+    chart,
+    check_lengths,
+    line,
+    points,
+)
 from lablib.figures.lines import figure_lines
 from lablib.figures.style import FAINT_INK, INK, series_look
 from lablib.signature import NonEmpty, checked
-from lablib.studies.optimizers import Difference, Result
+from lablib.studies.optimizers import Difference, OptimizerResult
 from lablib.text.units import plural
 
 # --- One update: `lablib.optim.effects` gives the arguments, in order ---
@@ -134,7 +145,7 @@ def figure_differences(differences: Mapping[str, Difference], reference: str) ->
     small = {"symbol": "line-ns", "size": 9, "color": FAINT_INK, "line": {"width": 1.5, "color": FAINT_INK}}
     marks.append(points(0, "a seed", nats, [name for name in names for _ in differences[name].each], (), **small))
     rows = {"categoryorder": "array", "categoryarray": names[::-1], "range": [-0.6, len(names) - 0.4]}
-    rule = Rule(x=0.0, line={"color": INK, "width": 1, "dash": "solid"})
+    rule = ReferenceLine(x=0.0, line={"color": INK, "width": 1, "dash": "solid"})
     across = Axis(f"loss less {reference}'s", "nats a byte; left is better")
     panel = Panel(across, Axis("optimizer", "name", look=rows | {"showgrid": False}), marks, [rule])
     for name, one in differences.items():
@@ -151,7 +162,7 @@ def figure_differences(differences: Mapping[str, Difference], reference: str) ->
 
 
 @checked
-def figure_loss_curves(results: Mapping[str, Result]) -> go.Figure:
+def figure_loss_curves(results: Mapping[str, OptimizerResult]) -> go.Figure:
     """Held-out loss against time (tokens times the length of a step over AdamW's), one line for each optimizer.
 
     The first two looks are left out: the untrained model's loss would flatten the others.
@@ -172,7 +183,7 @@ def figure_loss_curves(results: Mapping[str, Result]) -> go.Figure:
 
 
 @checked
-def figure_loss_and_bytes(results: Mapping[str, Result]) -> go.Figure:
+def figure_loss_and_bytes(results: Mapping[str, OptimizerResult]) -> go.Figure:
     """Final loss, every seed of it, against the bytes per parameter that a step needs: left and down is better."""
     sizes = {name: result.needed_bytes_per_parameter for name, result in results.items()}
     marks = []

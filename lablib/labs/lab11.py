@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from lablib.figures.chart import PLOT_PIXELS, Axis, Panel, Rule, chart, line, points
+from lablib.figures.chart import PLOT_PIXELS, Axis, Panel, ReferenceLine, chart, line, points
 from lablib.signature import checked
 from lablib.studies.compression import CompressedRun
 from lablib.text.units import format_quantity
@@ -61,8 +61,8 @@ def _ends(runs: Sequence[CompressedRun]) -> tuple[list[float], list[float]]:
     return [min(run.losses.values()) for run in runs], [max(run.losses.values()) for run in runs]
 
 
-def _uncompressed(runs: Runs) -> list[Rule]:
-    return [Rule(y=runs["none"].loss, line={"width": 1, "dash": "dot"})] if "none" in runs else []
+def _uncompressed(runs: Runs) -> list[ReferenceLine]:
+    return [ReferenceLine(y=runs["none"].loss, line={"width": 1, "dash": "dot"})] if "none" in runs else []
 
 
 def _columns(runs: Runs) -> dict[str, Sequence[object]]:

@@ -9,7 +9,19 @@ from typing import Annotated, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from lablib.figures.chart import ROWS, Axis, Mark, Panel, Rule, Series, bars, chart, check_lengths, line, points
+from lablib.figures.chart import (
+    ROWS,
+    Axis,
+    Mark,
+    Panel,
+    ReferenceLine,
+    Series,
+    bars,
+    chart,
+    check_lengths,
+    line,
+    points,
+)
 from lablib.figures.lines import figure_lines
 from lablib.figures.style import COMPUTE, FAINT_INK, LOOKS, Look, series_look
 from lablib.plan.prediction import Prediction
@@ -114,7 +126,11 @@ def figure_context_times(seq_lens: Annotated[Sequence[int], NonEmpty()], efficie
         parts.append(f"{length:,} tokens {best}, {efficiencies[best][index]:.0%}")
     sentence = f"Nearest to a fair share: {'; '.join(parts)}."
     labels = ("sequence length", "efficiency", "tokens", "of a fair share")
-    options = {"log_x": True, "summary": sentence, "rules": [Rule(y=1.0, text="fair share", place="bottom right")]}
+    options = {
+        "log_x": True,
+        "summary": sentence,
+        "rules": [ReferenceLine(y=1.0, text="fair share", place="bottom right")],
+    }
     return figure_lines(seq_lens, efficiencies, *labels, title=title, **options).update_yaxes(rangemode="tozero")
 
 
@@ -208,7 +224,7 @@ def figure_rank_loads(
     named = {rank: str(rank) for rank in range(num_ranks)}
     ends = (-0.5, 1.08 * num_ranks - 0.5)  # room for "mean"
     across = Axis("rank", "number", ticks=named, span=ends, look={"showgrid": False})
-    panel = Panel(across, Axis("load", "tokens", from_zero=True), marks, [Rule(y=mean, text="mean")])
+    panel = Panel(across, Axis("load", "tokens", from_zero=True), marks, [ReferenceLine(y=mean, text="mean")])
     sentence = f"The busiest of {plural(num_ranks, 'ranks')} over the mean: {'; '.join(busiest)}."
     columns = {"rank": list(range(num_ranks))} | {f"{name} (tokens)": list(row) for name, row in loads.items()}
     return chart(title, panel, sentence, columns, barmode="overlay")

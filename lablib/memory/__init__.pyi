@@ -33,7 +33,7 @@ from .activation_compression import (
 )
 from .offload import naive_offload as naive_offload, offload as offload, exposed_s as exposed_s
 from .ways_to_fit import (
-    LayerCost as LayerCost,
+    LayerWork as LayerWork,
     Way as Way,
     price_layers as price_layers,
     layer_costs as layer_costs,

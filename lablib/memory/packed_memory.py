@@ -29,7 +29,7 @@ from lablib.torch_compat import storage_id, version
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Packed:
+class PackedTensor:
     """The record of one saved tensor: the packed memory, which others may share, and the shape of its view."""
 
     memory: Any
@@ -57,13 +57,13 @@ def packed_memory(
     owned = {storage_id(parameter.untyped_storage()) for parameter in parameters}
     known: dict[tuple, tuple[weakref.ref, weakref.ref]] = {}
 
-    def pack_tensor(tensor: Tensor) -> Tensor | Packed:
+    def pack_tensor(tensor: Tensor) -> Tensor | PackedTensor:
         storage = tensor.untyped_storage()
         if storage_id(storage) in owned or not tensor.is_floating_point() or tensor.numel() < min_numel:
             return tensor
         if not is_dense(tensor):
             tensor = tensor.contiguous()
-            return Packed(pack(tensor.flatten()), tensor.shape, tensor.stride())
+            return PackedTensor(pack(tensor.flatten()), tensor.shape, tensor.stride())
         key = (storage_id(storage), tensor.storage_offset(), tensor.numel(), tensor.dtype, version(tensor))
         of_storage, of_memory = known.get(key, (None, None))
         memory = of_memory() if of_memory is not None else None
@@ -71,9 +71,9 @@ def packed_memory(
         if memory is None or of_storage is None or of_storage() is not storage:
             memory = pack(tensor.detach().as_strided((tensor.numel(),), (1,)))
             known[key] = weakref.ref(storage), weakref.ref(memory)
-        return Packed(memory, tensor.shape, tensor.stride())
+        return PackedTensor(memory, tensor.shape, tensor.stride())
 
-    def unpack_tensor(kept: Tensor | Packed) -> Tensor:
+    def unpack_tensor(kept: Tensor | PackedTensor) -> Tensor:
         if isinstance(kept, Tensor):
             return kept
         return unpack(kept.memory).as_strided(kept.shape, kept.stride)

@@ -21,7 +21,7 @@ full square's (causal), and its backward computes the scores again.
 
 from typing import NamedTuple
 
-from lablib.memory.step_trace import Kind, Step, Trace, TracedAllocation, line_of
+from lablib.memory.step_trace import StepOptions, StepTrace, Trace, TracedAllocation, line_of
 from lablib.models.transformer import Transformer
 
 _GPT, _STEP = "models/gpt.py", "memory/training_step.py"
@@ -53,7 +53,7 @@ def is_plain(model: Transformer) -> bool:
 class StepScript:
     """One step of the model. `run()` records it; the methods are its parts, in the order of the program."""
 
-    def __init__(self, model: Transformer, seq_len: int, kind: Kind):
+    def __init__(self, model: Transformer, seq_len: int, kind: StepOptions):
         self.model, self.seq_len, self.kind = model, seq_len, kind
         self.trace, self.is_later = Trace(), False
         self.gradients: list[TracedAllocation] = []
@@ -96,7 +96,7 @@ class StepScript:
 
     # ---- the step ----
 
-    def run(self) -> Step:
+    def run(self) -> StepTrace:
         self._start()
         for number in range(self.kind.num_microbatches):
             self.is_later = number > 0

@@ -28,7 +28,7 @@ from lablib.record.allocations import CATEGORIES
 _LABLIB = Path(__file__).parents[1]
 
 
-class Kind(NamedTuple):
+class StepOptions(NamedTuple):
     """Choices of a step besides model and micro-batch: precision, optimizer, recomputation.
 
     Attributes:
@@ -113,14 +113,14 @@ class Trace:
             held[0] -= block.fixed
             held[1] -= block.per_sequence
 
-    def finish(self) -> "Step":
+    def finish(self) -> "StepTrace":
         """The list as arrays."""
         highest = np.array(self._highest, np.int64).reshape(len(self.ops), len(CATEGORIES), 2)
-        return Step(tuple(self.ops), highest[..., 0], highest[..., 1], np.array(self._work, np.float64))
+        return StepTrace(tuple(self.ops), highest[..., 0], highest[..., 1], np.array(self._work, np.float64))
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class StepTrace:
     """A trace as arrays, one row per operator.
 
     Attributes:

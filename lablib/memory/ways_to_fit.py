@@ -58,7 +58,7 @@ GROUP = 256  # numbers that share a scale, in 8 bits
 
 
 @dataclass(frozen=True, slots=True)
-class LayerCost:
+class LayerWork:
     """One layer and one micro-batch: seconds, FLOPs, and bytes kept for backward.
 
     Attributes:
@@ -87,8 +87,8 @@ class PricedLayer:
     """A layer on a device: its cost for a batch and for half of it; `number_bytes` is the size of one number."""
 
     device: Device
-    whole: LayerCost
-    half: LayerCost
+    whole: LayerWork
+    half: LayerWork
     number_bytes: int
 
 
@@ -117,7 +117,7 @@ def price_layers(layer: nn.Module, x: Tensor, devices: Sequence[Device]) -> list
 
 
 @checked
-def layer_costs(layer: nn.Module, x: Tensor, devices: Sequence[Device]) -> list[LayerCost]:
+def layer_costs(layer: nn.Module, x: Tensor, devices: Sequence[Device]) -> list[LayerWork]:
     """Costs of a layer on each of the devices; layer and x as for `price_layers`, the batch of any size."""
     if not x.is_meta:
         raise ValueError(f'shapes are priced, not values: got x on {x.device}; make layer and x on device="meta".')
@@ -158,7 +158,7 @@ def ways_to_fit(priced: PricedLayer, num_layers: int, host_link: Link) -> list[W
     return ways
 
 
-def _offloaded(cost: LayerCost, n: int, plain_s: float, flops: float, link: Link) -> Sequence[Way]:
+def _offloaded(cost: LayerWork, n: int, plain_s: float, flops: float, link: Link) -> Sequence[Way]:
     """Copies of one layer overlap with the computation of the next."""
 
     def copy_s(size_bytes: float) -> float:
@@ -211,7 +211,7 @@ def _record(layer: nn.Module, x: Tensor, devices: Sequence[Device]) -> Sequence[
     return recorder.operators
 
 
-def _layer_cost(recorded: Sequence[_Operator], number: int, sizes: dict[str, int]) -> LayerCost:
+def _layer_cost(recorded: Sequence[_Operator], number: int, sizes: dict[str, int]) -> LayerWork:
     """The sums for one of the devices."""
 
     def total(operators: Sequence[_Operator]) -> tuple[float, float]:
@@ -224,7 +224,7 @@ def _layer_cost(recorded: Sequence[_Operator], number: int, sizes: dict[str, int
     full_s, full_flops = total(recorded)
     # A selective checkpoint runs the same operators again except for the products.
     selective_s, _ = total([one for one in recorded if one.part is not _Part.AGAIN or not one.is_product])
-    return LayerCost(
+    return LayerWork(
         forward_s=forward_s,
         backward_s=step_s - forward_s,
         again_s=full_s - step_s,

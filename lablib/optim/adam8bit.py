@@ -25,7 +25,7 @@ from torch.optim.optimizer import ParamsT
 
 from lablib.optim.adamw import AdamW
 from lablib.optim.base import Betas, Settings, State, split
-from lablib.optim.blockwise import Blocks, blocks, dequantize, num_blocks, quantize
+from lablib.optim.blockwise import BlockCoding, blocks, dequantize, num_blocks, quantize
 from lablib.signature import Count, NonNegative, NonNegativeInt, checked
 
 
@@ -94,7 +94,7 @@ def bytes_of_means(numel: int, group: Settings) -> int:
 
 
 def update_means_8bit(
-    grad: Tensor, state: State, group: Settings, signed: Blocks, unsigned: Blocks
+    grad: Tensor, state: State, group: Settings, signed: BlockCoding, unsigned: BlockCoding
 ) -> tuple[Tensor, Tensor, float]:
     """Count the step, update both means; returns m, sqrt(v^) + eps (new, at least in float32), 1 - beta1^t."""
     beta1, beta2 = group["betas"]

@@ -46,7 +46,7 @@ def codebook(is_signed: bool) -> Float[Tensor, "256"]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Blocks:
+class BlockCoding:
     """Settings of blocks and codes.
 
     Attributes:
@@ -61,15 +61,15 @@ class Blocks:
 
 
 @checked
-def blocks(is_signed: bool, size: Count, device: torch.device | None = None) -> Blocks:
+def blocks(is_signed: bool, size: Count, device: torch.device | None = None) -> BlockCoding:
     """Blocks of `size` numbers with the values of `codebook`."""
     values = codebook(is_signed).to(device)
     halves = torch.arange(1 << 16, dtype=torch.int32, device=device).to(torch.int16).view(torch.float16)
     nearest = torch.bucketize(halves.float(), (values[:-1] + values[1:]) / 2, out_int32=True)
-    return Blocks(values, nearest.to(torch.uint8), size)
+    return BlockCoding(values, nearest.to(torch.uint8), size)
 
 
-def quantize(x: Float[Tensor, "..."], how: Blocks) -> tuple[UInt8[Tensor, "..."], Float32[Tensor, " blocks"]]:
+def quantize(x: Float[Tensor, "..."], how: BlockCoding) -> tuple[UInt8[Tensor, "..."], Float32[Tensor, " blocks"]]:
     """Codes in the shape of x, and a scale for each block. A block with a NaN or an infinity dequantizes to NaN."""
     flat = x.flatten().float()
     if padding := -len(flat) % how.size:
@@ -81,7 +81,9 @@ def quantize(x: Float[Tensor, "..."], how: Blocks) -> tuple[UInt8[Tensor, "..."]
     return (codes[: x.numel()].clone() if padding else codes).view(x.shape), scales  # a slice would keep the padding
 
 
-def dequantize(codes: UInt8[Tensor, "..."], scales: Float32[Tensor, " blocks"], how: Blocks) -> Float32[Tensor, "..."]:
+def dequantize(
+    codes: UInt8[Tensor, "..."], scales: Float32[Tensor, " blocks"], how: BlockCoding
+) -> Float32[Tensor, "..."]:
     """The numbers of codes and scales."""
     flat = how.values.index_select(0, codes.flatten().int())
     whole = len(flat) // how.size * how.size

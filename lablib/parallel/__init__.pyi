@@ -19,7 +19,7 @@ from .zero.shards import (
     AllGather as AllGather,
     FlatLayout as FlatLayout,
     FlatUnit as FlatUnit,
-    Piece as Piece,
+    ShardPiece as ShardPiece,
     ReduceScatter as ReduceScatter,
     all_gather_shards as all_gather_shards,
     reduce_scatter_average as reduce_scatter_average,
@@ -169,12 +169,12 @@ from .context.order import (
     visible_pairs as visible_pairs,
     zigzag_order as zigzag_order,
 )
-from .context.blocks import Block as Block, blocks_of as blocks_of
+from .context.blocks import AttentionBlock as AttentionBlock, blocks_of as blocks_of
 from .context.merge import (
     FUSED as FUSED,
     PRODUCTS as PRODUCTS,
     PartialAttention as PartialAttention,
-    Passes as Passes,
+    BlockPasses as BlockPasses,
     attention_in_blocks as attention_in_blocks,
     merge_attention as merge_attention,
 )
@@ -193,7 +193,7 @@ from .context.ulysses_and_ring import (
 from .context.model import ContextParallel as ContextParallel, check_context as check_context
 from .mesh.mesh import Mesh as Mesh
 from .mesh.check import Combination as Combination
-from .mesh.part import Part as Part
+from .mesh.part import ModelPart as ModelPart
 from .mesh.optimizer import CombinedOptimizer as CombinedOptimizer
 from .mesh.step import CombinedStep as CombinedStep, Stepped as Stepped
 from .context.bytes import (
@@ -242,7 +242,7 @@ from .experts.layer import (
     with_experts as with_experts,
 )
 from .experts.exchange import (
-    Exchange as Exchange,
+    RowExchange as RowExchange,
     check_experts as check_experts,
     exchange_counts as exchange_counts,
     from_experts as from_experts,

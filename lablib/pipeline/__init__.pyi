@@ -1,6 +1,6 @@
 # ruff: noqa: I001  (in reading order)
 from .plan import Action as Action, Kind as Kind, Plan as Plan
-from .rules import Finding as Finding, Rule as Rule
+from .rules import Finding as Finding, PlanRule as PlanRule
 from .validate import Report as Report, check as check, peak_in_flight as peak_in_flight, validate as validate
 from .messages import (
     CommunicationPlan as CommunicationPlan,

@@ -25,7 +25,7 @@ Event = Computed | PipelineMessage  # a computed result, or a posted end of a me
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class BlockedStep:
     """Rank `rank` waits at its step `index`, which is `step`, for rank `on_rank`; `reason` is the text.
 
     `index` counts from 0; messages count steps from 1.
@@ -41,7 +41,7 @@ class Wait:
         return f"rank {self.rank} waits at step {self.index + 1}, {self.step}, {self.reason}"
 
 
-def find_deadlock(plan: Plan | CommunicationPlan, blocking_sends: bool = True) -> tuple[Wait, ...]:
+def find_deadlock(plan: Plan | CommunicationPlan, blocking_sends: bool = True) -> tuple[BlockedStep, ...]:
     """The ranks that wait for each other in a circle, in its order; empty if the plan runs to its end.
 
     If a rank waits for an action that no rank ever does, the result is a chain that ends there.
@@ -156,7 +156,7 @@ def _play(rows: Sequence[Sequence[Step]], needs: _Needs) -> list[int]:
     return at
 
 
-def _wait(rank: int, at: int, step: Step, missing: Event, where: tuple[int, int] | None) -> Wait:
+def _wait(rank: int, at: int, step: Step, missing: Event, where: tuple[int, int] | None) -> BlockedStep:
     on_rank, index = where or (None, -1)
     if isinstance(missing, PipelineMessage):
         verb = "send" if missing.is_send else "receive"
@@ -169,10 +169,10 @@ def _wait(rank: int, at: int, step: Step, missing: Event, where: tuple[int, int]
         reason += f", {whose} step {index + 1}" if where else ""
     if where is None:
         reason += ", which no rank ever does"
-    return Wait(rank, at, str(step), reason, on_rank)
+    return BlockedStep(rank, at, str(step), reason, on_rank)
 
 
-def _circle(waits: dict[int, Wait]) -> tuple[Wait, ...]:
+def _circle(waits: dict[int, BlockedStep]) -> tuple[BlockedStep, ...]:
     """Follow the waiting ranks from the first, until one repeats."""
     path: list[int] = []
     rank: int | None = min(waits)

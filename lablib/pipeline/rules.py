@@ -14,7 +14,7 @@ from lablib.pipeline.plan import Action, Kind, Plan
 from lablib.text.units import plural
 
 
-class Rule(IntEnum):
+class PlanRule(IntEnum):
     """The rules by name; the head of validate.py describes each."""
 
     ONCE = 1
@@ -37,7 +37,7 @@ class Finding:
         text: the message.
     """
 
-    rule: Rule
+    rule: PlanRule
     rank: int | None
     index: int | None
     action: str
@@ -61,12 +61,12 @@ def once(plan: Plan) -> Iterator[Finding]:
             elif action.kind is not Kind.F and _is_done_otherwise(action, count):
                 text = f"{action}, step {index + 1} of rank {rank}, repeats a backward: it is B, or I and W, never both"
             if text:
-                yield Finding(Rule.ONCE, rank, index, str(action), text)
+                yield Finding(PlanRule.ONCE, rank, index, str(action), text)
     for stage, rank in enumerate(plan.rank_of):
         for microbatch in range(plan.num_microbatches):
             for action in _missing(stage, microbatch, count):
                 text = f"{action} is missing: rank {rank} never does it"
-                yield Finding(Rule.ONCE, rank, None, str(action), text)
+                yield Finding(PlanRule.ONCE, rank, None, str(action), text)
 
 
 def _is_done_otherwise(action: Action, count: Counter[Action]) -> bool:
@@ -92,11 +92,11 @@ def places(plan: Plan) -> Iterator[Finding]:
     """R2. There is a row for each rank, and each action is in the row of its piece's rank."""
     if len(plan.actions) != plan.num_stages:
         text = f"the plan is for {plural(plan.num_stages, 'ranks')} and has actions for {len(plan.actions)}"
-        yield Finding(Rule.PLACE, None, None, "", text)
+        yield Finding(PlanRule.PLACE, None, None, "", text)
     for stage, rank in enumerate(plan.rank_of):
         if not 0 <= rank < plan.num_stages:
             text = f"piece {stage} is on rank {rank}: there are {plan.num_stages}"
-            yield Finding(Rule.PLACE, rank, None, "", text)
+            yield Finding(PlanRule.PLACE, rank, None, "", text)
     for rank, actions in enumerate(plan.actions):
         for index, action in enumerate(actions):
             text = None
@@ -106,7 +106,7 @@ def places(plan: Plan) -> Iterator[Finding]:
                 holder = plan.rank_of[action.stage]
                 text = f"step {index + 1} of rank {rank} is {action}: piece {action.stage} is on rank {holder}"
             if text:
-                yield Finding(Rule.PLACE, rank, index, str(action), text)
+                yield Finding(PlanRule.PLACE, rank, index, str(action), text)
 
 
 def order(plan: Plan) -> Iterator[Finding]:
@@ -119,7 +119,7 @@ def order(plan: Plan) -> Iterator[Finding]:
             before = Action(action.stage, Kind.I if action.kind is Kind.W else Kind.F, action.microbatch)
             if at.get(before, index) > index:
                 text = f"{action}, step {index + 1} of rank {rank}, comes before {before}, its step {at[before] + 1}"
-                yield Finding(Rule.ORDER, rank, index, str(action), text)
+                yield Finding(PlanRule.ORDER, rank, index, str(action), text)
 
 
 def messages(plan: CommunicationPlan) -> Iterator[Finding]:
@@ -158,7 +158,7 @@ def _ends(plan: CommunicationPlan) -> Iterator[Finding]:
         seen.add(message)
         if text:
             text = f"{message}, step {index + 1} of rank {rank}, {text}"
-            yield Finding(Rule.MESSAGES, rank, index, str(message), text)
+            yield Finding(PlanRule.MESSAGES, rank, index, str(message), text)
 
 
 def _links(plan: CommunicationPlan) -> Iterator[Finding]:
@@ -177,7 +177,7 @@ def _links(plan: CommunicationPlan) -> Iterator[Finding]:
                     f"{receive}, step {index + 1} of rank {link[1]}, receives in another order than rank {link[0]} "
                     f"sends: {message} comes first"
                 )
-                yield Finding(Rule.MESSAGES, link[1], index, str(receive), text)
+                yield Finding(PlanRule.MESSAGES, link[1], index, str(receive), text)
                 break  # from here on everything on this link is out of order
 
 
@@ -190,7 +190,7 @@ def _places_of_messages(plan: CommunicationPlan) -> Iterator[Finding]:
                 receive = receives(step, plan.plan)
                 if receive and receive not in there:
                     text = f"{step}, step {index + 1} of rank {rank}, needs {receive}, which does not come before it"
-                    yield Finding(Rule.MESSAGES, rank, index, str(step), text)
+                    yield Finding(PlanRule.MESSAGES, rank, index, str(step), text)
                 there.add(given(step))
                 continue
             there.update(step.messages)
@@ -198,14 +198,14 @@ def _places_of_messages(plan: CommunicationPlan) -> Iterator[Finding]:
                 made = (message.stage, Kind.F if message.carries == "activation" else Kind.I, message.microbatch)
                 if message.is_send and made not in there:
                     text = f"{message}, step {index + 1} of rank {rank}, sends a result that is not computed before it"
-                    yield Finding(Rule.MESSAGES, rank, index, str(message), text)
+                    yield Finding(PlanRule.MESSAGES, rank, index, str(message), text)
 
 
 def deadlock(plan: Plan | CommunicationPlan, blocking_sends: bool) -> Iterator[Finding]:
     """R5. One finding, with the circle of ranks that wait for each other."""
     if circle := find_deadlock(plan, blocking_sends):
         first, words = circle[0], "; ".join(map(str, circle))
-        yield Finding(Rule.DEADLOCK, first.rank, first.index, first.step, f"no rank can continue: {words}")
+        yield Finding(PlanRule.DEADLOCK, first.rank, first.index, first.step, f"no rank can continue: {words}")
 
 
 def memory(plan: Plan, limits: Sequence[int]) -> Iterator[Finding]:
@@ -215,7 +215,7 @@ def memory(plan: Plan, limits: Sequence[int]) -> Iterator[Finding]:
             if held > limit:
                 after = f"after step {index + 1}, {actions[index]}"
                 text = f"rank {rank} holds {held} activations {after}: it may hold {limit}"
-                yield Finding(Rule.MEMORY, rank, index, str(actions[index]), text)
+                yield Finding(PlanRule.MEMORY, rank, index, str(actions[index]), text)
                 break
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from lablib.pipeline import rules
 from lablib.pipeline.costs import Costs
 from lablib.pipeline.critical_path import Critical, critical_path
-from lablib.pipeline.deadlock import Wait, find_deadlock, steps_done
+from lablib.pipeline.deadlock import BlockedStep, find_deadlock, steps_done
 from lablib.pipeline.plan import Action, Plan
 from lablib.pipeline.replay import Replay, replay
 from lablib.signature import Range, checked
@@ -38,7 +38,7 @@ class Simulation:
 
     plan: Plan
     replay: Replay
-    circle: tuple[Wait, ...]
+    circle: tuple[BlockedStep, ...]
     max_in_flight: tuple[float, ...] | None
 
     @cached_property

@@ -35,7 +35,7 @@ from lablib.cost.arrays import Numbers, maximum
 from lablib.pipeline.closed_form import StageTime
 from lablib.plan.eager import data as eager_data
 from lablib.plan.gradient_compression import ALL_GATHER, TWO_PHASE
-from lablib.plan.machine import Axis
+from lablib.plan.machine import AxisTime
 from lablib.plan.parameters_per_rank import ParametersPerRank
 from lablib.plan.setup import Setup
 
@@ -77,7 +77,7 @@ def sharded_layer(setup: Setup, parameters: ParametersPerRank, forward_s: Number
     )
 
 
-def data_axis(setup: Setup, parameters: ParametersPerRank, one: StageTime, embedding_s: Numbers) -> Axis:
+def data_axis(setup: Setup, parameters: ParametersPerRank, one: StageTime, embedding_s: Numbers) -> AxisTime:
     """Communication once per step.
 
     Arguments:
@@ -86,11 +86,11 @@ def data_axis(setup: Setup, parameters: ParametersPerRank, one: StageTime, embed
         embedding_s: seconds of the embedding's backward.
     """
     if not setup.has_weight_gradients and setup.zero_stage < 3:
-        return Axis()
+        return AxisTime()
     outside = parameters.embedding + setup.has_both_ends * parameters.head
     if setup.is_eager and setup.zero_stage == 3:
         wires_s, copies_s = (setup.num_microbatches * each for each in eager_data.sharded_ends_s(setup, parameters))
-        return Axis(wires_s, wires_s, copies_s)
+        return AxisTime(wires_s, wires_s, copies_s)
     if setup.is_eager and setup.compression.is_none:
         return eager_data.reduced(setup, parameters, setup.layers * (one.input_s + one.weight_s), embedding_s)
     if setup.zero_stage == 3:
@@ -103,17 +103,17 @@ def data_axis(setup: Setup, parameters: ParametersPerRank, one: StageTime, embed
     before = (setup.num_microbatches - 1) * (setup.zero_stage == 2)
     total_s, packing_s = (1 + before) * reduce_s + gather_s, (1 + before) * packing_s
     if not setup.machine.stack.data_overlap:
-        return Axis(total_s, total_s, packing_s)
+        return AxisTime(total_s, total_s, packing_s)
     # Gradients travel during the last micro-batch's backward, updated parameters during the first one's forward;
     # nothing hides the last bucket and the first layer.
     backward_s = setup.layers * (one.input_s + one.weight_s)
     behind_backward_s = maximum(reduce_s - backward_s, reduce_s / maximum(setup.layers, 1))
     behind_forward_s = maximum(gather_s - setup.layers * one.forward_s, gather_s / maximum(setup.layers, 1))
     before_s = before * maximum(reduce_s - backward_s, 0.0)
-    return Axis(total_s, before_s + behind_backward_s + behind_forward_s, packing_s)
+    return AxisTime(total_s, before_s + behind_backward_s + behind_forward_s, packing_s)
 
 
-def _sharded_ends(setup: Setup, parameters: ParametersPerRank, outside: Numbers, one: StageTime) -> Axis:
+def _sharded_ends(setup: Setup, parameters: ParametersPerRank, outside: Numbers, one: StageTime) -> AxisTime:
     """ZeRO-3 traffic outside `sharded_layer`: the first layer, the embedding and the head are not hidden.
 
     A pipeline that keeps its parameters gathers them once per step: the other layers' gathers and sums hide behind the
@@ -127,7 +127,7 @@ def _sharded_ends(setup: Setup, parameters: ParametersPerRank, outside: Numbers,
     total_s = times * (layer_s + ends_s)
     rest_s = is_once * maximum(setup.layers - 1, 0) * layer_s
     shown_s = is_once * maximum(rest_s - setup.layers * (one.forward_s + one.input_s), 0.0)
-    return Axis(total_s + rest_s, total_s + shown_s)
+    return AxisTime(total_s + rest_s, total_s + shown_s)
 
 
 def _is_gathered_once(setup: Setup) -> Numbers:

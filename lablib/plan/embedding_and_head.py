@@ -21,7 +21,7 @@ Simplified: the kernels of the embedding and of the loss are counted as 5 each w
 from lablib.cost.arrays import ceil_div
 from lablib.models.transformer import Transformer
 from lablib.plan.layer import Sizes, Work, linear, passes
-from lablib.plan.machine import Machine, Pass
+from lablib.plan.machine import Machine, PassTime
 
 
 def embedding(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
@@ -31,7 +31,7 @@ def embedding(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     table = ceil_div(model.vocab_size, sizes.tensor) * model.d_model
     scatter = machine.stream_s(table * machine.gradient_bytes * 3 + numbers * machine.width * 2)
     sum_s = machine.collective_s("all_reduce", numbers * machine.width, sizes.tensor)
-    work = Work(Pass(memory_s=gather, tensor_s=sum_s, kernels=5), Pass(), Pass(memory_s=scatter, kernels=5))
+    work = Work(PassTime(memory_s=gather, tensor_s=sum_s, kernels=5), PassTime(), PassTime(memory_s=scatter, kernels=5))
     masks, indices = numbers / sizes.sequence_shards * machine.stack.has_dropout, sizes.rows * 8
     return work._replace(saved_bytes=masks + indices)
 
@@ -45,10 +45,10 @@ def head(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     sum_s = machine.collective_s("all_reduce", sizes.rows * model.d_model * machine.width, sizes.tensor)
     kernels = (sizes.tensor > 1) * 1.0
     work = work.plus(logits._replace(saved_bytes=logits.saved_bytes / sizes.sequence_shards))
-    work = work.plus(Work(Pass(), Pass(tensor_s=sum_s, kernels=kernels), Pass()))
+    work = work.plus(Work(PassTime(), PassTime(tensor_s=sum_s, kernels=kernels), PassTime()))
     size = sizes.rows * columns
     loss_s = machine.stream_s(size * machine.stack.loss_bytes / 2)
-    loss = Work(Pass(memory_s=loss_s, kernels=10), Pass(memory_s=loss_s, kernels=5), Pass())
+    loss = Work(PassTime(memory_s=loss_s, kernels=10), PassTime(memory_s=loss_s, kernels=5), PassTime())
     peak = machine.stack.loss_peak_bytes
     split = peak if machine.stack.split_loss_peak_bytes is None else machine.stack.split_loss_peak_bytes
     peak = peak + (sizes.tensor > 1) * (split - peak)

@@ -6,8 +6,8 @@
     stream      memory_bound_time_s / memory share
     collective  regular_collective_s over wires of bandwidth * share
 
-A `Pass` adds up such pieces: forward, backward for the input, or backward for the weights. The device runs its kernels
-and collectives one after another while the host starts the kernels:
+A `PassTime` adds up such pieces: forward, backward for the input, or backward for the weights. The device runs its
+kernels and collectives one after another while the host starts the kernels:
 
     device = kernels' seconds + number of kernels * time of one in the queue + communication
     host   = number of kernels * max( launch, calls per kernel * dispatch )
@@ -48,7 +48,7 @@ _INSTEAD: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
-class Pass(NamedTuple):
+class PassTime(NamedTuple):
     """Seconds of one pass through some layers, by kind, and the number of its kernels.
 
     Attention waits for `context_s`; `hidden_context_s` is on the wires during its kernels, and takes no time.
@@ -63,13 +63,13 @@ class Pass(NamedTuple):
     kernels: Numbers = 0.0
     hidden_context_s: Numbers = 0.0
 
-    def plus(self, other: "Pass") -> "Pass":
+    def plus(self, other: "PassTime") -> "PassTime":
         """Both passes, one after the other."""
-        return Pass(*[a + b for a, b in zip(self, other, strict=True)])
+        return PassTime(*[a + b for a, b in zip(self, other, strict=True)])
 
-    def times(self, n: Numbers) -> "Pass":
+    def times(self, n: Numbers) -> "PassTime":
         """n of them (or a share of one)."""
-        return Pass(*[n * a for a in self])
+        return PassTime(*[n * a for a in self])
 
     @property
     def compute_s(self) -> Numbers:
@@ -82,7 +82,7 @@ class Pass(NamedTuple):
         return self.tensor_s + self.context_s + self.expert_s
 
 
-class Axis(NamedTuple):
+class AxisTime(NamedTuple):
     """Seconds per step of one rank on one axis of communication.
 
     Attributes:
@@ -281,7 +281,7 @@ class Machine:
         """Times of messages between two ranks."""
         return RegularGroups(self._wires(is_collective=False))
 
-    def time_s(self, work: Pass) -> Numbers:
+    def time_s(self, work: PassTime) -> Numbers:
         """Seconds of a pass; on an eager stack of the device alone: its host runs ahead (step.py)."""
         if self.stack.is_eager:
             return work.compute_s + work.kernels * self.device.queued_s + work.communication_s

@@ -36,12 +36,12 @@ from lablib.pipeline.sums import where
 from lablib.plan.eager import peak as eager_peak
 from lablib.plan.optimizer_step import own_parameters, state_bytes, update_bytes
 from lablib.plan.setup import Setup
-from lablib.plan.step import Step, layers_of
+from lablib.plan.step import StepTimes, layers_of
 
 CATEGORIES = ("parameter", "gradient", "optimizer state", "activation", "communication buffer", "other")
 
 
-class Memory(NamedTuple):
+class RankMemory(NamedTuple):
     """Bytes of one rank by category (numbers, or arrays)."""
 
     parameter: Numbers
@@ -57,14 +57,14 @@ class Memory(NamedTuple):
         return sum(self)
 
 
-def stage_memory(setup: Setup, step: Step, rank: Numbers) -> Memory:
+def stage_memory(setup: Setup, step: StepTimes, rank: Numbers) -> RankMemory:
     """Peak memory of a rank of pipeline stage `rank`. The head's stage also holds a tied table."""
     machine, model = setup.machine, setup.model
     first, last = rank == 0, _has_head(setup, rank)
     layers = layers_of(model.num_layers, setup.pipeline, rank)
     if setup.is_eager:
         found = eager_peak.peak(setup, step, rank, layers, _microbatches_in_flight(setup, rank))
-        return Memory(*found)._replace(other=found[-1] + machine.derating.base_bytes)
+        return RankMemory(*found)._replace(other=found[-1] + machine.derating.base_bytes)
     parameters = step.pieces.parameters
     head = last * (parameters.head + parameters.tied)
     outside = first * parameters.embedding + head - first * last * parameters.tied
@@ -99,7 +99,7 @@ def stage_memory(setup: Setup, step: Step, rank: Numbers) -> Memory:
         has_one, is_early = setup.num_microbatches == 1, activation > gradient + left
         activation = where(has_one, where(is_early, activation, left), activation)
         gradient = where(has_one & is_early, 0.0 * gradient, gradient)
-    return Memory(
+    return RankMemory(
         parameter=split_from(machine.width, 3) + _copy_bytes(setup, shared, expert),
         gradient=gradient,
         optimizer_state=state,
@@ -119,7 +119,7 @@ def _copy_bytes(setup: Setup, shared: Numbers, expert: Numbers) -> Numbers:
     return sizes[0] + sizes[1]
 
 
-def peak_bytes(setup: Setup, step: Step) -> Numbers:
+def peak_bytes(setup: Setup, step: StepTimes) -> Numbers:
     """Bytes of the fullest stage: the first, the first of those with one layer more, or the last.
 
     Any other stage has as many layers as a stage before it, no more micro-batches in flight, and neither embedding nor
@@ -170,7 +170,7 @@ def _microbatches_in_flight(setup: Setup, rank: Numbers) -> Numbers:
     return in_flight(setup.schedule, setup.pipeline, setup.num_microbatches, setup.chunks, rank)
 
 
-def _activations(setup: Setup, step: Step, layers: Numbers, rank: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+def _activations(setup: Setup, step: StepTimes, layers: Numbers, rank: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """Bytes kept by the layers for all micro-batches in flight; working memory of a layer; memory of the head."""
     policy, work = setup.recompute, step.pieces.layer
     kept = policy.saved_bytes(work, setup.machine.stack, setup.entering_bytes, layers)

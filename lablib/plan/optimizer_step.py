@@ -34,7 +34,7 @@ from lablib.cost.arrays import Numbers, maximum, minimum
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_sizes import layer_matrices, transformer_parameters
 from lablib.plan.eager import optimizer as eager_optimizer
-from lablib.plan.machine import Pass
+from lablib.plan.machine import PassTime
 from lablib.plan.optimizers import Optimizer
 from lablib.plan.parameters_per_rank import ParametersPerRank
 from lablib.plan.setup import Setup
@@ -104,7 +104,7 @@ def optimizer_step_s(setup: Setup, parameters: ParametersPerRank, passes_s: Numb
     flops_s = optimizer.flops_per_param * own.total / machine.device.peak("float32")
     memory_s = maximum(machine.stream_s(_moved_bytes(setup, own)), flops_s)
     kernels = optimizer.num_kernels(tensors)
-    update_s = maximum(machine.time_s(Pass(memory_s=memory_s, kernels=kernels)), machine.host_s(kernels))
+    update_s = maximum(machine.time_s(PassTime(memory_s=memory_s, kernels=kernels)), machine.host_s(kernels))
     return update_s + _projection_s(setup, own.layers) + _newton_schulz_s(setup, own.layers) + estimate_s
 
 

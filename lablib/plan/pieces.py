@@ -26,7 +26,7 @@ from lablib.plan.eager import experts as eager_experts
 from lablib.plan.eager import layer as eager
 from lablib.plan.layer import Sizes, Work
 from lablib.plan.layer.dispatch import cores_share
-from lablib.plan.machine import Machine, Pass
+from lablib.plan.machine import Machine, PassTime
 from lablib.plan.parameters_per_rank import ParametersPerRank, parameters_per_rank
 from lablib.plan.setup import Setup
 
@@ -77,7 +77,7 @@ class _Table:
         embedding, head = both.embedding(machine, model, sizes), both.head(machine, model, sizes)
         if not self.has_weight_gradients:
             work, embedding, head = (
-                each._replace(weight=Pass(), accumulate=Pass()) for each in (work, embedding, head)
+                each._replace(weight=PassTime(), accumulate=PassTime()) for each in (work, embedding, head)
             )
         hides = machine.stack.hides_backward_exchange
         hidden_s = minimum(work.input.tensor_s, work.weight.product_s) if hides else 0.0
@@ -160,7 +160,7 @@ def _stage_time(machine: Machine, work: Work) -> StageTime:
 
 
 def _kernels_alone(work: Work) -> Work:
-    forward, grad, weight = (Pass(kernels=each.kernels) for each in (work.forward, work.input, work.weight))
+    forward, grad, weight = (PassTime(kernels=each.kernels) for each in (work.forward, work.input, work.weight))
     return work._replace(forward=forward, input=grad, weight=weight)
 
 

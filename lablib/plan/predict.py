@@ -27,7 +27,7 @@ from lablib.plan.prediction import AXES, Prediction
 from lablib.plan.recompute import Recompute
 from lablib.plan.setup import Setup
 from lablib.plan.stack import Stack
-from lablib.plan.step import Step, step_of
+from lablib.plan.step import StepTimes, step_of
 
 
 def predict(
@@ -131,7 +131,7 @@ def _order_note(machine: Machine) -> tuple[str, ...]:
     return (f"Order of the axes, the last with neighbouring ranks: {', '.join(axes)}.",) if axes else ()
 
 
-def _stages(setup: Setup, step: Step) -> tuple[dict[str, float], ...]:
+def _stages(setup: Setup, step: StepTimes) -> tuple[dict[str, float], ...]:
     """Bytes by category of each stage; all stages at once, as an array of ranks."""
     if setup.pipeline == 1:
         return (dict(zip(CATEGORIES, stage_memory(setup, step, 0), strict=True)),)
@@ -149,7 +149,7 @@ def _token_flops(
     return useful, policy.recomputed_flops(model, stack, layers, seq_len)
 
 
-def parts_of(step: Step) -> dict[str, float]:
+def parts_of(step: StepTimes) -> dict[str, float]:
     """The step as a sum, in the order of a waterfall: compute of the layers, then the additions to it.
 
     Kernels that run a second time are one part. The parts of the axes and of the host's link are exactly the exposed

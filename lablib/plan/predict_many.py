@@ -28,7 +28,7 @@ from lablib.plan.arguments import find_model
 from lablib.plan.derating import USUAL, Derating
 from lablib.plan.memory import peak_bytes
 from lablib.plan.prediction import AXES
-from lablib.plan.predictions import NUMBERS, OUTSIDE, SPLIT, Column, Predictions, setup_of_choices
+from lablib.plan.predictions import NUMBERS, OUTSIDE, SPLIT, PlanColumn, Predictions, setup_of_choices
 from lablib.plan.rules import RULES
 from lablib.plan.setup import Setup
 from lablib.plan.step import step_of
@@ -92,10 +92,10 @@ def predict_many(
     numbers = {name: _whole_numbers(name, each) for name, each in zip(NUMBERS, given, strict=True)}
     split = (zero_stage, sequence_parallel, reshard_after_forward)
     outside = (precision, recompute, schedule, optimizer, stack, compression)
-    columns = {name: Column.of(each) for name, each in zip((*SPLIT, *OUTSIDE), (*split, *outside), strict=True)}
+    columns = {name: PlanColumn.of(each) for name, each in zip((*SPLIT, *OUTSIDE), (*split, *outside), strict=True)}
     length = _length({**numbers, **{name: column.codes for name, column in columns.items()}})
     numbers = {name: np.broadcast_to(each, length) for name, each in numbers.items()}
-    columns = {name: Column(each.values, np.broadcast_to(each.codes, length)) for name, each in columns.items()}
+    columns = {name: PlanColumn(each.values, np.broadcast_to(each.codes, length)) for name, each in columns.items()}
     fixed = {
         "model": model,
         "cluster": cluster,
@@ -151,7 +151,7 @@ def _length(columns: Mapping[str, np.ndarray]) -> int:
     return next(iter(lengths.values()), 1)
 
 
-def _groups(columns: Mapping[str, Column], length: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+def _groups(columns: Mapping[str, PlanColumn], length: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
     """Groups of plans with the same choices, each with its choices."""
     key = np.zeros(length, np.int64)
     for column in columns.values():

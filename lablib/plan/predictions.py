@@ -24,30 +24,30 @@ SPLIT = ("zero_stage", "sequence_parallel", "reshard_after_forward")
 OUTSIDE = ("precision", "recompute", "schedule", "optimizer", "stack", "compression")
 
 
-class Column(NamedTuple):
+class PlanColumn(NamedTuple):
     """A choice of each of many plans: the distinct values, and the index of each plan's value."""
 
     values: tuple[Any, ...]
     codes: np.ndarray
 
     @staticmethod
-    def of(given: Any) -> "Column":
+    def of(given: Any) -> "PlanColumn":
         """From a column, an array or list of values, or one value for all."""
-        if isinstance(given, Column):
+        if isinstance(given, PlanColumn):
             return given
         if isinstance(given, np.ndarray) and not given.ndim:
             given = given.item()
         if not isinstance(given, (np.ndarray, list)):
             if not isinstance(given, Hashable):
                 raise WrongType(f"a choice of all plans is a name, a number or a record: got {shown(given)}")
-            return Column((given,), np.zeros(1, np.intp))
+            return PlanColumn((given,), np.zeros(1, np.intp))
         seen: dict[Any, int] = {}
         items = given.tolist() if isinstance(given, np.ndarray) else given
         try:
             codes = np.array([seen.setdefault(item, len(seen)) for item in items], np.intp)
         except TypeError:
             raise WrongType(f"a choice of each plan is a name or a number: got {shown(given)}; try one value") from None
-        return Column(tuple(seen), codes)
+        return PlanColumn(tuple(seen), codes)
 
     def __getitem__(self, i: Any) -> Any:
         return self.values[self.codes[i]]
@@ -69,7 +69,7 @@ class Predictions:
 
     Attributes:
         numbers: name -> array: the split, micro_batch, batch, seq_len.
-        choices: name -> `Column`.
+        choices: name -> `PlanColumn`.
         fixed: arguments that all plans share.
         step_time_s: seconds of one step.
         tokens_per_s: on all GPUs.
@@ -82,7 +82,7 @@ class Predictions:
     """
 
     numbers: Mapping[str, np.ndarray]
-    choices: Mapping[str, Column]
+    choices: Mapping[str, PlanColumn]
     fixed: Mapping[str, Any]
     step_time_s: np.ndarray
     tokens_per_s: np.ndarray

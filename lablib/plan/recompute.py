@@ -25,7 +25,7 @@ from lablib.cost.arrays import Numbers, maximum, minimum
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_flops import forward_flops, recompute_flops
 from lablib.plan.layer import Work
-from lablib.plan.machine import Pass
+from lablib.plan.machine import PassTime
 from lablib.plan.stack import Stack
 from lablib.signature import shown
 
@@ -54,10 +54,10 @@ class Recompute(NamedTuple):
         """Share of a stage's layers that are recomputed."""
         return 1.0 if self.first is None else minimum(self.first / maximum(layers, 1), 1.0)
 
-    def recomputed(self, work: Work, stack: Stack, layers: Numbers) -> Pass:
+    def recomputed(self, work: Work, stack: Stack, layers: Numbers) -> PassTime:
         """The part of an average layer's forward pass that runs a second time."""
         if self.kind == "none":
-            return Pass()
+            return PassTime()
         if self.kind == "full":
             once = work.forward.plus(work.skipped.times(-1 / self.every))
             return once if self.first is None else once.times(self.share(layers))

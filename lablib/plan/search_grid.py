@@ -24,7 +24,7 @@ from lablib.hardware.cluster import Cluster
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import V_SHAPED
 from lablib.plan.parallel import SHARDING
-from lablib.plan.predictions import Column
+from lablib.plan.predictions import PlanColumn
 from lablib.plan.rules import CHUNKED
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
@@ -121,10 +121,10 @@ def grid_of(
         **{name: each[split] for name, each in splits.items()},
         # With one stage the pieces of a V follow each other, as one.
         "chunks": np.where(splits["pipeline"][split] == 1, 1, np.array([count for _, count in pairs])[pair]),
-        "schedule": Column(names, np.array([names.index(name) for name, _ in pairs])[pair]),
+        "schedule": PlanColumn(names, np.array([names.index(name) for name, _ in pairs])[pair]),
         "micro_batch": np.array(micro_batches)[micro],
-        "zero_stage": Column(tuple(stages), stage),
-        "recompute": Column(tuple(recompute), recomputed),
+        "zero_stage": PlanColumn(tuple(stages), stage),
+        "recompute": PlanColumn(tuple(recompute), recomputed),
     }
 
 

@@ -32,13 +32,13 @@ from lablib.pipeline.sums import where
 from lablib.plan.data_axis import Waiting, data_axis, sharded_layer
 from lablib.plan.eager.messages import mixed_makespan_s, sent_s
 from lablib.plan.layer import Work
-from lablib.plan.machine import Axis, Pass
+from lablib.plan.machine import AxisTime, PassTime
 from lablib.plan.optimizer_step import exchanged_s, optimizer_step_s
 from lablib.plan.pieces import Pieces, accumulated, pieces_of
 from lablib.plan.setup import Setup
 
 
-class Step(NamedTuple):
+class StepTimes(NamedTuple):
     """Parts of one step: seconds of the busiest stage, which add up to `step_s`.
 
     Attributes:
@@ -61,17 +61,17 @@ class Step(NamedTuple):
     memory_s: Numbers
     launch_s: Numbers
     recompute_s: Numbers
-    repeated: Pass
+    repeated: PassTime
     ends_s: Numbers
     bubble_s: Numbers
     optimizer_s: Numbers
     fixed_s: Numbers
-    tensor: Axis
-    context: Axis
-    expert: Axis
-    data: Axis
-    pipeline: Axis
-    host: Axis
+    tensor: AxisTime
+    context: AxisTime
+    expert: AxisTime
+    data: AxisTime
+    pipeline: AxisTime
+    host: AxisTime
     pieces: Pieces
     pipeline_s: Numbers
 
@@ -101,7 +101,7 @@ class _Layer(NamedTuple):
     """
 
     compute_s: Numbers
-    recomputed: Pass
+    recomputed: PassTime
     recomputed_s: Numbers
     sharded: Waiting
     moved: Waiting
@@ -121,7 +121,7 @@ class _Pipe(NamedTuple):
     sent_s: Numbers
 
 
-def step_of(setup: Setup) -> Step:
+def step_of(setup: Setup) -> StepTimes:
     """The step of a plan, or of many."""
     machine, m, layers = setup.machine, setup.num_microbatches, setup.layers
     pieces = accumulated(setup, pieces_of(setup))
@@ -137,11 +137,11 @@ def step_of(setup: Setup) -> Step:
     late_s = _late_s(setup, pieces, layer, passes_s, data.kernels) if setup.is_eager else 0.0
     work = pieces.layer
     passes = [a + b + c + d for a, b, c, d in zip(work.forward, work.input, work.weight, layer.recomputed, strict=True)]
-    spent = Pass(*[m * layers * each for each in passes])
+    spent = PassTime(*[m * layers * each for each in passes])
     exposed_tensor_s = spent.tensor_s - m * layers * pieces.hidden_s
     exposed_expert_s = spent.expert_s - m * layers * pieces.hidden_expert_s
     layers_s = m * layers * layer.compute_s
-    return Step(
+    return StepTimes(
         step_s=pipe.makespan_s + added_s + optimizer_s + machine.derating.step_s + late_s,
         products_s=spent.product_s,
         attention_s=spent.attention_s,
@@ -153,18 +153,18 @@ def step_of(setup: Setup) -> Step:
         bubble_s=pipe.makespan_s - pipe.busy_s,
         optimizer_s=optimizer_s,
         fixed_s=machine.derating.step_s,
-        tensor=Axis(
+        tensor=AxisTime(
             spent.tensor_s + pipe.ends_tensor_s + together_s, exposed_tensor_s + pipe.ends_tensor_s + together_s
         ),
-        context=Axis(spent.context_s + spent.hidden_context_s, spent.context_s),
-        expert=Axis(spent.expert_s, exposed_expert_s),
-        data=Axis(
+        context=AxisTime(spent.context_s + spent.hidden_context_s, spent.context_s),
+        expert=AxisTime(spent.expert_s, exposed_expert_s),
+        data=AxisTime(
             data.total_s + m * layers * layer.sharded.total_s,
             data.exposed_s + m * layers * layer.sharded.exposed_s,
             data.copies_s + m * layers * layer.sharded.copies_s,
         ),
-        pipeline=Axis(pipe.sent_s, 0.0 * pipe.sent_s),
-        host=Axis(m * layers * layer.moved.total_s, m * layers * (layer.moved.forward_s + layer.moved.backward_s)),
+        pipeline=AxisTime(pipe.sent_s, 0.0 * pipe.sent_s),
+        host=AxisTime(m * layers * layer.moved.total_s, m * layers * (layer.moved.forward_s + layer.moved.backward_s)),
         pieces=pieces,
         pipeline_s=pipe.makespan_s,
     )

@@ -37,7 +37,7 @@ Trained = Annotated[Format, OneOf(FORMATS)]
 
 
 @dataclass(frozen=True, slots=True)
-class HeldBytes:
+class PrecisionBytes:
     """Bytes held between steps, independent of the batch, and bytes of gradients."""
 
     weights: int
@@ -50,10 +50,10 @@ class HeldBytes:
 
 
 @checked
-def held_bytes(num_parameters: int, format: Trained) -> HeldBytes:
+def held_bytes(num_parameters: int, format: Trained) -> PrecisionBytes:
     """Bytes of weights (with masters), gradients and Adam's states, by the table above; TF32 is FP32 in memory."""
     weights = 4 if format.num_bits > 16 else 2 + 4
-    return HeldBytes(weights * num_parameters, 4 * num_parameters, 8 * num_parameters)
+    return PrecisionBytes(weights * num_parameters, 4 * num_parameters, 8 * num_parameters)
 
 
 @checked

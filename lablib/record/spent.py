@@ -35,7 +35,7 @@ _NO_PHASE = "#"  # not a valid phase name
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TimePart:
     """A part of a run's time.
 
     Attributes:
@@ -59,7 +59,7 @@ class Spent:
     calls: int = 0
 
 
-MAKESPAN = Part("makespan", "makespan")
+MAKESPAN = TimePart("makespan", "makespan")
 
 
 def counted(run: Run, without: str = "") -> Timeline:
@@ -67,7 +67,7 @@ def counted(run: Run, without: str = "") -> Timeline:
     return run.timeline.without(without or _NO_PHASE)
 
 
-def parts_of(run: Run, without: str = "") -> dict[Part, Spent]:
+def parts_of(run: Run, without: str = "") -> dict[TimePart, Spent]:
     """Mean time per rank by part. "exposed", "waiting", "idle" and "makespan" are always included."""
     timeline = counted(run, without)
     num_ranks = max(timeline.num_ranks, 1)
@@ -87,7 +87,7 @@ def parts_of(run: Run, without: str = "") -> dict[Part, Spent]:
         "makespan": makespan_s,
     }
     parts = _by_phase(timeline, num_ranks) | _by_communication(run, meetings, num_ranks)
-    return parts | {Part(kind, kind): Spent(max(0.0, time_s)) for kind, time_s in left.items()}
+    return parts | {TimePart(kind, kind): Spent(max(0.0, time_s)) for kind, time_s in left.items()}
 
 
 def _times(spans: Iterable[Span]) -> list[Interval]:
@@ -98,12 +98,12 @@ def _work(spans: Iterable[Span]) -> Iterator[Span]:
     return (span for span in spans if span.is_compute)
 
 
-def _by_phase(timeline: Timeline, num_ranks: int) -> dict[Part, Spent]:
+def _by_phase(timeline: Timeline, num_ranks: int) -> dict[TimePart, Spent]:
     spans: dict[str, dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
     for span in _work(timeline):
         spans[span.phase][span.rank].append(span)
     return {
-        Part("compute", phase): Spent(
+        TimePart("compute", phase): Spent(
             fsum(length(union(_times(each))) for each in by_rank.values()) / num_ranks, sum(map(len, by_rank.values()))
         )
         for phase, by_rank in spans.items()
@@ -130,9 +130,9 @@ def _start_s(spans: Iterable[Span]) -> float:
     return max(span.start_s for span in spans)
 
 
-def _by_communication(run: Run, meetings: Iterable[list[Span]], num_ranks: int) -> dict[Part, Spent]:
+def _by_communication(run: Run, meetings: Iterable[list[Span]], num_ranks: int) -> dict[TimePart, Spent]:
     transfers = {transfer.id: transfer for transfer in run.traffic.transfers}
-    seconds: dict[Part, list[float]] = defaultdict(list)
+    seconds: dict[TimePart, list[float]] = defaultdict(list)
     for spans in meetings:
         first, transfer = spans[0], transfers.get(spans[0].transfer_id)
         name, group = (transfer.name, transfer.group) if transfer else (first.name, first.stream.removeprefix("comm:"))
@@ -140,7 +140,7 @@ def _by_communication(run: Run, meetings: Iterable[list[Span]], num_ranks: int) 
         size_bytes = 0.0 if group.startswith("host:") else first.size_bytes
         receivers = 1 if name == "send" else len(spans)
         took_s = max(0.0, max(span.end_s for span in spans) - _start_s(spans))
-        seconds[Part("communication", name, group, size_bytes)].append(took_s * receivers / num_ranks)
+        seconds[TimePart("communication", name, group, size_bytes)].append(took_s * receivers / num_ranks)
     return {part: Spent(fsum(each), len(each)) for part, each in seconds.items()}
 
 

@@ -98,7 +98,7 @@ class Libraries:
         """The spec of a watched module, with a loader that reports; None for others."""
         if not self._is_shared or not is_watched(spec.name, spec.origin) or not hasattr(spec.loader, "exec_module"):
             return None
-        spec.loader = Loader(spec.loader, self)  # pyright: ignore[reportAttributeAccessIssue]
+        spec.loader = ReportingLoader(spec.loader, self)  # pyright: ignore[reportAttributeAccessIssue]
         return spec
 
     def import_begins(self, name: str) -> None:
@@ -192,7 +192,7 @@ class Watching:
         self._libraries.turn_ended(self._rank, self._local_rank)
 
 
-class Loader:
+class ReportingLoader:
     """Loads a library's module with `loader`, and reports the begin and end of the outermost import."""
 
     def __init__(self, loader: Any, libraries: Libraries):

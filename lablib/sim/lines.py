@@ -8,7 +8,7 @@ backward, as the frames below the engine's call do not change until it ends.
 import sys
 from types import CodeType, FrameType
 
-from lablib.sim.source import Code, Source, code_of
+from lablib.sim.source import Code, ProgramLine, code_of
 from lablib.torch_compat import run_backward_in_graph
 
 _ENGINE = run_backward_in_graph.__code__
@@ -71,6 +71,6 @@ class Lines:
         # f_lasti is cheap; Python finds the line number by reading a table from the start.
         key = (id(frame.f_code), frame.f_lasti)
         if key not in self._texts:
-            text = sys.intern(str(Source(frame.f_code.co_filename, frame.f_lineno)))
+            text = sys.intern(str(ProgramLine(frame.f_code.co_filename, frame.f_lineno)))
             self._texts[key] = text, frame.f_code
         return self._texts[key][0]

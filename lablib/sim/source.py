@@ -36,7 +36,7 @@ _STDLIB = os.path.dirname(os.__file__) + os.sep
 _SITE_PACKAGES = (_STDLIB + "site-packages", _STDLIB + "dist-packages")  # without a virtual environment
 
 
-class Source(NamedTuple):
+class ProgramLine(NamedTuple):
     """A line of the program."""
 
     filename: str
@@ -52,7 +52,7 @@ class Source(NamedTuple):
         return f"{place}: {text}" if text else place
 
 
-UNKNOWN = Source("", 0)
+UNKNOWN = ProgramLine("", 0)
 
 
 class Code(Enum):
@@ -80,18 +80,18 @@ def code_of(filename: str) -> Code:
     return Code.OTHER if is_other else Code.PROGRAM
 
 
-def program_line(frame: FrameType | None = None) -> Source:
+def program_line(frame: FrameType | None = None) -> ProgramLine:
     """The line of the program that led here (or to `frame`); a line of lablib only if there is none."""
     frame = frame or sys._getframe(1)
     inside_lablib = UNKNOWN
     while frame is not None:
         code = code_of(frame.f_code.co_filename)
         if code is Code.PROGRAM and not _is_audit_hook(frame):
-            return Source(frame.f_code.co_filename, frame.f_lineno)
+            return ProgramLine(frame.f_code.co_filename, frame.f_lineno)
         if code is Code.BOTTOM:
             break
         if code is Code.LIBRARY and inside_lablib is UNKNOWN:
-            inside_lablib = Source(frame.f_code.co_filename, frame.f_lineno)
+            inside_lablib = ProgramLine(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return inside_lablib
 

@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from lablib.hardware import Cluster
 from lablib.parallel.experts.bytes import ExpertRanks, ExpertSizes, exchanged_rows
 from lablib.parallel.experts.dispatch import combine, dispatch, sort_by_expert
-from lablib.parallel.experts.exchange import Exchange, exchange_counts, from_experts, to_experts
+from lablib.parallel.experts.exchange import RowExchange, exchange_counts, from_experts, to_experts
 from lablib.parallel.experts.layer import MixtureConfig, MixtureOfExperts
 from lablib.parallel.experts.overlap import check_parts, overlap_experts
 from lablib.parallel.experts.parallelize import ExpertParallel, ParallelMixture
@@ -125,6 +125,6 @@ def _routed_by_counts(
     routing.counts_E()
     permutation = replace(sort_by_expert(replace(routing, is_balanced=True)), counts=tuple(counts[rank]))
     sent = exchange_counts(permutation.counts, group, is_balanced=True, device=x_ND.device).sent
-    exchange = Exchange(sent, tuple(tuple(row[rank * own : (rank + 1) * own]) for row in counts))
+    exchange = RowExchange(sent, tuple(tuple(row[rank * own : (rank + 1) * own]) for row in counts))
     rows_RD = mixture.experts(to_experts(dispatch(x_ND, permutation), exchange, group), exchange.counts)
     return combine(from_experts(rows_RD, exchange, group), permutation, routing.weights_Nk)

@@ -26,11 +26,11 @@ from torch import Tensor, nn
 
 from lablib.signature import Range, checked
 from lablib.studies.optimizer_trial import kinds, make_optimizers
-from lablib.studies.optimizers import MARGIN_NATS, Result, difference
+from lablib.studies.optimizers import MARGIN_NATS, OptimizerResult, difference
 
 
 @dataclass(frozen=True)
-class Choice:
+class RankedOptimizer:
     """One optimizer in the order of preference.
 
     Attributes:
@@ -46,12 +46,12 @@ class Choice:
 
 @checked
 def choose(
-    results: Mapping[str, Result],
+    results: Mapping[str, OptimizerResult],
     budget_bytes_per_parameter: Annotated[float, Range(ge=0)],
     slowest_step: Annotated[float, Range(ge=0)] = math.inf,
     needed_bytes_per_parameter: Mapping[str, float] | None = None,
     margin: Annotated[float, Range(ge=0)] = MARGIN_NATS,
-) -> list[Choice]:
+) -> list[RankedOptimizer]:
     """The optimizers in order of preference; those that are out last.
 
     Arguments:
@@ -67,16 +67,16 @@ def choose(
         name: _why_out(result, need[name], budget_bytes_per_parameter, slowest_step) for name, result in results.items()
     }
     left = sorted((name for name in results if not out[name]), key=lambda name: results[name].loss)
-    choices: list[Choice] = []
+    choices: list[RankedOptimizer] = []
     place = 1
     while left:
         first = left[0]
         tied = [name for name in left if difference(results[name].losses, results[first].losses).at_most <= margin]
         tied.sort(key=lambda name: (need[name], results[name].step_ratio))
-        choices += [Choice(name, place, _why_in(results, name, first, len(tied), need[name])) for name in tied]
+        choices += [RankedOptimizer(name, place, _why_in(results, name, first, len(tied), need[name])) for name in tied]
         left = [name for name in left if name not in tied]
         place += len(tied)
-    return choices + [Choice(name, None, reason) for name, reason in out.items() if reason]
+    return choices + [RankedOptimizer(name, None, reason) for name, reason in out.items() if reason]
 
 
 @checked
@@ -100,7 +100,7 @@ def state_of(model: nn.Module) -> dict[str, float]:
     return found
 
 
-def _why_out(result: Result, needed: float, budget: float, slowest: float) -> str:
+def _why_out(result: OptimizerResult, needed: float, budget: float, slowest: float) -> str:
     if needed > budget:
         return f"needs {needed:.2f} bytes a parameter, and the budget is {budget:g}."
     if result.step_ratio > slowest:
@@ -108,7 +108,7 @@ def _why_out(result: Result, needed: float, budget: float, slowest: float) -> st
     return ""
 
 
-def _why_in(results: Mapping[str, Result], name: str, first: str, num_tied: int, needed: float) -> str:
+def _why_in(results: Mapping[str, OptimizerResult], name: str, first: str, num_tied: int, needed: float) -> str:
     result = results[name]
     cost = f"needs {needed:.2f} bytes a parameter; a training step takes {result.step_ratio:.2f} of AdamW's time"
     if name == first:

@@ -16,7 +16,7 @@ from lablib.batches.schedules import cosine
 from lablib.data import Batch, batches, load_corpus, train_val_split
 from lablib.models import GPT, GPTConfig
 from lablib.signature import checked
-from lablib.studies.optimizer_trial import Look, Training, train
+from lablib.studies.optimizer_trial import Evaluation, Training, train
 
 SEQ_LEN, BATCH_SIZE, NUM_STEPS, WARMUP, FINAL, LOOK_EVERY = 64, 8, 400, 120, 0.1, 50
 MODEL = GPTConfig(2, 64, 2, vocab_size=256, max_seq_len=SEQ_LEN)
@@ -38,7 +38,7 @@ def held_out(num_sequences: int) -> Batch:
 @checked
 def run(
     optimizer: str, lr: float, weight_decay: float, seed: int, num_steps: int = NUM_STEPS, look_every: int = LOOK_EVERY
-) -> tuple[Training, list[Look]]:
+) -> tuple[Training, list[Evaluation]]:
     """One run, or its beginning: the final training state, and the losses of 64 held-out sequences during the run.
 
     Arguments:

@@ -43,7 +43,7 @@ NO_8BIT = {"min_8bit_size": 2**62}
 
 
 @dataclass(frozen=True)
-class Look:
+class Evaluation:
     """The loss of held-out text after so many steps, in nats."""
 
     step: int
@@ -51,7 +51,7 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Kind:
+class TrialOptimizer:
     """An optimizer's class, its settings, and other settings for embeddings."""
 
     make: type[BatchedOptimizer]
@@ -59,7 +59,7 @@ class Kind:
     for_embeddings: dict[str, Any]
 
 
-def kinds(width: int) -> dict[str, Kind]:
+def kinds(width: int) -> dict[str, TrialOptimizer]:
     """The settings of every optimizer for a model of this width, by the name of its file."""
     low = {"betas": ADAM, "rank": max(1, width // 4), "update_proj_gap": 50}
     settings: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -73,7 +73,7 @@ def kinds(width: int) -> dict[str, Kind]:
         "galore": (low, {"rank": None}),
         "q_galore": (low, {"rank": None} | NO_8BIT),
     }
-    return {name: Kind(kind, *settings.get(name, ({}, {}))) for name, kind in OPTIMIZERS.items()}
+    return {name: TrialOptimizer(kind, *settings.get(name, ({}, {}))) for name, kind in OPTIMIZERS.items()}
 
 
 @checked
@@ -160,7 +160,7 @@ class Training:
 @checked
 def train(
     training: Training, train_batches: Iterable[Any], held_out: Any, num_steps: int, look_every: int
-) -> list[Look]:
+) -> list[Evaluation]:
     """Train for so many steps; the loss of `held_out` before the first, every `look_every` and after the last.
 
     Arguments:
@@ -169,12 +169,12 @@ def train(
     Returns:
         The evaluations; the last loss is infinite if training diverged, which ends the trial.
     """
-    looks = [Look(0, held_out_loss(training.model, held_out))]
+    looks = [Evaluation(0, held_out_loss(training.model, held_out))]
     for inputs_BT, targets_BT in islice(train_batches, num_steps):
         if not math.isfinite(training.step(inputs_BT, targets_BT)):
-            return [*looks, Look(training.step_number, math.inf)]
+            return [*looks, Evaluation(training.step_number, math.inf)]
         if training.step_number % look_every == 0 or training.step_number == num_steps:
-            looks.append(Look(training.step_number, held_out_loss(training.model, held_out)))
+            looks.append(Evaluation(training.step_number, held_out_loss(training.model, held_out)))
     return looks
 
 

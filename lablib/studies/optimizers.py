@@ -80,7 +80,7 @@ PUBLISHED = (
 
 
 @dataclass(frozen=True)
-class Result:
+class OptimizerResult:
     """Record of one optimizer.
 
     Attributes:
@@ -175,7 +175,7 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Diffe
 
 
 @checked
-def recorded_results(path: Path = RECORDED) -> dict[str, Result]:
+def recorded_results(path: Path = RECORDED) -> dict[str, OptimizerResult]:
     """The recorded trials, the least loss first, of every optimizer with a complete record (speed is recorded last).
 
     Raises:
@@ -208,7 +208,7 @@ def about(path: Path = RECORDED) -> str:
 
 
 @checked
-def table(results: Mapping[str, Result], reference: str = "adamw") -> "pd.DataFrame":
+def table(results: Mapping[str, OptimizerResult], reference: str = "adamw") -> "pd.DataFrame":
     """One row per optimizer: loss, its difference from the reference with its interval, a conclusion, and costs."""
     import pandas as pd
 
@@ -233,14 +233,14 @@ def table(results: Mapping[str, Result], reference: str = "adamw") -> "pd.DataFr
     return pd.DataFrame(rows).set_index("optimizer")
 
 
-def _verdict(first: Result, second: Result) -> str:
+def _verdict(first: OptimizerResult, second: OptimizerResult) -> str:
     if first is second:
         return "itself"
     apart = difference(first.losses, second.losses)
     return "noise" if apart.is_noise else "less" if apart.mean < 0 else "more"
 
 
-def _result(name: str, rows: Sequence[dict[str, Any]], settings: dict[str, Any]) -> Result:
+def _result(name: str, rows: Sequence[dict[str, Any]], settings: dict[str, Any]) -> OptimizerResult:
     parts = {part: [row for row in rows if row["part"] == part] for part in ("search", "final", "speed", "memory")}
     trials: dict[tuple[float, float], list[float]] = {}
     for row in parts["search"]:
@@ -251,7 +251,7 @@ def _result(name: str, rows: Sequence[dict[str, Any]], settings: dict[str, Any])
     memory, speed = parts["memory"][0], parts["speed"][0]
     batch_size, seq_len, _ = settings["batch"]
     curves = [[loss for _, loss in row["curve"]] for row in finals]
-    return Result(
+    return OptimizerResult(
         name,
         lr,
         decay,

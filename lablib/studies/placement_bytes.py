@@ -40,7 +40,7 @@ from lablib.parallel.context.bytes import ContextSizes, context_sent_bytes
 from lablib.parallel.mesh.mesh import Mesh
 from lablib.pipeline.closed_form import V_SHAPED
 from lablib.plan.setup import Setup
-from lablib.plan.step import Step, step_of
+from lablib.plan.step import StepTimes, step_of
 from lablib.record.traffic import Traffic, Transfer
 from lablib.signature import OneOf, checked
 
@@ -95,7 +95,7 @@ def step_calls(setup: Setup) -> tuple[StepCall, ...]:
     return tuple(call for call in calls if has_others & set(call.over) and call.size_bytes * call.times > 0)
 
 
-def _passes(setup: Setup, step: Step) -> float:
+def _passes(setup: Setup, step: StepTimes) -> float:
     """How often a step passes a layer, forward and backward, and forward again where it is recomputed."""
     once_s = step.pieces.layer.forward.tensor_s
     each = setup.num_microbatches * setup.model.num_layers / setup.pipeline
@@ -103,7 +103,7 @@ def _passes(setup: Setup, step: Step) -> float:
     return each * (2 + recomputed)
 
 
-def _tensor(setup: Setup, step: Step) -> Iterator[StepCall]:
+def _tensor(setup: Setup, step: StepTimes) -> Iterator[StepCall]:
     size, passes, over = setup.whole_bytes, _passes(setup, step), ("tensor",)
     mixture, is_split = setup.model.experts, setup.sequence_parallel
     blocks, share = 2.0, 0.0
@@ -148,7 +148,7 @@ def _pipeline(setup: Setup) -> Iterator[StepCall]:
     yield StepCall("pipeline", "activations and their gradients", "send", size, setup.num_microbatches, ("pipeline",))
 
 
-def _data(setup: Setup, step: Step) -> Iterator[StepCall]:
+def _data(setup: Setup, step: StepTimes) -> Iterator[StepCall]:
     machine, parameters, m = setup.machine, step.pieces.parameters, setup.num_microbatches
     layers = setup.layers
     kinds = [("data", parameters.layer)] + (

@@ -27,7 +27,7 @@ from lablib.errors import unknown_name
 from lablib.hardware.device import Device
 from lablib.hardware.devices import DEVICES
 from lablib.memory.step_script import StepScript, is_plain
-from lablib.memory.step_trace import Kind, Op, Step, line_of
+from lablib.memory.step_trace import Op, StepOptions, StepTrace, line_of
 from lablib.models.published import find_transformer
 from lablib.models.sizes import GPTConfig
 from lablib.models.transformer import Transformer
@@ -196,14 +196,14 @@ def memory_of_step(
     )
 
 
-def _kind(precision: str, optimizer: str, recompute: str, num_microbatches: int) -> Kind:
+def _kind(precision: str, optimizer: str, recompute: str, num_microbatches: int) -> StepOptions:
     policy = recompute_policy(recompute)
     if policy.kind == "selective" or policy.first is not None:
         rule = 'recompute is "none", "full" or "every k" here: flash attention keeps no scores to leave out'
         raise ValueError(f'{rule}: got "{recompute}"; try "every 2".')
     # The third micro-batch and later ones hold as much as the second.
     every = 0 if policy.kind == "none" else policy.every
-    return Kind(*PRECISIONS[precision], *OPTIMIZERS[optimizer], every, min(num_microbatches, 2))
+    return StepOptions(*PRECISIONS[precision], *OPTIMIZERS[optimizer], every, min(num_microbatches, 2))
 
 
 def _device(device: str | Device) -> Device:
@@ -214,13 +214,13 @@ def _device(device: str | Device) -> Device:
     return DEVICES[device]
 
 
-def _dtype(device: Device, kind: Kind) -> str:
+def _dtype(device: Device, kind: StepOptions) -> str:
     """The dtype of the products: with 16-bit weights the device's fastest."""
     wanted = ("bfloat16", "float16", "float32") if kind.width == 2 else ("float32",)
     return next(name for name in wanted if name in device.peak_flops_per_s)
 
 
 @lru_cache(maxsize=32)
-def _step(model: Transformer, seq_len: int, kind: Kind) -> Step:
+def _step(model: Transformer, seq_len: int, kind: StepOptions) -> StepTrace:
     """The operators, for every micro-batch."""
     return StepScript(model, seq_len, kind).run() if is_plain(model) else outline(model, seq_len, kind)

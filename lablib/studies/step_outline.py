@@ -6,7 +6,7 @@ program peaks (`plan/eager/memory.py`). Here they are in the order of the progra
 
     each layer forward | loss | head backward | each layer backward, 3 to 5 moments | embedding | optimizer
 
-All are affine in the micro-batch, so two of them, 1 and 2, give both numbers of `Step`.
+All are affine in the micro-batch, so two of them, 1 and 2, give both numbers of `StepTrace`.
 
 Source: lablib/plan/eager/memory.py, with the same peak. Simplified: as there; FLOPs are shared out evenly over layers.
 """
@@ -17,7 +17,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lablib.memory.step_trace import Kind, Op, Step
+from lablib.memory.step_trace import Op, StepOptions, StepTrace
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_flops import forward_flops
 from lablib.models.transformer_sizes import transformer_parameters
@@ -30,7 +30,7 @@ from lablib.plan.step import step_of
 from lablib.record.allocations import CATEGORIES
 
 
-def outline(model: Transformer, seq_len: int, kind: Kind) -> Step:
+def outline(model: Transformer, seq_len: int, kind: StepOptions) -> StepTrace:
     """One step of the model, its moments as operators."""
     first, second = (_moments(model, _stage(model, seq_len, kind, micro_batch), kind) for micro_batch in (1, 2))
     one, two = (np.array([_by_category(moment) for _, moment in moments]) for moments in (first, second))
@@ -38,10 +38,10 @@ def outline(model: Transformer, seq_len: int, kind: Kind) -> Step:
     # Tokens and targets are there all the time.
     per_sequence[:, CATEGORIES.index("other")] += 16 * seq_len * kind.num_microbatches
     ops = tuple(op for op, _ in first)
-    return Step(ops, fixed, per_sequence, _work(ops, model, seq_len, kind))
+    return StepTrace(ops, fixed, per_sequence, _work(ops, model, seq_len, kind))
 
 
-def _stage(model: Transformer, seq_len: int, kind: Kind, micro_batch: int) -> Stage:
+def _stage(model: Transformer, seq_len: int, kind: StepOptions, micro_batch: int) -> Stage:
     """The planner's only stage: one device, one micro-batch in flight."""
     stack = replace(find_stack("torch"), has_master=kind.has_master)
     policy = f"every {min(kind.every, model.num_layers)}" if kind.every else "none"
@@ -51,7 +51,7 @@ def _stage(model: Transformer, seq_len: int, kind: Kind, micro_batch: int) -> St
     return stage_of(setup, step_of(setup), 0, model.num_layers)
 
 
-def _moments(model: Transformer, stage: Stage, kind: Kind) -> list[tuple[Op, Moment]]:
+def _moments(model: Transformer, stage: Stage, kind: StepOptions) -> list[tuple[Op, Moment]]:
     """Every moment of the step, in order, after the state before the step."""
     numbers, layers = float(stage.gradient) / kind.width, model.num_layers
     states = numbers * (kind.num_moments * kind.state_width + 4 * kind.has_master)
@@ -94,7 +94,7 @@ def _backward(stage: Stage, layers: int, is_later: bool) -> Iterator[tuple[Op, M
     yield Op("embedding, backward", "backward", ""), summed.plus(stage.at_embedding(is_later))
 
 
-def _work(ops: tuple[Op, ...], model: Transformer, seq_len: int, kind: Kind) -> np.ndarray:
+def _work(ops: tuple[Op, ...], model: Transformer, seq_len: int, kind: StepOptions) -> np.ndarray:
     """FLOPs a sequence: of each layer the mean, backward twice forward; the optimizer moves its numbers."""
     flops = {name: seq_len * part for name, part in forward_flops(model, seq_len, causal=True).items()}
     layer = (sum(flops.values()) - flops["head"]) / model.num_layers

@@ -83,7 +83,7 @@ ROWS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
+class ComparedStep:
     """A row and its predictions, in seconds per step. `hidden_s` and `exposed_s` are for ZeRO-3, otherwise None."""
 
     row: PublishedStep
@@ -98,12 +98,12 @@ class Compared:
         return self.planner_s / self.measured_s - 1
 
 
-def compared() -> tuple[Compared, ...]:
+def compared() -> tuple[ComparedStep, ...]:
     """Every row with its predictions. A table: `pd.DataFrame(compared())`."""
     return tuple(_compare(row) for row in ROWS)
 
 
-def _compare(row: PublishedStep) -> Compared:
+def _compare(row: PublishedStep) -> ComparedStep:
     model, cluster = find_transformer(row.model), find_cluster("dgx-a100")
     tensor = 1 if row.is_zero3 else 8
     pipeline = row.model_parallel // tensor
@@ -120,10 +120,10 @@ def _compare(row: PublishedStep) -> Compared:
     )
     measured_s, planner_s = row.step_s, prediction.step_time_s
     if not row.is_zero3:
-        return Compared(row, measured_s, planner_s, None, None)
+        return ComparedStep(row, measured_s, planner_s, None, None)
     compute_s = planner_s - prediction.communication["data"][1]
     communication_s = _by_parameter_s(model, row.gpus)
-    return Compared(row, measured_s, planner_s, max(compute_s, communication_s), compute_s + communication_s)
+    return ComparedStep(row, measured_s, planner_s, max(compute_s, communication_s), compute_s + communication_s)
 
 
 def _by_parameter_s(model: Transformer, ranks: int) -> float:

@@ -68,7 +68,7 @@ Bytes = Annotated[float, Range(ge=0, lt=inf, example=80 * GB)]
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class Interpretation:
     """One interpretation of a claim "from so many bytes to so many".
 
     Attributes:
@@ -172,7 +172,7 @@ def largest_model(
 
 
 @checked
-def readings(params: Params, after: str, before: str | None = None) -> tuple[Reading, ...]:
+def readings(params: Params, after: str, before: str | None = None) -> tuple[Interpretation, ...]:
     """All interpretations of a claim "from so many bytes to so many": each precision, stage and part of the states.
 
     A number matches if it rounds to the stated one. A stage that splits none of the counted parts is left out.
@@ -198,7 +198,7 @@ def readings(params: Params, after: str, before: str | None = None) -> tuple[Rea
             min_ranks = max(1, ceil(split / (most_after - whole)))
             max_ranks = floor(split / (least_after - whole)) if least_after > whole else inf
             if min_ranks <= max_ranks:
-                found.append(Reading(name, parts, stage, min_ranks, max_ranks))
+                found.append(Interpretation(name, parts, stage, min_ranks, max_ranks))
     return tuple(found)
 
 
@@ -269,7 +269,7 @@ def _limit(stage: Stage, precision: Precision = "mixed") -> str:
     return f"never {largest_saving(stage, precision):g}x, which is the limit for many ranks"
 
 
-def _in_words(found: Iterable[Reading]) -> str:
+def _in_words(found: Iterable[Interpretation]) -> str:
     """Each interpretation of all states as "FP32, stage 3, 4 ranks", and the number of those that count a part."""
     found = list(found)
     texts = []

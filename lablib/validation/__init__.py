@@ -20,17 +20,17 @@ constants.py        the fitted constants, and their bounds
 
 from lablib.validation.case import Case, cases_of
 from lablib.validation.cross_validate import Constant, HeldOut, cross_validate
-from lablib.validation.rows import Row, published_mixtures, published_rows, read_rows
-from lablib.validation.score import Report, score
+from lablib.validation.rows import PublishedRow, published_mixtures, published_rows, read_rows
+from lablib.validation.score import ScoreReport, score
 
 __all__ = [
-    "Row",
+    "PublishedRow",
     "read_rows",
     "published_rows",
     "published_mixtures",
     "Case",
     "cases_of",
-    "Report",
+    "ScoreReport",
     "score",
     "Constant",
     "HeldOut",

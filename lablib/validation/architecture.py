@@ -24,7 +24,7 @@ from typing import Any
 
 from lablib.models import TRANSFORMERS, Experts, Transformer, transformer_parameters
 from lablib.validation.fields import SIZES
-from lablib.validation.rows import Row
+from lablib.validation.rows import PublishedRow
 from lablib.validation.synonyms import is_named
 
 GATED = ("llama", "mixtral", "mistral", "qwen", "deepseek", "kimi", "gptoss", "grok", "gemma")
@@ -69,7 +69,7 @@ MORE = (
 )
 
 
-def transformer_of(row: Row, pads_vocabulary: bool) -> Transformer:
+def transformer_of(row: PublishedRow, pads_vocabulary: bool) -> Transformer:
     """The model of a row, by the rules above.
 
     Raises:
@@ -108,7 +108,7 @@ def _known(name: str) -> Transformer | None:
     return models[max(names, key=len)] if names else None
 
 
-def _stated(row: Row, name: str, known: Transformer | None) -> Transformer:
+def _stated(row: PublishedRow, name: str, known: Transformer | None) -> Transformer:
     """Rules A1 to A4 and A6: the sizes of the row, the rest by its name and its parameter count."""
     model = row.model
     kind = dict(LLAMA_KIND if any(word in name for word in GATED) else GPT_KIND)
@@ -163,7 +163,7 @@ def _experts(model: Mapping[str, Any], known: Experts | None) -> Experts | None:
     return Experts(**(usual | stated))
 
 
-def unstated_heads(row: Row) -> int:
+def unstated_heads(row: PublishedRow) -> int:
     """Rule A6."""
     title = f"{row.source.get('title', '')} {row.source.get('url', '')}".lower()
     said = next((heads for word, heads in HEADS_BY_SOURCE.items() if word in title), None)
@@ -182,7 +182,7 @@ def likely_heads(hidden: int, tensor: int) -> int:
     return min(fitting or [1], key=lambda heads: (abs(heads - hidden / 128), heads))
 
 
-def _nearest_to_count(model: Transformer, row: Row) -> Transformer:
+def _nearest_to_count(model: Transformer, row: PublishedRow) -> Transformer:
     """Rule A3."""
     heads, positions, biases = (model.tied_head, not model.tied_head), (model.positions,), (model.has_bias,)
     if "params" in row.model:

@@ -58,7 +58,7 @@ from lablib.plan.parallel import Parallel
 from lablib.plan.stack import Stack, find_stack
 from lablib.validation.architecture import transformer_of
 from lablib.validation.machine import cluster_of
-from lablib.validation.rows import Row
+from lablib.validation.rows import PublishedRow
 from lablib.validation.software import (
     offload_of,
     optimizer_of,
@@ -101,7 +101,7 @@ class Case:
         return self.batch // (self.parallel.data * self.micro_batch)
 
 
-def cases_of(row: Row) -> tuple[Case, ...]:
+def cases_of(row: PublishedRow) -> tuple[Case, ...]:
     """All the runs that a row may describe: one, or several if a setting is open.
 
     Raises:
@@ -138,7 +138,7 @@ def cases_of(row: Row) -> tuple[Case, ...]:
     return choices
 
 
-def _choices(row: Row, case: Case) -> Iterator[Case]:
+def _choices(row: PublishedRow, case: Case) -> Iterator[Case]:
     """Rule C11."""
     chunk_choices = _chunks(row, case)
     for chunks, recompute in product(chunk_choices, recompute_of(row, find_stack(case.stack).name)):
@@ -153,7 +153,7 @@ def _choices(row: Row, case: Case) -> Iterator[Case]:
                 yield choice
 
 
-def batch_of(row: Row, data: int) -> int:
+def batch_of(row: PublishedRow, data: int) -> int:
     """Rule C2: sequences in a step, all ranks."""
     batch = row.batch
     if "global" in batch:
@@ -162,7 +162,7 @@ def batch_of(row: Row, data: int) -> int:
     return local * data
 
 
-def _micro_batches(row: Row, case: Case, pieces: int) -> tuple[int, ...]:
+def _micro_batches(row: PublishedRow, case: Case, pieces: int) -> tuple[int, ...]:
     """Rule C3, for a pipeline of `pieces`; if nothing is stated, the sizes that divide a replica's batch."""
     batch, local = row.batch, case.batch // case.parallel.data
     if "micro" in batch:
@@ -178,7 +178,7 @@ def _micro_batches(row: Row, case: Case, pieces: int) -> tuple[int, ...]:
     return choices
 
 
-def _schedule(row: Row) -> str:
+def _schedule(row: PublishedRow) -> str:
     """Rule C7, without the chunks."""
     if row.parallel.get("pp", 1) == 1:
         return "1f1b"
@@ -186,7 +186,7 @@ def _schedule(row: Row) -> str:
     return "interleaved" if name == "1f1b" and row.parallel.get("vpp", 1) > 1 else name
 
 
-def _chunks(row: Row, case: Case) -> tuple[int, ...]:
+def _chunks(row: PublishedRow, case: Case) -> tuple[int, ...]:
     """Rule C7: the stated chunks, or those that divide the layers of a stage."""
     if case.parallel.pipeline == 1:
         return (1,)
@@ -203,7 +203,7 @@ def _chunks(row: Row, case: Case) -> tuple[int, ...]:
     return tuple(chunks for chunks in range(1, layers + 1) if layers % chunks == 0)
 
 
-def _may_have_experts(row: Row) -> bool:
+def _may_have_experts(row: PublishedRow) -> bool:
     if "experts" in row.model:
         return True
     try:

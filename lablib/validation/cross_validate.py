@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from lablib.text.files import parse_json
-from lablib.validation.rows import Row
+from lablib.validation.rows import PublishedRow
 from lablib.validation.score import Predictor, Prepared, Skipped, best, prepare, report
 
 _FIRST_STEP, _LAST_STEP = 0.4, 0.05  # shares of a constant
@@ -64,7 +64,7 @@ class HeldOut:
 
 
 def cross_validate(
-    rows: Iterable[Row],
+    rows: Iterable[PublishedRow],
     constants: Mapping[str, Constant],
     predictor: Maker,
     *,
@@ -100,7 +100,7 @@ def cross_validate(
     return results
 
 
-def _settled(rows: Iterable[Row], predict: Predictor) -> tuple[list[Prepared], list[Skipped]]:
+def _settled(rows: Iterable[PublishedRow], predict: Predictor) -> tuple[list[Prepared], list[Skipped]]:
     """The rows that state a time, each with its best case, which stays fixed during a fit; and the refused rows."""
     ready, refused = prepare(rows)
     settled = []

@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 from lablib.errors import unknown_name
 from lablib.hardware import CLUSTERS, DEVICES, LINKS, Cluster, Link
-from lablib.validation.rows import Row
+from lablib.validation.rows import PublishedRow
 from lablib.validation.synonyms import gpu_key
 
 
@@ -51,7 +51,7 @@ _OMNI_PATH_SHARE = 0.2
 _RACK, _WHOLE_TRAYS = 72, 64
 
 
-def cluster_of(row: Row) -> Cluster:
+def cluster_of(row: PublishedRow) -> Cluster:
     """The cluster of a row, by the rules above.
 
     Raises:
@@ -81,7 +81,7 @@ def cluster_of(row: Row) -> Cluster:
     return cluster
 
 
-def _per_node(row: Row) -> int | None:
+def _per_node(row: PublishedRow) -> int | None:
     """Rule M2; in a rack (M3) nodes are its trays, and are not counted."""
     nodes, gpus = row.hardware.get("nodes"), row.hardware["gpus"]
     stated = row.hardware.get("gpus_per_node")

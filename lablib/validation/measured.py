@@ -31,7 +31,7 @@ from lablib.hardware import Device
 from lablib.models import Transformer
 from lablib.models.transformer_flops import step_flops
 from lablib.text.units import format_quantity
-from lablib.validation.rows import Row
+from lablib.validation.rows import PublishedRow
 
 GIB = 2**30
 # A figure outside these shares of the peak is in another unit: no training step was ever measured there.
@@ -39,7 +39,7 @@ MIN_SHARE, MAX_SHARE = 1e-3, 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredStep:
     """One row's figures: seconds of a step (None: only memory), bytes on the fullest GPU (None: only time), the field
     of the time, and the attribute of a prediction to compare the memory with (rules Y1 to Y3)."""
 
@@ -60,7 +60,9 @@ def model_flops(model: Transformer, batch: int, seq_len: int) -> float:
     return hardware_flops(model, batch, seq_len, "none")
 
 
-def measured_of(row: Row, model: Transformer, device: Device, batch: int, precision: str, recompute: str) -> Measured:
+def measured_of(
+    row: PublishedRow, model: Transformer, device: Device, batch: int, precision: str, recompute: str
+) -> MeasuredStep:
     """The figures of a row, by the rules above.
 
     Arguments:
@@ -84,10 +86,10 @@ def measured_of(row: Row, model: Transformer, device: Device, batch: int, precis
     field, step_time_s = _step_time_s(row, model, device, batch, precision, recompute)
     if step_time_s is not None:
         _check_share(row, field, model_flops(model, batch, row.model["seq"]), step_time_s, device, precision)
-    return Measured(step_time_s, memory_bytes, field, _memory_kind(row))
+    return MeasuredStep(step_time_s, memory_bytes, field, _memory_kind(row))
 
 
-def _memory_kind(row: Row) -> str:
+def _memory_kind(row: PublishedRow) -> str:
     """Rules Y1 to Y3."""
     if "memory_gib_per_gpu" not in row.measured:
         return "device_bytes"
@@ -95,7 +97,7 @@ def _memory_kind(row: Row) -> str:
 
 
 def _step_time_s(
-    row: Row, model: Transformer, device: Device, batch: int, precision: str, recompute: str
+    row: PublishedRow, model: Transformer, device: Device, batch: int, precision: str, recompute: str
 ) -> tuple[str, float | None]:
     gpus, seq_len = row.hardware["gpus"], row.model["seq"]
     peak, tokens = device.peak(precision), batch * seq_len
@@ -120,7 +122,9 @@ def _step_time_s(
     return "", None
 
 
-def _check_share(row: Row, field: str, flops: float, step_time_s: float, device: Device, precision: str) -> None:
+def _check_share(
+    row: PublishedRow, field: str, flops: float, step_time_s: float, device: Device, precision: str
+) -> None:
     # A dtype without a unit on the device is emulated in 16 bits, not in float32.
     peak = max(device.peak(precision), device.peak("float16"))
     share = flops / step_time_s / row.hardware["gpus"] / peak

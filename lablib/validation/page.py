@@ -10,7 +10,7 @@ from typing import Any
 from lablib.text.markup import in_markdown, link_in_markdown
 from lablib.validation.cross_validate import HeldOut
 from lablib.validation.doubts import DOUBTS, MIXTURE_DOUBTS
-from lablib.validation.score import Report, Scored
+from lablib.validation.score import Scored, ScoreReport
 from lablib.validation.tables import (
     HEADING,
     HELD_OUT_HEADING,
@@ -38,7 +38,7 @@ MARKED = re.compile(r"(?<=<!-- validation -->\n).*?(?=<!-- /validation -->)", re
 _WORST_ON_PAGE = 15
 
 
-def sentence(report: Report) -> str:
+def sentence(report: ScoreReport) -> str:
     """The error of the step time in one sentence."""
     all_rows = report.all()
     if not all_rows["rows"]:
@@ -62,12 +62,14 @@ def _spread(figures: Mapping[str, float]) -> str:
     )
 
 
-def _fitted_sentence(report: Report, mixtures: Report | None) -> str:
+def _fitted_sentence(report: ScoreReport, mixtures: ScoreReport | None) -> str:
     """As `sentence`; for the rows of this package (and mixtures) also the result on other rows."""
     return sentence(report) if mixtures is None else f"{sentence(report)} {UNSEEN}"
 
 
-def markdown(report: Report, picture: str, held_out: Sequence[HeldOut] = (), mixtures: Report | None = None) -> str:
+def markdown(
+    report: ScoreReport, picture: str, held_out: Sequence[HeldOut] = (), mixtures: ScoreReport | None = None
+) -> str:
     """The page. `picture` is its path from the page; `held_out` the sources, each left out of the fit; `mixtures` the
     report of rows with mixtures of experts, which have a separate section."""
     parts = [
@@ -103,11 +105,11 @@ def markdown(report: Report, picture: str, held_out: Sequence[HeldOut] = (), mix
 
 def with_section(
     readme: str,
-    report: Report,
+    report: ScoreReport,
     picture: str,
     page: str,
     held_out: Sequence[HeldOut] = (),
-    mixtures: Report | None = None,
+    mixtures: ScoreReport | None = None,
 ) -> str:
     """The README with the text between its marks replaced: the picture, the error, a link to the page.
 
@@ -141,7 +143,7 @@ def _missed(groups: Mapping[str, Mapping[str, Any]], targets: Callable[[str], fl
     return ["Targets that are missed:", "\n".join(missed)] if missed else []
 
 
-def _memory(report: Report) -> list[str]:
+def _memory(report: ScoreReport) -> list[str]:
     memory = report.memory()
     if not memory["rows"]:
         return []
@@ -173,7 +175,7 @@ def _cross(held_out: Sequence[HeldOut]) -> list[str]:
     return ["## Leave one source out", words, _table(HELD_OUT_HEADING, held_out_lines(held_out))]
 
 
-def mixtures_sentence(mixtures: Report) -> str:
+def mixtures_sentence(mixtures: ScoreReport) -> str:
     """The error of mixtures of experts in one sentence."""
     of_all = mixtures.all()
     return (
@@ -182,7 +184,7 @@ def mixtures_sentence(mixtures: Report) -> str:
     )
 
 
-def _mixtures(mixtures: Report | None) -> list[str]:
+def _mixtures(mixtures: ScoreReport | None) -> list[str]:
     if mixtures is None or not mixtures.all()["rows"]:
         return []
     words = (

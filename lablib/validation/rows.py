@@ -16,8 +16,9 @@ One JSON object per line:
 
 A field that is missing, of the wrong type, outside every plausible size, or nearly a known name is an error with its
 line (fields.py has each field's kind and range, and other names of it). A field of any other name is not used, and
-listed in `Row.unused`; known fields for readers only are LABELS of fields.py. Fields that a source leaves open (heads,
-micro-batch, recomputation) may be missing: case.py has the rules. Rows with `"scorable": false` are not read further.
+listed in `PublishedRow.unused`; known fields for readers only are LABELS of fields.py. Fields that a source leaves open
+(heads, micro-batch, recomputation) may be missing: case.py has the rules. Rows with `"scorable": false` are not read
+further.
 """
 
 import json
@@ -31,7 +32,7 @@ from lablib.validation.fields import FIELDS, SECTIONS, SIZES, by_usual_names, ch
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PublishedRow:
     """One published measurement. Sections hold only known fields, each checked; numbers keep the file's units.
 
     Attributes:
@@ -70,17 +71,17 @@ class Row:
         return self.texts.get(name, "").lower()
 
 
-def published_rows() -> list[Row]:
+def published_rows() -> list[PublishedRow]:
     """The 296 rows of this package, each with its source."""
     return read_rows(Path(__file__).with_name("published_runs.jsonl"))
 
 
-def published_mixtures() -> list[Row]:
+def published_mixtures() -> list[PublishedRow]:
     """Published runs of mixtures of experts in this package. They were not used in any fit."""
     return read_rows(Path(__file__).with_name("published_moe_runs.jsonl"))
 
 
-def read_rows(path: str | Path) -> list[Row]:
+def read_rows(path: str | Path) -> list[PublishedRow]:
     """The rows of a JSON Lines file, without blank lines.
 
     Raises:
@@ -94,7 +95,7 @@ def read_rows(path: str | Path) -> list[Row]:
     return parse_rows(lines, path.name)
 
 
-def parse_rows(lines: Iterable[str], name: str = "rows") -> list[Row]:
+def parse_rows(lines: Iterable[str], name: str = "rows") -> list[PublishedRow]:
     """`read_rows` of lines already read; `name` is the file's name in errors. Raises ValueError as `read_rows`."""
     rows = []
     for number, line in enumerate(lines, 1):
@@ -108,7 +109,7 @@ def parse_rows(lines: Iterable[str], name: str = "rows") -> list[Row]:
     return rows
 
 
-def _row(line: str, number: int) -> Row:
+def _row(line: str, number: int) -> PublishedRow:
     try:
         record = parse_json(line, object_pairs_hook=_without_repetition)
     except json.JSONDecodeError as error:
@@ -117,7 +118,7 @@ def _row(line: str, number: int) -> Row:
         raise ValueError(f"a row must be a JSON object, {{...}}: got {type(record).__name__}")
     record = _without_null(record)
     if record.get("scorable") is False:
-        return Row(number, str(record.get("id", f"line {number}")), {}, {}, {}, {}, {}, {}, is_scorable=False)
+        return PublishedRow(number, str(record.get("id", f"line {number}")), {}, {}, {}, {}, {}, {}, is_scorable=False)
     unused = unknown("", record, (*FIELDS[""], *SECTIONS))
     sections: dict[str, Any] = {}
     for section in SECTIONS:
@@ -131,7 +132,7 @@ def _row(line: str, number: int) -> Row:
     if not top.get("id"):
         raise ValueError('field id: missing; give each row a name, "FAMILY-anything"')
     top.pop("scorable", None)
-    row = Row(number, top.pop("id"), **sections, texts=top, unused=tuple(unused))
+    row = PublishedRow(number, top.pop("id"), **sections, texts=top, unused=tuple(unused))
     _check_nothing_missing(row)
     return row
 
@@ -150,7 +151,7 @@ def _without_null(record: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if value is not None}
 
 
-def _check_nothing_missing(row: Row) -> None:
+def _check_nothing_missing(row: PublishedRow) -> None:
     named_only = "name" in row.model and not any(size in row.model for size in SIZES)
     needed = [("hardware", "gpu"), ("hardware", "gpus"), ("model", "seq")]
     needed += [] if named_only else [("model", size) for size in SIZES]
@@ -166,7 +167,7 @@ def _check_nothing_missing(row: Row) -> None:
     _check_counts(row)
 
 
-def _check_axes(row: Row) -> None:
+def _check_axes(row: PublishedRow) -> None:
     """An axis may be missing if the others give the number of GPUs."""
     split = row.parallel.get("dp", 0) * row.parallel.get("cp", 1)
     for axis in ("tp", "pp"):
@@ -179,7 +180,7 @@ def _check_axes(row: Row) -> None:
         )
 
 
-def _check_counts(row: Row) -> None:
+def _check_counts(row: PublishedRow) -> None:
     """Values stated twice must be equal."""
     axes, hardware = row.parallel, row.hardware
     if "model_parallel" in axes and axes["model_parallel"] != axes.get("tp", 1) * axes.get("pp", 1):

@@ -19,12 +19,12 @@ from typing import Any, Protocol
 from lablib.validation.architecture import transformer_of
 from lablib.validation.baseline import naive_step_time_s
 from lablib.validation.case import Case, cases_of
-from lablib.validation.measured import Measured, measured_of
-from lablib.validation.rows import Row
+from lablib.validation.measured import MeasuredStep, measured_of
+from lablib.validation.rows import PublishedRow
 from lablib.validation.software import software_of
 
 
-class Prediction(Protocol):
+class PredictionLike(Protocol):
     """The attributes of a prediction that are used."""
 
     @property
@@ -41,16 +41,16 @@ class Prediction(Protocol):
 
 REFUSED_ERROR = -100.0  # percent
 # Called with the keyword arguments of `Case.arguments`.
-Predictor = Callable[..., Prediction]
+Predictor = Callable[..., PredictionLike]
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A row ready to be predicted: the runs it may describe, the measurement, and the naive estimate in seconds."""
 
-    row: Row
+    row: PublishedRow
     cases: tuple[Case, ...]
-    measured: Measured
+    measured: MeasuredStep
     naive_s: float
 
 
@@ -61,16 +61,16 @@ class Skipped:
     id: str
     line: int
     reason: str
-    row: Row | None = None
+    row: PublishedRow | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
     """One row: measured, predicted and naive step time in seconds, and memory in bytes if it was measured."""
 
-    row: Row
+    row: PublishedRow
     case: Case
-    measured: Measured
+    measured: MeasuredStep
     step_time_s: float
     memory_bytes: float
     naive_s: float
@@ -119,7 +119,7 @@ def statistics(errors: Sequence[float], naive_errors: Sequence[float] = (), refu
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ScoreReport:
     """All scored rows, and the others, in the order of the file."""
 
     scored: tuple[Scored, ...]
@@ -135,7 +135,7 @@ class Report:
         """The rows that state memory."""
         return tuple(one for one in self.scored if one.measured.memory_bytes is not None)
 
-    def refused(self, of_memory: bool = False) -> tuple[Row, ...]:
+    def refused(self, of_memory: bool = False) -> tuple[PublishedRow, ...]:
         """The rows that state a step time (or memory) and have no prediction."""
         rows = [one.row for one in self.skipped if one.row is not None]
         return tuple(row for row in rows if any(name.startswith("memory") == of_memory for name in row.measured))
@@ -179,13 +179,13 @@ class Report:
         }
 
 
-def score(rows: Iterable[Row], predict: Predictor) -> Report:
+def score(rows: Iterable[PublishedRow], predict: Predictor) -> ScoreReport:
     """The report of all rows. `predict` is called with the keyword arguments of a `Case`."""
     ready, skipped = prepare(rows)
     return report(ready, predict, skipped)
 
 
-def prepare(rows: Iterable[Row]) -> tuple[list[Prepared], list[Skipped]]:
+def prepare(rows: Iterable[PublishedRow]) -> tuple[list[Prepared], list[Skipped]]:
     """The part of `score` before the predictor: cases and measurement of each row, and the skipped rows."""
     ready, skipped = [], []
     for row in rows:
@@ -206,7 +206,7 @@ def prepare(rows: Iterable[Row]) -> tuple[list[Prepared], list[Skipped]]:
     return ready, skipped
 
 
-def report(ready: Iterable[Prepared], predict: Predictor, skipped: Sequence[Skipped] = ()) -> Report:
+def report(ready: Iterable[Prepared], predict: Predictor, skipped: Sequence[Skipped] = ()) -> ScoreReport:
     """`score` of prepared rows, for repeated calls in a fit."""
     scored, refused = [], []
     for one in ready:
@@ -217,10 +217,10 @@ def report(ready: Iterable[Prepared], predict: Predictor, skipped: Sequence[Skip
             continue
         time_s, memory = prediction.step_time_s, getattr(prediction, one.measured.memory_kind)
         scored.append(Scored(one.row, case, one.measured, time_s, memory, one.naive_s))
-    return Report(tuple(scored), tuple(sorted([*skipped, *refused], key=lambda one: one.line)))
+    return ScoreReport(tuple(scored), tuple(sorted([*skipped, *refused], key=lambda one: one.line)))
 
 
-def best(cases: Sequence[Case], predict: Predictor) -> tuple[Case, Prediction]:
+def best(cases: Sequence[Case], predict: Predictor) -> tuple[Case, PredictionLike]:
     """Rule C11: the fastest case that fits the device's memory, or the one with least memory.
 
     Raises:
@@ -245,8 +245,8 @@ Figures = dict[str, float]
 
 def _by(
     ones: Iterable[Scored],
-    refused: Iterable[Row],
-    key: Callable[[Row], str],
+    refused: Iterable[PublishedRow],
+    key: Callable[[PublishedRow], str],
     figures: Callable[[Sequence[Scored], int], Figures],
 ) -> dict[str, Figures]:
     """Statistics of each group of rows, with its refused rows."""

@@ -8,7 +8,7 @@ from lablib.plan.arguments import OFFLOAD
 from lablib.plan.default_stack import NAMED, Software, default_stack
 from lablib.plan.optimizers import OPTIMIZERS
 from lablib.plan.stack import Stack, find_stack
-from lablib.validation.rows import Row
+from lablib.validation.rows import PublishedRow
 from lablib.validation.synonyms import is_named, offload_named, recompute_named
 
 MEGATRON = ("megatron", "nemo", "simumax", "bigscience", "bloom", "vtrain", "reducing activation recomputation")
@@ -28,7 +28,7 @@ RECOMPUTE = ("none", "selective", "full")
 _MAKERS = "(?:fused|paged|decoupled|distributed|(?:deepspeed)?cpu)?-?"
 
 
-def software_of(row: Row, cluster: Cluster) -> Software:
+def software_of(row: PublishedRow, cluster: Cluster) -> Software:
     """A generation of software, and the reason for it (rule C5). Raises ValueError for an unknown stated name."""
     title = f"{row.source.get('title', '')} {row.source.get('url', '')}".lower()
     if "stack" in row.texts:
@@ -49,12 +49,12 @@ def software_of(row: Row, cluster: Cluster) -> Software:
     return default_stack(cluster.device, year, is_megatron or not title.strip())
 
 
-def stack_of(row: Row, cluster: Cluster) -> str:
+def stack_of(row: PublishedRow, cluster: Cluster) -> str:
     """Name of the software."""
     return software_of(row, cluster).name
 
 
-def year_of(row: Row) -> int | None:
+def year_of(row: PublishedRow) -> int | None:
     """The year of a row: of its `date`, or the latest in its source's title and address; None without a year.
 
     An arXiv number begins with year and month; 202412 and 2024-12 are months, other long numbers are not.
@@ -66,7 +66,7 @@ def year_of(row: Row) -> int | None:
     return max(map(int, [*(f"20{paper}" for paper in papers), *years, *months]), default=None)
 
 
-def _torchtitan(row: Row) -> str:
+def _torchtitan(row: PublishedRow) -> str:
     notes, is_float8 = row.text("notes"), "fp8" in row.text("precision")
     is_compiled = is_named(notes, "compiled?") and not is_named(notes, "eager")
     if not (is_compiled or is_float8):
@@ -75,7 +75,7 @@ def _torchtitan(row: Row) -> str:
     return "torch-compile-2024" if year and year <= 2024 else "torch-compile"
 
 
-def with_dispatcher(row: Row, stack: str) -> str | Stack:
+def with_dispatcher(row: PublishedRow, stack: str) -> str | Stack:
     """The software with the dispatcher of tokens to experts (rule C12)."""
     is_deduplicated = any(name in row.text("dispatcher") for name in ("deepep", "hybridep"))
     is_hidden = row.parallel.get("ep_overlap", False)
@@ -85,7 +85,7 @@ def with_dispatcher(row: Row, stack: str) -> str | Stack:
     return replace(find_stack(stack), dispatcher=dispatcher, hides_dispatch=is_hidden)
 
 
-def optimizer_of(row: Row) -> str:
+def optimizer_of(row: PublishedRow) -> str:
     """Rule C13: the optimizer named in the text.
 
     Raises:
@@ -102,7 +102,7 @@ def optimizer_of(row: Row) -> str:
     raise ValueError(f"optimizer must name one of {', '.join(OPTIMIZERS)}: got {row.texts['optimizer']!r}")
 
 
-def offload_of(row: Row) -> tuple[str, ...]:
+def offload_of(row: PublishedRow) -> tuple[str, ...]:
     """Rule C14: the states kept by the host.
 
     Raises:
@@ -115,7 +115,7 @@ def offload_of(row: Row) -> tuple[str, ...]:
     return found
 
 
-def precision_of(row: Row, cluster: Cluster) -> str:
+def precision_of(row: PublishedRow, cluster: Cluster) -> str:
     """Rule C4: the precision of matrix products.
 
     Raises:
@@ -137,7 +137,7 @@ def precision_of(row: Row, cluster: Cluster) -> str:
     raise ValueError(f"precision must name one of {names}: got {row.texts['precision']!r}")
 
 
-def recompute_of(row: Row, stack: str) -> tuple[str, ...]:
+def recompute_of(row: PublishedRow, stack: str) -> tuple[str, ...]:
     """Rule C6: the possible recomputation policies, one if it is stated, all three if it is open.
 
     Raises:

@@ -5,12 +5,12 @@ from typing import Any
 
 from lablib.hardware import Cluster
 from lablib.plan.parallel import Parallel
-from lablib.validation.rows import Row
+from lablib.validation.rows import PublishedRow
 from lablib.validation.software import OLD_MEGATRON
 from lablib.validation.synonyms import sharding_named
 
 
-def data_ranks(row: Row) -> int:
+def data_ranks(row: PublishedRow) -> int:
     """Ranks of the data axis (rule C1). Raises ValueError if the axes do not give the number of GPUs."""
     axes, gpus = row.parallel, row.hardware["gpus"]
     others = axes.get("tp", 1) * axes.get("pp", 1) * axes.get("cp", 1)
@@ -20,7 +20,7 @@ def data_ranks(row: Row) -> int:
     return data
 
 
-def parallel_of(row: Row, data: int, stack: str, cluster: Cluster) -> Parallel:
+def parallel_of(row: PublishedRow, data: int, stack: str, cluster: Cluster) -> Parallel:
     """The split, with experts, sharding and sequence parallelism (rules C1, C8 and C9).
 
     Raises:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lablib.validation.cross_validate import HeldOut
 from lablib.validation.measured import GIB
-from lablib.validation.score import Report
+from lablib.validation.score import ScoreReport
 
 # Target of the mean absolute error in percent, by group of rows; of memory at the end.
 TARGETS: Mapping[str, float] = MappingProxyType(
@@ -33,13 +33,13 @@ HELD_OUT_HEADING = ("source", "rows", "as it is", "fitted on all", "fitted witho
 WORST_HEADING = ("row", "measured", "predicted", "error", "software")
 
 
-def time_lines(report: Report) -> list[tuple[str, ...]]:
+def time_lines(report: ScoreReport) -> list[tuple[str, ...]]:
     """One line per group of rows, and one for all: the columns of HEADING."""
     rows = [*report.groups().items(), ("all", report.all())]
     return [(name, *_figures(s), _percent(s.get("naive_mape")), _percent(TARGETS.get(name))) for name, s in rows]
 
 
-def memory_lines(report: Report) -> list[tuple[str, ...]]:
+def memory_lines(report: ScoreReport) -> list[tuple[str, ...]]:
     """One line per family that states memory, and one for all: the columns of MEMORY_HEADING."""
     memory = report.memory()
     rows = [*memory["families"].items(), ("all", memory)]
@@ -58,7 +58,7 @@ def _percent(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}%"
 
 
-def worst_lines(report: Report, number: int) -> list[tuple[str, ...]]:
+def worst_lines(report: ScoreReport, number: int) -> list[tuple[str, ...]]:
     """The rows with the largest errors, worst first: the columns of WORST_HEADING."""
     return [
         (
@@ -72,7 +72,7 @@ def worst_lines(report: Report, number: int) -> list[tuple[str, ...]]:
     ]
 
 
-def worst_memory_lines(report: Report, number: int) -> list[tuple[str, ...]]:
+def worst_memory_lines(report: ScoreReport, number: int) -> list[tuple[str, ...]]:
     """The rows with the largest errors of memory, worst first: the columns of WORST_HEADING."""
     worst = sorted(report.weighed, key=lambda one: (-abs(one.memory_error), one.row.line))
     return [
@@ -87,7 +87,7 @@ def worst_memory_lines(report: Report, number: int) -> list[tuple[str, ...]]:
     ]
 
 
-def software_lines(report: Report) -> list[tuple[str, ...]]:
+def software_lines(report: ScoreReport) -> list[tuple[str, ...]]:
     """Number of rows by assumed software and reason: the columns of SOFTWARE_HEADING."""
     counts = Counter((one.row.family, one.software) for one in report.scored)
     return [(family, software, str(count)) for (family, software), count in counts.items()]

@@ -27,7 +27,7 @@ BANDWIDTHS = tuple(1e8 * 10 ** (i / 5) for i in range(21))  # 100 MB/s to 1 TB/s
 _EXAMPLES = ({"bits": 4}, {"overlap": 100})
 
 
-class Found(NamedTuple):
+class CompressionSpeedups(NamedTuple):
     """Speedups by bandwidth for each batch; the speedup at the chosen bandwidth; the break-even bandwidth."""
 
     curves: dict[str, list[float]]
@@ -65,7 +65,7 @@ def compression_calculator(
 
 
 @checked
-def compression_pays(compute_s: float, bandwidth: float, bits: int, overhead: int, overlap: int) -> Found:
+def compression_pays(compute_s: float, bandwidth: float, bits: int, overhead: int, overlap: int) -> CompressionSpeedups:
     """The speedups for each of `BATCHES` at each of `BANDWIDTHS`, in blocks of 256 and two phases."""
     method = replace(find_compression("int8"), name=f"{bits} bits", bits=bits)
     options = {"overlap": overlap / 100, "overhead": float(overhead)}
@@ -73,10 +73,10 @@ def compression_pays(compute_s: float, bandwidth: float, bits: int, overhead: in
     times_s = [batch * compute_s for batch in BATCHES]
     here = [speedup_of_compression(method, NUM_GRADIENTS, time_s, bandwidth, **options) for time_s in times_s]
     even = [break_even_bandwidth(method, NUM_GRADIENTS, time_s, **options) for time_s in times_s]
-    return Found(curves, bandwidth, here, even)
+    return CompressionSpeedups(curves, bandwidth, here, even)
 
 
-def _draw(found: Found) -> go.Figure:
+def _draw(found: CompressionSpeedups) -> go.Figure:
     parts = [
         f"{name} {speedup:.2f} times as fast (it pays below {format_quantity(even, 'B/s')})"
         for name, speedup, even in zip(found.curves, found.here, found.break_even, strict=True)

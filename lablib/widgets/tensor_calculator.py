@@ -29,7 +29,7 @@ SEQ_LEN, HEAD_WIDTH = 2048, 64
 _EXAMPLES = ({"cluster": "pcie-a100"}, {"width": 16384, "ranks": 64})
 
 
-class Found(NamedTuple):
+class LayerByRanks(NamedTuple):
     """A layer on 1, 2, 4, ... ranks; the ranks of a node; and the tokens from which 2D sends less."""
 
     times: list[TensorLayerTime]
@@ -68,17 +68,17 @@ def tensor_calculator(
 
 
 @checked
-def tensor_layer(cluster: str, width: int, ranks: int, sequences: int, way: str) -> Found:
+def tensor_layer(cluster: str, width: int, ranks: int, sequences: int, way: str) -> LayerByRanks:
     """The layer on 1, 2, 4, ... ranks; the width is a multiple of 64 and of the ranks."""
     layer = LayerSizes(sequences, SEQ_LEN, width, width // HEAD_WIDTH)
     counts = [2**k for k in range(ranks.bit_length())]
     machine = find_cluster(cluster)
     square = isqrt(max(ranks, 4)) ** 2
     times = tensor_times(layer, machine, counts, way)
-    return Found(times, machine.devices_per_node, layer.tokens, square, fewest_tokens_for_2d(width, square))
+    return LayerByRanks(times, machine.devices_per_node, layer.tokens, square, fewest_tokens_for_2d(width, square))
 
 
-def _draw(found: Found) -> go.Figure:
+def _draw(found: LayerByRanks) -> go.Figure:
     times, per_node, tokens, square, fewest = found
     ranks, compute_s = [one.ranks for one in times], [one.compute_s for one in times]
     exposed_s = [one.exposed_s for one in times]

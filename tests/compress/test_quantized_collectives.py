@@ -22,7 +22,7 @@ from lablib.compress import (
     InSequence,
     Int4,
     Int8,
-    Quantized,
+    QuantizedMessage,
     Rotated,
     comm_hook,
     error_growth,
@@ -47,18 +47,20 @@ kinds = st.sampled_from([Int8(block=4), Int4(block=5), Asymmetric(block=7), Fp8(
 class Exact:
     """Sends float32 numbers as they are: 4 bytes each."""
 
-    def quantize(self, x: Tensor) -> Quantized:
-        return Quantized(x.detach().float(), x.new_empty(*x.shape[:-1], 0, dtype=torch.float32), None, x.shape[-1])
+    def quantize(self, x: Tensor) -> QuantizedMessage:
+        return QuantizedMessage(
+            x.detach().float(), x.new_empty(*x.shape[:-1], 0, dtype=torch.float32), None, x.shape[-1]
+        )
 
-    def dequantize(self, quantized: Quantized) -> Tensor:
+    def dequantize(self, quantized: QuantizedMessage) -> Tensor:
         return quantized.codes
 
     def message_bytes(self, numel: int) -> int:
         return 4 * numel
 
-    def from_message(self, message: Tensor, numel: int) -> Quantized:
+    def from_message(self, message: Tensor, numel: int) -> QuantizedMessage:
         codes = message.flatten().view(torch.float32).view(*message.shape[:-1], numel)
-        return Quantized(codes, codes[..., :0], None, numel)
+        return QuantizedMessage(codes, codes[..., :0], None, numel)
 
 
 EXACT = Exact()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from lablib.data.resumable_shards import Piece, ShardProgress, ShardReader, deal_pieces
+from lablib.data.resumable_shards import SampleRange, ShardProgress, ShardReader, deal_pieces
 from lablib.data.shuffle_buffer import shuffle_buffer
 
 SIZES = st.lists(st.integers(0, 12), min_size=1, max_size=6)
@@ -127,7 +127,10 @@ def test_workers_of_a_real_loader_may_be_others_after_the_stop(before, after):
         (lambda: ShardProgress([3]).mark_used(1, 0), "got place 0 of shard 1"),
         (lambda: ShardProgress.of([]), r"same shards: got sizes \[\]"),
         (lambda: ShardProgress.of([ShardProgress([n]).state_dict() for n in (1, 2)]), r"got sizes \[\[1\], \[2\]\]"),
-        (lambda: deal_pieces([Piece(0, 5, 2)], 1), "the samples .start, stop. of a shard: got Piece.shard=0, start=5"),
+        (
+            lambda: deal_pieces([SampleRange(0, 5, 2)], 1),
+            "the samples .start, stop. of a shard: got SampleRange.shard=0, start=5",
+        ),
         (lambda: ShardReader(read, [], 1, 1), "rank must be from 0 to world_size - 1 = 0: got 1"),
     ],
 )

@@ -16,8 +16,8 @@ from lablib.record.memory import Allocation, Memory
 from lablib.run import Span, Timeline, Traffic, Transfer
 from lablib.studies import PlacedMesh, placements
 from lablib.studies.compression import CompressedRun
-from lablib.studies.optimizers import Result
-from lablib.validation import Report, published_rows, score
+from lablib.studies.optimizers import OptimizerResult
+from lablib.validation import ScoreReport, published_rows, score
 
 
 def ddp_step(num_ranks: int = 4, layers: int = 8, ops: int = 3, slow: float = 1.0, seed: int | None = None) -> Timeline:
@@ -61,12 +61,12 @@ def many_tiny_spans(num_spans: int, seed: int = 0, num_ranks: int = 2) -> Timeli
     return Timeline.of(spans, num_ranks)
 
 
-def some_results() -> dict[str, Result]:
+def some_results() -> dict[str, OptimizerResult]:
     """Two optimizers, as if they had been recorded."""
     tokens, curve = [0, 512, 1024], [5.5, 3.0, 2.2]
     return {
-        "adamw": Result("adamw", 1e-3, 0.1, 8, True, {1: 2.1, 2: 2.3}, tokens, curve, 8.0, 4.0, 1.0, 1.0),
-        "lion": Result("lion", 1e-4, 0.0, 7, True, {1: 2.2, 2: 2.25}, tokens, curve, 4.0, 4.0, 0.9, 0.7),
+        "adamw": OptimizerResult("adamw", 1e-3, 0.1, 8, True, {1: 2.1, 2: 2.3}, tokens, curve, 8.0, 4.0, 1.0, 1.0),
+        "lion": OptimizerResult("lion", 1e-4, 0.0, 7, True, {1: 2.2, 2: 2.25}, tokens, curve, 4.0, 4.0, 0.9, 0.7),
     }
 
 
@@ -161,7 +161,7 @@ class Predicted(NamedTuple):
     fits: bool = True
 
 
-def some_report() -> Report:
+def some_report() -> ScoreReport:
     """Every fifth published run, predicted to take 3 s."""
     return score(published_rows()[::5], lambda **_: Predicted())
 

@@ -21,7 +21,7 @@ from lablib.figures import (
     figure_waits,
     table,
 )
-from lablib.figures.chart import NOTHING, Axis, Panel, Rule, chart, line, points
+from lablib.figures.chart import NOTHING, Axis, Panel, ReferenceLine, chart, line, points
 from lablib.run import Traffic
 
 SIZES = [1e3, 1e6, 1e9]
@@ -30,7 +30,9 @@ CURVES = {"ring": [1e-4, 1.1e-3, 1e-1], "tree": [1e-5, 1e-3, 4e-1]}
 
 def test_prefixes_hover_texts_and_table_of_a_chart_follow_from_its_data():
     marks = [line(0, "a", [1e6, 2e6], [2e-3, 4e-3]), points(1, "b", [1e6], [3e-3], (), ([1e-3], [4e-3]))]
-    figure = chart("", Panel(Axis("size", "B"), Axis("time", "s"), marks, [Rule(y=1e-3, text="least")]), "One.")
+    figure = chart(
+        "", Panel(Axis("size", "B"), Axis("time", "s"), marks, [ReferenceLine(y=1e-3, text="least")]), "One."
+    )
     assert (figure.layout.xaxis.title.text, figure.layout.yaxis.title.text) == ("size (MB)", "time (ms)")
     assert list(figure.data[0].y) == [2, 4] and figure.data[0].hovertext[0] == "<b>a</b><br>size 1 MB<br>time 2 ms"
     assert list(figure.data[1].error_y.array) == [1] and list(figure.data[1].error_y.arrayminus) == [2]

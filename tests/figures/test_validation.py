@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from lablib.figures import validation_svg
-from lablib.validation import Report, published_rows, score
+from lablib.validation import ScoreReport, published_rows, score
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -23,7 +23,7 @@ class Predicted(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def report() -> Report:
+def report() -> ScoreReport:
     """A tenth too slow on every second row, exact on the others."""
     rows = [row for row in published_rows() if "iteration_s" in row.measured][::4]
     factors = iter([1.0, 1.1] * len(rows))
@@ -33,7 +33,7 @@ def report() -> Report:
 
 
 def test_a_report_without_rows_can_be_drawn():
-    assert ElementTree.fromstring(validation_svg(Report(()))).tag == f"{SVG}svg"
+    assert ElementTree.fromstring(validation_svg(ScoreReport(()))).tag == f"{SVG}svg"
 
 
 def test_the_picture_has_every_row_twice_and_each_inside(report):

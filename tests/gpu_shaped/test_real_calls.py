@@ -7,7 +7,7 @@ from torch.autograd.profiler import profile
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
 from lablib.real.gpu.batches import BATCH_MARK
-from lablib.real.gpu.under_way import UnderWay
+from lablib.real.gpu.under_way import CallsUnderWay
 from lablib.real.measurement.calls import CallRecorder
 from lablib.real.measurement.events import read_events
 from lablib.torch_compat import current, end_coalescing, start_coalescing
@@ -79,7 +79,7 @@ def test_a_call_on_a_gpu_knows_the_line_of_the_program(world):
 
 
 def test_what_is_not_complete_is_told_with_group_bytes_and_line(world):
-    recorder, under_way = CallRecorder(on_gpu=True), UnderWay()
+    recorder, under_way = CallRecorder(on_gpu=True), CallsUnderWay()
     with recorder.recording():
         dist.all_reduce(torch.ones(2))
         dist.all_reduce(torch.ones(4))
@@ -102,7 +102,7 @@ def test_what_is_not_complete_is_told_with_group_bytes_and_line(world):
 
 
 def test_works_that_are_complete_are_not_kept_and_a_failed_gpu_says_nothing_of_them(world):
-    recorder, under_way = CallRecorder(on_gpu=True), UnderWay()
+    recorder, under_way = CallRecorder(on_gpu=True), CallsUnderWay()
     with recorder.recording():
         for _ in range(20):
             dist.all_reduce(torch.ones(2))
@@ -120,7 +120,7 @@ def test_works_that_are_complete_are_not_kept_and_a_failed_gpu_says_nothing_of_t
 
 def test_the_recorder_asks_the_works_of_calls_and_of_batches(world, monkeypatch):
     asked = []
-    monkeypatch.setattr(UnderWay, "add", lambda self, call, work: asked.append((call.name, work is not None)))
+    monkeypatch.setattr(CallsUnderWay, "add", lambda self, call, work: asked.append((call.name, work is not None)))
     recorder = CallRecorder(on_gpu=True)
     with recorder.recording():
         dist.all_reduce(torch.ones(2))

@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lablib import DEVICES, LINKS, find_cluster, launch
 from lablib.memory.checkpointing import checkpoint_every, checkpoint_first, checkpoint_operators, keep_all, run
-from lablib.memory.ways_to_fit import LayerCost, Way, layer_costs, price_layers, ways_to_fit
+from lablib.memory.ways_to_fit import LayerWork, Way, layer_costs, price_layers, ways_to_fit
 from lablib.models import GPTConfig
 from lablib.models.gpt import Block
 from lablib.operators.fused_attention import FusedAttention
@@ -88,7 +88,7 @@ def test_the_ladder_of_flops_and_bytes(ways):
 
 def test_the_other_ways_by_hand(ways):
     (cost,), plain = layer_costs(layer(), x(), [DEVICE]), ways["keep all"]
-    assert isinstance(cost, LayerCost)
+    assert isinstance(cost, LayerWork)
     (half,) = layer_costs(layer(), x(batch=BATCH // 2), [DEVICE])
     assert ways["micro-batch / 2"].time_s == 2 * LAYERS * (half.forward_s + half.backward_s)
     numbers = cost.kept_bytes / 2

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from lablib.pipeline.closed_form import V_SHAPED, WITH_CLOSED_FORM
 from lablib.plan import IDEAL, Predictions, predict, predict_many
 from lablib.plan.prediction import AXES
-from lablib.plan.predictions import Column
+from lablib.plan.predictions import PlanColumn
 from lablib.plan.rules import CHUNKED, RULES
 
 NUMBERS = {
@@ -123,7 +123,7 @@ def test_every_rule_has_its_plan_and_says_what_predict_says():
 
 def test_columns_of_choices_may_be_values_lists_arrays_or_codes():
     names = ["none", "full", "none"]
-    codes = Column(("none", "full"), np.array([0, 1, 0]))
+    codes = PlanColumn(("none", "full"), np.array([0, 1, 0]))
     times = [
         predict_many("gpt2", "dgx-a100", batch=[8, 8, 16], recompute=given).step_time_s.tolist()
         for given in (names, np.array(names), codes)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from lablib.real.measurement.calls import Call
-from lablib.real.measurement.events import Event
+from lablib.real.measurement.events import ProfilerEvent
 from lablib.real.measurement.measure import Measurement
 from lablib.real.measurement.spans import spans_of
 from lablib.real.measurement.traffic import communications, traffic_of
@@ -50,12 +50,12 @@ def test_a_collective_ends_when_its_last_member_does():
     assert traffic_of(ranks, 0, "gloo").transfers[0].end_s == 0.2
 
 
-def call_and_work(one: Call, issued_us: tuple[int, int], worked_us: tuple[int, int]) -> list[Event]:
+def call_and_work(one: Call, issued_us: tuple[int, int], worked_us: tuple[int, int]) -> list[ProfilerEvent]:
     """What the profiler sees of a message on gloo: the call, and below its name with "gloo:" what carries it out."""
     (issued, returned), (began, ended) = issued_us, worked_us
     return [
-        Event(f"c10d::{one.op}", issued * 1000, returned * 1000, 7, id=1, is_operation=True),
-        Event(f"gloo:{one.name}", began * 1000, ended * 1000, 7, id=2),
+        ProfilerEvent(f"c10d::{one.op}", issued * 1000, returned * 1000, 7, id=1, is_operation=True),
+        ProfilerEvent(f"gloo:{one.name}", began * 1000, ended * 1000, 7, id=2),
     ]
 
 

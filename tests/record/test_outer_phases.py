@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
 from lablib import Run, Span, Timeline, Traffic, Transfer, launch
-from lablib.real.measurement.events import Event
+from lablib.real.measurement.events import ProfilerEvent
 from lablib.real.measurement.labels import Phases
 from lablib.record.phase_path import joined, split, within
 from lablib.record.saved import plain_records, records_of
-from lablib.record.spent import Part, parts_of
+from lablib.record.spent import TimePart, parts_of
 
 NAMES = ("setup", "forward", "backward", "Optimizer.step#SGD.step", "FSDP::all_gather", "1F0")
 leaves = st.sampled_from(["compute", "all_reduce"])
@@ -101,7 +101,7 @@ def test_one_line_in_two_blocks_is_one_origin_of_memory():
 # ---- a recording of real processes ----
 
 
-def events_of(program, thread: int, at: int, events: list[Event], moments: list[int]) -> int:
+def events_of(program, thread: int, at: int, events: list[ProfilerEvent], moments: list[int]) -> int:
     """Labels as a profiler has them; and (moment, names around it) of each leaf."""
     for each in program:
         at += 1
@@ -111,7 +111,7 @@ def events_of(program, thread: int, at: int, events: list[Event], moments: list[
             start = at
             at = events_of(each[1], thread, at, events, moments)
             at += 1
-            events.append(Event(each[0], start, at, thread, is_label=True))
+            events.append(ProfilerEvent(each[0], start, at, thread, is_label=True))
     return at
 
 
@@ -124,7 +124,7 @@ def test_a_recording_has_the_same_paths(program):
         phase, outer = split(phases.at(at, 1, False))
         assert (*outer, phase) == once(names) or not names
         # Another thread's block lies inside those that the main thread has open.
-        both = Phases([*events, Event("hook", at, at + 1, 2, is_label=True)], main_thread=1)
+        both = Phases([*events, ProfilerEvent("hook", at, at + 1, 2, is_label=True)], main_thread=1)
         assert split(both.at(at, 2, True)) == ("hook", once(names))
 
 
@@ -165,8 +165,8 @@ def test_a_call_inside_a_phase_left_out_is_no_waiting(calls):
     run = Run([None] * 2, Timeline.of(spans, 2), Traffic(tuple(transfers)), [""] * 2, "sim", "somewhere")
     summary = run.timeline.without("setup").summary()
     found = parts_of(run, "setup")
-    assert found[Part("waiting", "waiting")].time_s == pytest.approx(summary.waiting_s.mean())
-    assert found[Part("idle", "idle")].time_s == pytest.approx(summary.idle_s.mean())
+    assert found[TimePart("waiting", "waiting")].time_s == pytest.approx(summary.waiting_s.mean())
+    assert found[TimePart("idle", "idle")].time_s == pytest.approx(summary.idle_s.mean())
 
 
 def test_a_file_keeps_the_blocks_around_and_an_old_one_has_none():

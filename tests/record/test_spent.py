@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib import Run, Span, Timeline, Traffic, Transfer
-from lablib.record.spent import Part, parts_of
+from lablib.record.spent import TimePart, parts_of
 
 Call = tuple[tuple[int, ...], int]  # when each rank calls, when it is over
 
@@ -45,12 +45,12 @@ def test_every_second_of_a_rank_is_compute_exposed_waiting_or_idle(work, calls: 
             is_waiting = any(starts[rank] <= t < max(starts) for starts, _ in calls)
             state = "busy" if is_busy else "exposed" if is_talking else "waiting" if is_waiting else "idle"
             expected[state] += 1 / 2  # of a mean rank
-    assert found[Part("makespan", "makespan")].time_s == last - first
-    busy = found.get(Part("compute", "forward"))
+    assert found[TimePart("makespan", "makespan")].time_s == last - first
+    busy = found.get(TimePart("compute", "forward"))
     assert (busy.time_s if busy else 0.0) == pytest.approx(expected.pop("busy"))
-    assert {kind: found[Part(kind, kind)].time_s for kind in expected} == pytest.approx(expected)
+    assert {kind: found[TimePart(kind, kind)].time_s for kind in expected} == pytest.approx(expected)
     for number, (starts, end) in enumerate(calls):
-        assert found[Part("communication", "all_reduce", "world", number + 1.0)].time_s == end - max(starts)
+        assert found[TimePart("communication", "all_reduce", "world", number + 1.0)].time_s == end - max(starts)
 
 
 def test_a_message_begins_when_its_sender_has_come_where_the_receiver_was_first():
@@ -59,5 +59,5 @@ def test_a_message_begins_when_its_sender_has_come_where_the_receiver_was_first(
     traffic = Traffic((Transfer("world", "send", (0, 1), "gloo", 8.0, (8.0, 0.0), 3.0, 4.0, id=5),))
     found = parts_of(Run([None] * 2, Timeline.of([send, receive], 2), traffic, [""] * 2, "gloo", "somewhere"))
     # Time begins with the receiver's call, at 1; the mean of two ranks, one of which receives for a second.
-    assert found[Part("communication", "send", "world", 8.0)].time_s == 1 / 2
-    assert found[Part("waiting", "waiting")].time_s == 2 / 2 and found[Part("makespan", "makespan")].time_s == 3
+    assert found[TimePart("communication", "send", "world", 8.0)].time_s == 1 / 2
+    assert found[TimePart("waiting", "waiting")].time_s == 2 / 2 and found[TimePart("makespan", "makespan")].time_s == 3

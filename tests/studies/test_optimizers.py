@@ -13,7 +13,7 @@ from lablib.models import GPT, GPTConfig
 from lablib.optim.memory import OPTIMIZERS, state_bytes
 from lablib.studies.optimizer_choice import choose, state_of
 from lablib.studies.optimizer_search import best_of_means, search
-from lablib.studies.optimizers import PUBLISHED, Result, difference, recorded_results, table
+from lablib.studies.optimizers import PUBLISHED, OptimizerResult, difference, recorded_results, table
 
 # ---- the search ----
 
@@ -151,9 +151,9 @@ def test_published_findings_say_where_they_stand():
 # ---- the choice ----
 
 
-def result(name: str, losses: list[float], kept: float, step_ratio: float = 1.0) -> Result:
+def result(name: str, losses: list[float], kept: float, step_ratio: float = 1.0) -> OptimizerResult:
     by_seed = dict(enumerate(losses, 1))
-    return Result(name, 1e-3, 0.0, 6, True, by_seed, [], [], kept, 4.0, step_ratio, step_ratio)
+    return OptimizerResult(name, 1e-3, 0.0, 6, True, by_seed, [], [], kept, 4.0, step_ratio, step_ratio)
 
 
 SOME = {

@@ -46,7 +46,7 @@ from lablib.record.comparison import RecordedReconciliation
 from lablib.script.report import write_report
 from lablib.studies.compression import CompressedRun
 from lablib.studies.expert_against_dense import AgainstDense
-from lablib.studies.optimizers import Result as Trial
+from lablib.studies.optimizers import OptimizerResult as Trial
 from lablib.studies.optimizers import difference
 from lablib.studies.placement import PlacedMesh
 from lablib.studies.step_memory import memory_of_step

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from lablib.validation.rows import Row, parse_rows, published_mixtures, published_rows
-from lablib.validation.score import Report, score
+from lablib.validation.rows import PublishedRow, parse_rows, published_mixtures, published_rows
+from lablib.validation.score import ScoreReport, score
 
 # A 7B GPT on one node, as the files write it.
 PLAIN: dict[str, Any] = {
@@ -41,7 +41,7 @@ def change(record: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def row() -> Callable[..., Row]:
+def row() -> Callable[..., PublishedRow]:
     """`row({"model.layers": 4})`: the plain row with changes, read by the reader."""
     return lambda changes=None: parse_rows([json.dumps(change(PLAIN, changes or {}))])[0]
 
@@ -53,7 +53,7 @@ def line() -> Callable[..., str]:
 
 
 @pytest.fixture(scope="session")
-def published() -> list[Row]:
+def published() -> list[PublishedRow]:
     return published_rows()
 
 
@@ -85,7 +85,7 @@ def fixed() -> type[Fixed]:
 
 
 @pytest.fixture(scope="session")
-def made_up(published: list[Row]) -> Report:
+def made_up(published: list[PublishedRow]) -> ScoreReport:
     """The published rows, with a predictor that knows nothing but how many layers and tokens there are."""
 
     def predict(**case: Any) -> Fixed:
@@ -96,5 +96,5 @@ def made_up(published: list[Row]) -> Report:
 
 
 @pytest.fixture(scope="session")
-def mixtures() -> list[Row]:
+def mixtures() -> list[PublishedRow]:
     return published_mixtures()

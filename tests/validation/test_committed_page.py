@@ -8,7 +8,7 @@ from lablib.figures import validation_svg
 from lablib.plan import predict
 from lablib.validation.cross_validate import read_held_out
 from lablib.validation.page import markdown, with_section
-from lablib.validation.score import Report, score
+from lablib.validation.score import ScoreReport, score
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -16,12 +16,12 @@ REMEDY = "the page is not what the planner gives: run `make validation`"
 
 
 @pytest.fixture(scope="module")
-def report(published) -> Report:
+def report(published) -> ScoreReport:
     return score(published, predict)
 
 
 @pytest.fixture(scope="module")
-def scored_mixtures(mixtures) -> Report:
+def scored_mixtures(mixtures) -> ScoreReport:
     return score(mixtures, predict)
 
 

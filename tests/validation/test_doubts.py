@@ -7,7 +7,7 @@ import pytest
 from lablib.plan import predict
 from lablib.validation.constants import BOUNDS, planner_with
 from lablib.validation.doubts import DOUBTS
-from lablib.validation.score import Report, prepare, report
+from lablib.validation.score import ScoreReport, prepare, report
 from lablib.validation.software import OLD_MEGATRON
 
 
@@ -26,7 +26,7 @@ def moved(ready, name) -> set[str]:
     return {group for group, all_of in changes.items() if sum(all_of) / len(all_of) >= 1e-3}
 
 
-def of_one_record(ready, stack) -> Report:
+def of_one_record(ready, stack) -> ScoreReport:
     """All of Megatron before Hopper by one record."""
     changed = [
         replace(one, cases=tuple(replace(c, stack=stack) if c.stack in OLD_MEGATRON else c for c in one.cases))

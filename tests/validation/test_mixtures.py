@@ -13,11 +13,11 @@ from lablib.validation.constants import planner_with
 from lablib.validation.doubts import MIXTURE_DOUBTS
 from lablib.validation.measured import measured_of
 from lablib.validation.page import markdown, mixtures_sentence, with_section
-from lablib.validation.score import Report, score
+from lablib.validation.score import ScoreReport, score
 
 
 @pytest.fixture(scope="module")
-def report(mixtures) -> Report:
+def report(mixtures) -> ScoreReport:
     return score(mixtures, predict)
 
 
@@ -82,7 +82,7 @@ def test_every_row_is_scored_and_the_others_do_not_see_them(report):
 
 
 def test_the_page_has_a_section_of_their_own(report):
-    empty = Report(())
+    empty = ScoreReport(())
     page = markdown(empty, "a.svg", (), report)
     assert "## Mixtures of experts" in page and "Mixtures of experts" not in markdown(empty, "a.svg")
     assert page.index(mixtures_sentence(report)) > page.index("## Mixtures of experts")

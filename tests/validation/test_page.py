@@ -6,7 +6,7 @@ import pytest
 
 from lablib.validation.cross_validate import HeldOut
 from lablib.validation.page import markdown, sentence, with_section
-from lablib.validation.score import Report
+from lablib.validation.score import ScoreReport
 from lablib.validation.tables import TARGETS, time_lines
 
 
@@ -63,7 +63,7 @@ def test_the_sentence_has_the_error_and_the_naive_one(made_up):
     figures = made_up.all()
     assert f"off by {figures['mape']:.1f}% in the mean" in sentence(made_up)
     assert f"off by {figures['naive_mape']:.1f}%." in sentence(made_up)
-    assert sentence(Report(())) == "No row was scored."
+    assert sentence(ScoreReport(())) == "No row was scored."
 
 
 def test_the_readme_changes_between_its_marks_only(made_up):

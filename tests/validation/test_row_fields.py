@@ -12,7 +12,7 @@ from lablib.plan import predict
 from lablib.validation import rows
 from lablib.validation.case import cases_of
 from lablib.validation.fields import ANY, COUNT, FIELDS, FLAG, LABELS, NUMBER, TEXT, path_of
-from lablib.validation.rows import Row, parse_rows
+from lablib.validation.rows import PublishedRow, parse_rows
 from lablib.validation.score import prepare
 from lablib.validation.software import offload_of, optimizer_of, software_of, year_of
 from tests.validation.conftest import change
@@ -203,5 +203,5 @@ def test_counts_that_are_stated_twice_agree(line):
     ):
         with pytest.raises(ValueError, match=said):
             parse_rows([line(changes)])
-    fewer: Row = parse_rows([line({"hardware.nodes": 2, "hardware.gpus_per_node": None})])[0]
+    fewer: PublishedRow = parse_rows([line({"hardware.nodes": 2, "hardware.gpus_per_node": None})])[0]
     assert cases_of(fewer)[0].cluster.devices_per_node == 4

@@ -22,7 +22,7 @@ from typing import Any
 from lablib.course.building.master import read_master
 from lablib.course.building.solution import without_markers
 from lablib.course.checks.exercise import RESERVED, Exercise, exercises_of
-from lablib.course.checks.result import Hint, Result, Source
+from lablib.course.checks.result import Hint, Result, ShownSource
 from lablib.course.checks.trial import run_check
 from lablib.course.errors import CourseError
 from lablib.course.places import find_lab, find_labs, find_labs_folder
@@ -68,7 +68,7 @@ class Check:
         )
         return Hint(self.exercise.title, self.exercise.hints[: entry.hints], total - entry.hints)
 
-    def solution(self) -> Source:
+    def solution(self) -> ShownSource:
         """The solution, after the last hint or once the exercise is passed; otherwise the reason why not."""
         text = "this copy of the lab has no solutions; ask the person who gave it to you."
         if self._has_solution:
@@ -78,7 +78,7 @@ class Check:
                 exercises = read_master(find_lab(self.lab, find_labs_folder())).exercises
                 cells = {check.check_name: cell for cell, check in exercises}
                 text = without_markers(cells[self.exercise.name].source)
-        return Source(self.exercise.title, text, is_open=True)
+        return ShownSource(self.exercise.title, text, is_open=True)
 
     @property
     def _has_solution(self) -> bool:

@@ -141,7 +141,7 @@ class Hint:
 
 
 @dataclass(frozen=True)
-class Source:
+class ShownSource:
     """Source to show: text in a terminal, folded or open in a notebook."""
 
     title: str

@@ -39,7 +39,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Finding:
+class ProbeResult:
     """Result of a probe: `state` is "ok", "missing" (and not required) or "FAILED"."""
 
     name: str
@@ -60,16 +60,18 @@ def examine(probes: list[Probe] | None = None) -> int:
     return 1 if failed else 0
 
 
-def look(probe: Probe) -> Finding:
+def look(probe: Probe) -> ProbeResult:
     """Run one probe. Never raises."""
     try:
-        return Finding(probe.name, "ok", probe.look())
+        return ProbeResult(probe.name, "ok", probe.look())
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a library may even call sys.exit
         words = " ".join(str(error).split())[:_LONGEST]
         what = words if isinstance(error, Absent) else f"{type(error).__name__}: {words}"
-        return Finding(probe.name, "FAILED" if probe.required else "missing", f"{what.rstrip('. ')}; {probe.remedy}.")
+        return ProbeResult(
+            probe.name, "FAILED" if probe.required else "missing", f"{what.rstrip('. ')}; {probe.remedy}."
+        )
 
 
 def all_probes() -> list[Probe]:

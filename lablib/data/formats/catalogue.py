@@ -15,8 +15,10 @@ from types import MappingProxyType
 
 from lablib.data.formats.memory_map import MEMORY_MAP
 from lablib.data.formats.parquet import PARQUET
-from lablib.data.formats.records import Format
+from lablib.data.formats.records import ShardFormat
 from lablib.data.formats.tfrecord import TFRECORD
 from lablib.data.formats.webdataset import WEBDATASET
 
-FORMATS: Mapping[str, Format] = MappingProxyType({one.name: one for one in (PARQUET, WEBDATASET, TFRECORD, MEMORY_MAP)})
+FORMATS: Mapping[str, ShardFormat] = MappingProxyType(
+    {one.name: one for one in (PARQUET, WEBDATASET, TFRECORD, MEMORY_MAP)}
+)

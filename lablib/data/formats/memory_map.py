@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import zstandard
 
-from lablib.data.formats.records import Damage, Format, Numbered, Record, numbered, record_crc
+from lablib.data.formats.records import Damage, Numbered, Record, ShardFormat, numbered, record_crc
 
 MAGIC = b"lablibmm"
 HEADER = struct.Struct("<8sQI8xI")  # magic, records, compression, (reserved), CRC of the fields before
@@ -97,4 +97,4 @@ def _fields(layout: struct.Struct, content: memoryview, place: int) -> tuple | N
     return tuple(fields) if zlib.crc32(raw[:-4]) == crc else None
 
 
-MEMORY_MAP = Format("memory-map", ".records", _COMPRESSIONS, _encode, _scan, _index)
+MEMORY_MAP = ShardFormat("memory-map", ".records", _COMPRESSIONS, _encode, _scan, _index)

@@ -21,7 +21,7 @@ from itertools import accumulate
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lablib.data.formats.records import Damage, Format, Numbered, Record, numbered, record_crc
+from lablib.data.formats.records import Damage, Numbered, Record, ShardFormat, numbered, record_crc
 
 RECORDS_PER_GROUP = 64
 _FOUR_COLUMNS = ["number", "id", "data", "crc32"]
@@ -86,4 +86,4 @@ def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).splitlines()[0][:100]
 
 
-PARQUET = Format("parquet", ".parquet", ("none", "snappy", "zstd", "gzip"), _encode, _scan, _index)
+PARQUET = ShardFormat("parquet", ".parquet", ("none", "snappy", "zstd", "gzip"), _encode, _scan, _index)

@@ -117,7 +117,7 @@ class NoRandomAccessError(ValueError):
 
 
 @dataclass(frozen=True)
-class Format:
+class ShardFormat:
     """A format of shards.
 
     Attributes:

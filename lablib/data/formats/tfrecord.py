@@ -27,9 +27,9 @@ from tfrecord.writer import TFRecordWriter
 
 from lablib.data.formats.records import (
     Damage,
-    Format,
     Numbered,
     Record,
+    ShardFormat,
     check_random_access,
     decompressed,
     numbered,
@@ -117,4 +117,4 @@ def _crc(content: bytes) -> bytes:
     return TFRecordWriter.masked_crc(content)
 
 
-TFRECORD = Format("tfrecord", ".tfrecord", ("none", "gzip"), _encode, _scan, _index)
+TFRECORD = ShardFormat("tfrecord", ".tfrecord", ("none", "gzip"), _encode, _scan, _index)

@@ -27,9 +27,9 @@ from webdataset.writer import TarWriter
 
 from lablib.data.formats.records import (
     Damage,
-    Format,
     Numbered,
     Record,
+    ShardFormat,
     check_random_access,
     decompressed,
     numbered,
@@ -109,4 +109,4 @@ def _index(content: memoryview) -> Callable[[int], Numbered | Damage]:
     return lambda number: _record(content, members[number, "data"], members[number, "json"])
 
 
-WEBDATASET = Format("webdataset", ".tar", ("none", "gzip"), _encode, _scan, _index)
+WEBDATASET = ShardFormat("webdataset", ".tar", ("none", "gzip"), _encode, _scan, _index)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from lablib.figures.chart import Axis, Panel, Rule, bars, chart, labels
+from lablib.figures.chart import Axis, Panel, ReferenceLine, bars, chart, labels
 from lablib.figures.plans.plan_memory import TOO_MUCH, stage_by_look
 from lablib.figures.style import COMPUTE, FAINT_INK, MEMORY_LOOKS
 from lablib.signature import checked
@@ -71,7 +71,7 @@ def _memory(across: Axis, predictions: Sequence[Prediction], names: list[str], p
     sums = [format_quantity(peak, "B") for peak in peaks]
     marks.append(labels(names, [min(peak, 1.08 * high) for peak in peaks], sums, "top center"))
     memory = Axis("memory", "B", span=(0, 1.2 * max(high, limit)))
-    rule = Rule(y=limit, line={"color": TOO_MUCH, "width": 2})
+    rule = ReferenceLine(y=limit, line={"color": TOO_MUCH, "width": 2})
     return Panel(across, memory, marks, [rule], "memory of a GPU at its peak")
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import plotly.graph_objects as go
 
-from lablib.figures.plans.topology import Edge, Node, figure_topology
+from lablib.figures.plans.topology import DrawnLink, Node, figure_topology
 from lablib.hardware import Dragonfly, FatTree, Torus
 from lablib.signature import Range, checked
 from lablib.text.units import plural
@@ -37,7 +37,7 @@ def figure_network(
     return figure_topology(things, links, heading, summary)
 
 
-Picture = tuple[list[Node], list[Edge], str]
+Picture = tuple[list[Node], list[DrawnLink], str]
 
 
 def _fat_tree(topology: FatTree, num_nodes: int) -> Picture:
@@ -51,12 +51,12 @@ def _fat_tree(topology: FatTree, num_nodes: int) -> Picture:
     things = [Node(str(node), node, 0, "node") for node in range(num_nodes)]
     things += [Node(f"L{leaf}", x, 1, "switch") for leaf, x in enumerate(x_leaf)]
     things += [Node(f"P{pod}", x, 2, "switch") for pod, x in enumerate(x_pod)]
-    links = [Edge(str(node), f"L{leaf}", "node to leaf") for node, leaf in enumerate(leaf_of)]
+    links = [DrawnLink(str(node), f"L{leaf}", "node to leaf") for node, leaf in enumerate(leaf_of)]
     up = topology.nodes_per_leaf / topology.oversubscription  # wires of a leaf over wires of a node
-    links += [Edge(f"L{leaf}", f"P{pod}", "leaf to pod", up) for leaf, pod in enumerate(pod_of)]
+    links += [DrawnLink(f"L{leaf}", f"P{pod}", "leaf to pod", up) for leaf, pod in enumerate(pod_of)]
     if len(x_pod) > 1:
         things.append(Node("C", _mean(x_pod), 3, "switch"))
-        links += [Edge(f"P{pod}", "C", "pod to core", topology.leaves_per_pod * up) for pod in range(len(x_pod))]
+        links += [DrawnLink(f"P{pod}", "C", "pod to core", topology.leaves_per_pod * up) for pod in range(len(x_pod))]
     far = topology.hops(0, num_nodes - 1)
     summary = (
         f"{plural(num_nodes, 'nodes')} under {len(x_leaf)} leaf switches (L), in {len(x_pod)} pods (P), "
@@ -71,7 +71,7 @@ def _dragonfly(topology: Dragonfly, num_nodes: int) -> Picture:
     num_routers = -(-num_nodes // per_router)
     num_groups = -(-num_routers // per_group)
     things: list[Node] = []
-    links: list[Edge] = []
+    links: list[DrawnLink] = []
     for router in range(num_routers):
         group, place = divmod(router, per_group)
         center, angle = 2 * pi * group / num_groups + pi / 2, 2 * pi * place / per_group + pi / 2
@@ -80,13 +80,13 @@ def _dragonfly(topology: Dragonfly, num_nodes: int) -> Picture:
         for node in range(router * per_router, min((router + 1) * per_router, num_nodes)):
             spread = angle + 0.5 * (node - router * per_router - (per_router - 1) / 2)
             things.append(Node(str(node), x + 2.4 * cos(spread), y + 2.4 * sin(spread), "node"))
-            links.append(Edge(str(node), f"R{router}", "node to router"))
+            links.append(DrawnLink(str(node), f"R{router}", "node to router"))
     groups = [range(g * per_group, min((g + 1) * per_group, num_routers)) for g in range(num_groups)]
-    links += [Edge(f"R{a}", f"R{b}", "inside a group") for group in groups for a, b in combinations(group, 2)]
+    links += [DrawnLink(f"R{a}", f"R{b}", "inside a group") for group in groups for a, b in combinations(group, 2)]
     at = {thing.name: (thing.x, thing.y) for thing in things}
     for a, b in combinations(groups, 2):  # the two routers that face each other
         near, far = min(product(a, b), key=lambda ends: dist(at[f"R{ends[0]}"], at[f"R{ends[1]}"]))
-        links.append(Edge(f"R{near}", f"R{far}", "between groups"))
+        links.append(DrawnLink(f"R{near}", f"R{far}", "between groups"))
     summary = (
         f"{plural(num_nodes, 'nodes')} on {num_routers} routers (R) in {num_groups} groups: all-to-all inside "
         "a group, one long "
@@ -107,7 +107,7 @@ def _torus(topology: Torus, num_nodes: int) -> Picture:
         right, below = row * columns + (column + 1) % columns, (row + 1) % rows * columns + column
         for other, is_wrapped in ((right, column + 1 == columns), (below, row + 1 == rows)):
             if other < num_nodes and other != node:
-                links.append(Edge(str(node), str(other), "wrap-around" if is_wrapped else "neighbours"))
+                links.append(DrawnLink(str(node), str(other), "wrap-around" if is_wrapped else "neighbours"))
     far = max(topology.hops(0, node) for node in range(num_nodes))
     return (
         things,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from lablib.figures.chart import Axis, Mark, Panel, Rule, bars, chart, labels
+from lablib.figures.chart import Axis, Mark, Panel, ReferenceLine, bars, chart, labels
 from lablib.figures.style import INK, MEMORY_LOOKS, shares_in_words
 from lablib.signature import checked
 from lablib.text.units import format_quantity
@@ -41,7 +41,7 @@ def figure_plan_memory(prediction: Prediction, title: str = "") -> go.Figure:
         look = {"mode": "lines", "line": {"dash": "dash", "color": TOO_MUCH, "width": 2}, "showlegend": False}
         marks.append(Mark("limit", ends, [limit] * 2, (), look=look))
         text = f"a GPU has {format_quantity(limit, 'B')}"
-        rules.append(Rule(y=limit, text=text, line={"width": 0}, look={"yshift": 2}))
+        rules.append(ReferenceLine(y=limit, text=text, line={"width": 0}, look={"yshift": 2}))
     if len(stages) <= MAX_SUMS:  # after the limit, so that the text is in front
         colors = [TOO_MUCH if peak > limit else INK for peak in peaks]
         sums = [f"<b>{format_quantity(peak, 'B')}</b>" for peak in peaks]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from lablib.figures.chart import Axis, Mark, Panel, Rule, chart, points
+from lablib.figures.chart import Axis, Mark, Panel, ReferenceLine, chart, points
 from lablib.figures.style import GRID, INK, series_look
 from lablib.signature import check_type, checked
 from lablib.text.units import format_quantity, log_ticks
@@ -126,7 +126,7 @@ def _panel(plans: Sequence[_Plan], shown: Sequence[_Plan], limit: float) -> tupl
     low, high, at = (log10(v) if across.log else v for v in (*(across.span or ()), limit))
     is_left = at - low < 0.25 * (high - low)  # no room for words at the left of the line
     text, place = f" a GPU has {format_quantity(limit, 'B')} ", "top right" if is_left else "top left"
-    rule = Rule(
+    rule = ReferenceLine(
         x=limit, text=text, place=place, line={"color": LIMIT, "width": 2}, look={"font": {"size": 12, "color": INK}}
     )
     marks = [*_clouds(shown), *_front([plan for plan in plans if plan.is_on_front])]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import plotly.graph_objects as go
 
-from lablib.figures.chart import Axis, Panel, Rule, bars, chart, points
+from lablib.figures.chart import Axis, Panel, ReferenceLine, bars, chart, points
 from lablib.figures.style import COMPUTE, LOOKS
 from lablib.signature import checked
 from lablib.text.units import format_quantity, plural
@@ -51,7 +51,7 @@ def figure_tensor_times(
     ideal = {"symbol": "line-ew-open", "size": 26, "color": IDEAL, "line": {"width": 3}}
     marks.append(points(0, "nothing sent", names, [layer_s[0] * ranks[0] / n for n in ranks], (), **ideal))
     inside = sum(n <= ranks_per_node for n in ranks)
-    rules = [Rule(x=inside - 0.5, text="the node ends", look={"xshift": 4})] if 0 < inside < len(ranks) else []
+    rules = [ReferenceLine(x=inside - 0.5, text="the node ends", look={"xshift": 4})] if 0 < inside < len(ranks) else []
     across = Axis("tensor-parallel ranks", "count", look={"type": "category", "showgrid": False})
     panel = Panel(across, Axis("layer, forward and backward", "s", span=(0, 1.06 * max(layer_s))), marks, rules)
     shares = [exposed / whole if whole else 0.0 for exposed, whole in zip(exposed_s, layer_s, strict=True)]

@@ -34,7 +34,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class DrawnLink:
     """A link between two nodes, by name; `level` groups links in the legend ("NVLink", "InfiniBand 400G").
 
     A link of several `wires` is drawn thicker; links of one level have the same number.
@@ -49,7 +49,7 @@ class Edge:
 @checked
 def figure_topology(
     nodes: Iterable[Node | tuple[str, float, float, str]],
-    edges: Iterable[Edge | tuple[str, str, str]],
+    edges: Iterable[DrawnLink | tuple[str, str, str]],
     title: str = "Topology",
     summary: str = "",
 ) -> go.Figure:
@@ -66,7 +66,7 @@ def figure_topology(
         ValueError: if a link names an unknown node, or two nodes share a name.
     """
     things = [node if isinstance(node, Node) else Node(*node) for node in nodes]
-    links = [edge if isinstance(edge, Edge) else Edge(*edge) for edge in edges]
+    links = [edge if isinstance(edge, DrawnLink) else DrawnLink(*edge) for edge in edges]
     by_name = {node.name: node for node in things}
     if len(by_name) < len(things):
         raise ValueError(f"each node must have a different name: got {[n.name for n in things]}.")
@@ -102,7 +102,7 @@ def _room(points: Sequence[float | None]) -> dict[str, Any]:
     return {"range": [low - air, high + air]}
 
 
-def _links(links: Sequence[Edge], level: str, number: int, by_name: Mapping[str, Node]) -> go.Scatter:
+def _links(links: Sequence[DrawnLink], level: str, number: int, by_name: Mapping[str, Node]) -> go.Scatter:
     """All links of one level as one trace, broken between links."""
     xs, ys = list[float | None](), list[float | None]()
     for link in links:
@@ -159,7 +159,7 @@ def _kind(things: Sequence[Node], kind: str, number: int) -> go.Scatter:
     )
 
 
-def _summary(things: Sequence[Node], links: Sequence[Edge]) -> str:
+def _summary(things: Sequence[Node], links: Sequence[DrawnLink]) -> str:
     kinds = []
     for kind in _distinct(n.kind for n in things):
         name = kind.upper() if kind in ("gpu", "nic") else kind

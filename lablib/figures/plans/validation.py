@@ -16,7 +16,7 @@ from lablib.text.markup import in_html
 from lablib.text.units import plural
 
 if TYPE_CHECKING:
-    from lablib.validation.score import Report, Scored
+    from lablib.validation.score import Scored, ScoreReport
 
 BAND = 0.1
 WIDTH, HEIGHT = 960, 524
@@ -28,7 +28,7 @@ _BAND_COLOR = "#DDE7EE"
 
 
 @checked
-def validation_svg(report: Report) -> str:
+def validation_svg(report: ScoreReport) -> str:
     """The picture as an SVG document; the same report gives the same bytes."""
     families: dict[str, list[Scored]] = {}
     for one in report.timed:  # in the order of the file
@@ -81,7 +81,7 @@ def _scatter(families: dict[str, list[Scored]]) -> list[str]:
     return parts
 
 
-def _strips(families: dict[str, list[Scored]], report: Report) -> list[str]:
+def _strips(families: dict[str, list[Scored]], report: ScoreReport) -> list[str]:
     """The error of every row, one column per source."""
 
     def height(error: float) -> float:

@@ -49,7 +49,7 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class Picture:
+class DrawnBars:
     """The bars to draw, the number of spans, and the step of the joined cells; `step_s` is 0 if no gap is closed."""
 
     bars: Bars
@@ -69,20 +69,20 @@ class Picture:
         )
 
 
-def picture_of(spans: Sequence[Span], lanes: Mapping[tuple[int, str], int], window_s: float) -> Picture:
+def picture_of(spans: Sequence[Span], lanes: Mapping[tuple[int, str], int], window_s: float) -> DrawnBars:
     """The bars for these spans, in a picture of `window_s` seconds; `lanes` has the lane of each rank and stream."""
     bars = _one_each(spans, lanes)
     if len(spans) <= MANY_SPANS or window_s <= 0:
-        return Picture(bars, len(spans))
+        return DrawnBars(bars, len(spans))
     touching = _join(bars, _runs(bars, _TOUCH * window_s))
     if len(touching) <= MAX_BARS:
-        return Picture(touching, len(spans))
+        return DrawnBars(touching, len(spans))
     step_s = window_s / STEPS
     while True:
         cells = _join(touching, _cells(touching, step_s))
         joined = _join(cells, _runs(cells, step_s) | _is_new(np.round(HEIGHTS * cells.height)))
         if len(joined) <= MAX_BARS or step_s > window_s:
-            return Picture(joined, len(spans), step_s)
+            return DrawnBars(joined, len(spans), step_s)
         step_s *= 2
 
 

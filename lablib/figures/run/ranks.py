@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import plotly.graph_objects as go
 
-from lablib.figures.chart import Axis, Panel, Rule, bars, chart
+from lablib.figures.chart import Axis, Panel, ReferenceLine, bars, chart
 from lablib.figures.style import LOOKS, MEMORY_LOOKS
 from lablib.hardware.device import Device
 from lablib.record.memory import Memory
@@ -51,7 +51,7 @@ def figure_peaks(memory: Memory, device: Device | None = None, title: str = "Pea
     if device is not None and 0 < device.memory_bytes <= ROOM_FOR_CAPACITY * high:
         ceiling = max(high, device.memory_bytes)
         words = f"{device.name} has {format_quantity(device.memory_bytes, 'B')}"
-        rules.append(Rule(y=device.memory_bytes, text=words, place="top left", line={"dash": "dot"}))
+        rules.append(ReferenceLine(y=device.memory_bytes, text=words, place="top left", line={"dash": "dot"}))
     columns = {} if is_unnamed else {f"{name} (B)": sizes for name, sizes in parts.items()}
     return chart(
         title,

@@ -12,7 +12,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
-from lablib.figures.run.bars import KINDS, Bars, Picture, is_alone, picture_of, stretches_of
+from lablib.figures.run.bars import KINDS, Bars, DrawnBars, is_alone, picture_of, stretches_of
 from lablib.figures.run.lanes import Lane, extent, lanes_of, pixels, ranks_to_show
 from lablib.figures.style import BUBBLE, INK, LOOKS, PAPER_PIXELS, STATES, Look, axis, base_layout, named_rows, texts
 from lablib.record.rank_text import ranks_in_words
@@ -76,7 +76,7 @@ def figure_timeline(
 class Drawing:
     """Spans as bars on lanes, and the part of the time axis that is drawn."""
 
-    picture: Picture
+    picture: DrawnBars
     spans: Sequence[Span]
     lanes: Sequence[Lane]
     unit: Unit
@@ -274,7 +274,7 @@ def letters(drawing: Drawing, **trace: Any) -> list[go.Scatter]:
     return [texts(x, y, words, font, **trace)] if len(chosen) else []
 
 
-def _inside_a_bar(picture: Picture, lane: int, start_s: float, end_s: float, width_s: float) -> float:
+def _inside_a_bar(picture: DrawnBars, lane: int, start_s: float, end_s: float, width_s: float) -> float:
     """The middle of a stretch or, if a line between bars would cross the letter, of the bar there that has room."""
     bars, middle_s = picture.bars, (start_s + end_s) / 2
     here = np.flatnonzero((bars.lane == lane) & (bars.start_s <= middle_s) & (bars.end_s >= middle_s))
@@ -301,7 +301,7 @@ def _apart(stretches: Bars, chosen: np.ndarray) -> list[int]:
     return kept
 
 
-def _hover(picture: Picture, index: int, spans: Sequence[Span], kind: str) -> str:
+def _hover(picture: DrawnBars, index: int, spans: Sequence[Span], kind: str) -> str:
     """Hover text of a bar: name, phase, start, duration, operations, bytes, dtype, line of the program."""
     bars = picture.bars
     span, count = spans[bars.first[index]], int(bars.count[index])
@@ -323,7 +323,7 @@ def _hover(picture: Picture, index: int, spans: Sequence[Span], kind: str) -> st
 
 
 def _summary(
-    timeline: Timeline, ranks: Sequence[int], num_wanted: int, picture: Picture, window: tuple[float, float] | None
+    timeline: Timeline, ranks: Sequence[int], num_wanted: int, picture: DrawnBars, window: tuple[float, float] | None
 ) -> str:
     if not len(timeline):
         when = (
@@ -378,7 +378,7 @@ def _who_hangs(timeline: Timeline, ranks: Sequence[int]) -> str:
     return "".join(f"{text} and cannot go on." for text in told)
 
 
-def _how_drawn(picture: Picture, window: tuple[float, float] | None) -> list[str]:
+def _how_drawn(picture: DrawnBars, window: tuple[float, float] | None) -> list[str]:
     """The shown seconds, and the number of spans per bar."""
     shown = f"Shown: {format_quantity(window[0], 's')} to {format_quantity(window[1], 's')}." if window else ""
     return [shown, picture.note(format_quantity(picture.step_s, "s"))]
@@ -392,7 +392,7 @@ def _which(ranks: Sequence[int], num_wanted: int, num_ranks: int) -> str:
     return text + (f" ({len(ranks)} of the {num_wanted} chosen)" if num_wanted > len(ranks) else "")
 
 
-def _columns(picture: Picture, lanes: Sequence[Lane]) -> dict[str, list[Any]]:
+def _columns(picture: DrawnBars, lanes: Sequence[Lane]) -> dict[str, list[Any]]:
     """One row for each rank, stream and kind."""
     bars = picture.bars
     columns: dict[str, list[Any]] = {

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from lablib.parallel.context.order import Documents, within
 
 
-class Block(NamedTuple):
+class AttentionBlock(NamedTuple):
     """Sequences, queries and keys of one kernel call: places on their ranks, not positions."""
 
     rows: slice
@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
 def blocks_of(
     queries: Sequence[range], keys: Sequence[range], documents: Documents | None = None, is_causal: bool = True
-) -> list[Block]:
+) -> list[AttentionBlock]:
     """Kernel calls for these queries and keys: each visible pair once, no hidden pair.
 
     >>> blocks_of([range(4, 8)], [range(0, 4)]), blocks_of([range(0, 4)], [range(4, 8)])
@@ -57,8 +57,8 @@ def blocks_of(
 
 def _in_rows(
     rows: slice, queries: Sequence[range], keys: Sequence[range], documents: Sequence[range], is_causal: bool
-) -> list[Block]:
-    found: list[Block] = []
+) -> list[AttentionBlock]:
+    found: list[AttentionBlock] = []
     for document in documents:
         own, others = _places(queries, document), _places(keys, document)
         tokens = [piece for _, piece in own]
@@ -66,7 +66,7 @@ def _in_rows(
         if own and is_causal and ascend and tokens == [piece for _, piece in others]:
             # Ascending tokens with themselves: causal as a whole, for any number of pieces.
             mine, theirs = (slice(at[0][0], at[-1][0] + len(at[-1][1])) for at in (own, others))
-            found.append(Block(rows, mine, theirs, True))
+            found.append(AttentionBlock(rows, mine, theirs, True))
             continue
         pairs = ((q, k) for q in own for k in others)
         found += [block for (i, q), (j, k) in pairs for block in _pair(rows, i, q, j, k, is_causal)]
@@ -88,10 +88,10 @@ def _places(pieces: Sequence[range], document: range) -> list[tuple[int, range]]
     return found
 
 
-def _pair(rows: slice, i: int, queries: range, j: int, keys: range, is_causal: bool) -> list[Block]:
+def _pair(rows: slice, i: int, queries: range, j: int, keys: range, is_causal: bool) -> list[AttentionBlock]:
     """One piece of queries and one of keys, first at places i and j."""
     if not is_causal or keys[-1] <= queries[0]:
-        return [Block(rows, slice(i, i + len(queries)), slice(j, j + len(keys)), False)]
+        return [AttentionBlock(rows, slice(i, i + len(queries)), slice(j, j + len(keys)), False)]
     if keys[0] > queries[-1]:
         return []
     step = max(queries.step if len(queries) > 1 else 1, keys.step if len(keys) > 1 else 1)
@@ -100,14 +100,14 @@ def _pair(rows: slice, i: int, queries: range, j: int, keys: range, is_causal: b
     skipped = max(0, 1 - first)
     whole, queries = max(0, first - 1), queries[skipped:]
     seen = slice(i + skipped, i + skipped + len(queries))
-    stairs = Block(rows, seen, slice(j + whole, j + min(len(keys), whole + len(queries))), True)
-    return [Block(rows, seen, slice(j, j + whole), False), stairs] if whole else [stairs]
+    stairs = AttentionBlock(rows, seen, slice(j + whole, j + min(len(keys), whole + len(queries))), True)
+    return [AttentionBlock(rows, seen, slice(j, j + whole), False), stairs] if whole else [stairs]
 
 
-def _joined(blocks: list[Block]) -> list[Block]:
+def _joined(blocks: list[AttentionBlock]) -> list[AttentionBlock]:
     """Join neighbouring blocks without a mask: fewer and larger kernels."""
     for along, across in (("keys", "queries"), ("queries", "keys")):
-        done: list[Block] = []
+        done: list[AttentionBlock] = []
         for block in sorted(blocks, key=lambda b: (b.is_causal, getattr(b, across).start, getattr(b, along).start)):
             last = done[-1] if done and not block.is_causal and not done[-1].is_causal else None
             if (

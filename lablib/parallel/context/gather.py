@@ -30,7 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from lablib.parallel.context.blocks import blocks_of
-from lablib.parallel.context.merge import FUSED, Passes, attention_in_blocks
+from lablib.parallel.context.merge import FUSED, BlockPasses, attention_in_blocks
 from lablib.parallel.context.order import Documents, Order
 from lablib.parallel.context.ring import require_shard
 from lablib.parallel.tensor.regions import Group, all_gather_single, reduce_scatter_single
@@ -101,7 +101,7 @@ def gathered_attention(
     *,
     documents: Documents | None = None,
     is_causal: bool = True,
-    passes: Passes = FUSED,
+    passes: BlockPasses = FUSED,
 ) -> Float[Tensor, "B H t K"]:
     """Attention of this rank's queries over the keys of all ranks. Communicates: an all-gather, a reduce-scatter.
 

@@ -15,7 +15,7 @@ Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 201
 al., "Ring Attention with Blockwise Transformers", 2023, arXiv 2310.01889, section 3; Dao et al., "FlashAttention",
 2022, arXiv 2205.14135, algorithm 4 (backward from o and l).
 Simplified: on a CPU and on the simulator, torch's fused CPU kernel; on other devices plain products, with scores in
-memory. Custom `Passes` may call any kernel that returns and takes a log-sum-exp.
+memory. Custom `BlockPasses` may call any kernel that returns and takes a log-sum-exp.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -27,7 +27,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lablib.parallel.context.blocks import Block
+from lablib.parallel.context.blocks import AttentionBlock
 from lablib.torch_compat import flash_attention_for_cpu, flash_attention_for_cpu_backward
 
 
@@ -48,7 +48,7 @@ def merge_attention(
     return torch.lerp(o_1, o_2, weight.unsqueeze(-1)), torch.logaddexp(lse_1, lse_2)
 
 
-class Passes(NamedTuple):
+class BlockPasses(NamedTuple):
     """forward(q, k, v, is_causal) -> o, lse; backward(do, q, k, v, o, lse, is_causal) -> dq, dk, dv."""
 
     forward: Callable[..., tuple[Tensor, Tensor]]
@@ -105,8 +105,8 @@ def _by_rows(*tensors: Tensor) -> list[Tensor]:
     return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
 
 
-PRODUCTS = Passes(_products_forward, _products_backward)
-FUSED = Passes(_fused_forward, _fused_backward)
+PRODUCTS = BlockPasses(_products_forward, _products_backward)
+FUSED = BlockPasses(_fused_forward, _fused_backward)
 
 
 # ---- many blocks ----
@@ -115,12 +115,14 @@ FUSED = Passes(_fused_forward, _fused_backward)
 class PartialAttention:
     """Attention of some queries with keys that arrive in parts: `add` blocks, then take the `result`."""
 
-    def __init__(self, q_BHtK: Float[Tensor, "B H t K"], passes: Passes = FUSED):
+    def __init__(self, q_BHtK: Float[Tensor, "B H t K"], passes: BlockPasses = FUSED):
         self.q, self.passes = q_BHtK, passes
         self.wide = torch.promote_types(q_BHtK.dtype, torch.float32)  # in 16 bits each merge would round
         self._state: tuple[Tensor, Tensor] | None = None
 
-    def add(self, k_BGsK: Float[Tensor, "B G s K"], v_BGsK: Float[Tensor, "B G s K"], blocks: Sequence[Block]) -> None:
+    def add(
+        self, k_BGsK: Float[Tensor, "B G s K"], v_BGsK: Float[Tensor, "B G s K"], blocks: Sequence[AttentionBlock]
+    ) -> None:
         """Attend to more keys. Does not communicate."""
         for rows, queries, keys, is_causal in blocks:
             here, there = (rows, slice(None), queries), (rows, slice(None), keys)
@@ -154,11 +156,11 @@ class PartialAttention:
 class PartialGradients:
     """The gradients of some queries, block by block; each `add` returns the gradients of its keys and values."""
 
-    def __init__(self, do: Tensor, q: Tensor, o: Tensor, lse: Tensor, passes: Passes = FUSED):
+    def __init__(self, do: Tensor, q: Tensor, o: Tensor, lse: Tensor, passes: BlockPasses = FUSED):
         self.known, self.passes = (do, q, o, lse), passes
         self.dq = torch.zeros_like(q, dtype=lse.dtype)
 
-    def add(self, k: Tensor, v: Tensor, blocks: Sequence[Block]) -> Float[Tensor, "2 B G s K"]:
+    def add(self, k: Tensor, v: Tensor, blocks: Sequence[AttentionBlock]) -> Float[Tensor, "2 B G s K"]:
         """The gradients of the keys and values from these blocks: a new tensor, at least in float32."""
         dkv = torch.zeros((2, *k.shape), dtype=self.dq.dtype, device=k.device)
         for rows, queries, keys, is_causal in blocks:
@@ -173,7 +175,9 @@ class PartialGradients:
 
 class _InBlocks(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[Block], passes: Passes) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, blocks: Sequence[AttentionBlock], passes: BlockPasses
+    ) -> Tensor:
         part = PartialAttention(q, passes)
         part.add(k, v, blocks)
         o, lse = part.result()
@@ -194,8 +198,8 @@ def attention_in_blocks(
     q_BHtK: Float[Tensor, "B H t K"],
     k_BGsK: Float[Tensor, "B G s K"],
     v_BGsK: Float[Tensor, "B G s K"],
-    blocks: Sequence[Block],
-    passes: Passes = FUSED,
+    blocks: Sequence[AttentionBlock],
+    passes: BlockPasses = FUSED,
 ) -> Float[Tensor, "B H t K"]:
     """Attention of these queries over these keys in `blocks` from `blocks_of`; zeros for a query without keys."""
     return _InBlocks.apply(q_BHtK, k_BGsK, v_BGsK, blocks, passes)  # pyright: ignore[reportReturnType]

@@ -37,12 +37,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lablib.parallel.context.blocks import blocks_of
-from lablib.parallel.context.merge import FUSED, PartialAttention, PartialGradients, Passes
+from lablib.parallel.context.merge import FUSED, BlockPasses, PartialAttention, PartialGradients
 from lablib.parallel.context.order import Documents, Order
 from lablib.parallel.tensor.regions import Group
 
 
-class UnderWay:
+class RingTransfer:
     """Receive a tensor from the previous rank while sending another to the next; `wait` returns it. Communicates."""
 
     def __init__(self, outgoing: Tensor, num_tokens: int, group: Group):
@@ -73,7 +73,7 @@ def ring_rounds(kv: Float[Tensor, "2 B G t K"], order: Order, group: Group = Non
     for step in range(n):
         source, under_way = (rank - step) % n, None
         if step < n - 1:
-            under_way = UnderWay(kv, order.lengths[source - 1], group)
+            under_way = RingTransfer(kv, order.lengths[source - 1], group)
         yield source, kv
         if under_way:
             kv = under_way.wait()
@@ -103,7 +103,7 @@ class _Ring(torch.autograd.Function):
             if under_way:
                 dkv += under_way.wait()  # the sum of earlier ranks, received during the computation
             if n > 1:
-                under_way = UnderWay(dkv, order.lengths[source - 1], group)
+                under_way = RingTransfer(dkv, order.lengths[source - 1], group)
         dk, dv = under_way.wait() if under_way else dkv
         return part.dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None, None, None
 
@@ -117,7 +117,7 @@ def ring_attention(
     *,
     documents: Documents | None = None,
     is_causal: bool = True,
-    passes: Passes = FUSED,
+    passes: BlockPasses = FUSED,
 ) -> Float[Tensor, "B H t K"]:
     """Attention of this rank's queries over the keys of all ranks. Communicates: n - 1 messages forward.
 

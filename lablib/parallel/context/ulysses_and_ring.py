@@ -26,7 +26,7 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
-from lablib.parallel.context.merge import FUSED, Passes
+from lablib.parallel.context.merge import FUSED, BlockPasses
 from lablib.parallel.context.order import Documents, Order, zigzag_order
 from lablib.parallel.context.ring import ring_attention
 from lablib.parallel.context.ulysses import heads_of_all_tokens, tokens_of_all_heads
@@ -98,7 +98,7 @@ def ulysses_ring_attention(
     *,
     documents: Documents | None = None,
     is_causal: bool = True,
-    passes: Passes = FUSED,
+    passes: BlockPasses = FUSED,
 ) -> Float[Tensor, "B H t K"]:
     """Attention of this rank's queries over the keys of all ranks. Communicates, in both groups.
 

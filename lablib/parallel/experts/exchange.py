@@ -87,7 +87,7 @@ def check_experts(
 
 
 @dataclass(frozen=True, slots=True)
-class Exchange:
+class RowExchange:
     """Numbers of rows sent and received, on the host.
 
     Attributes:
@@ -111,7 +111,7 @@ class Exchange:
 
 def exchange_counts(
     counts: Sequence[int], group: Group = None, *, is_balanced: bool = False, device: torch.device | str | None = None
-) -> Exchange:
+) -> RowExchange:
     """Send every rank the number of rows for each of its experts. Communicates: one all-to-all of E numbers.
 
     Arguments:
@@ -130,8 +130,8 @@ def exchange_counts(
         dist.all_to_all_single(received, sent, group=group)
     to_ranks = tuple(sum(counts[i * own : (i + 1) * own]) for i in range(n))
     if is_balanced or n == 1:
-        return Exchange(to_ranks, (tuple(counts[rank * own : (rank + 1) * own]),) * n)
-    return Exchange(to_ranks, tuple(map(tuple, received.view(n, own).tolist())))
+        return RowExchange(to_ranks, (tuple(counts[rank * own : (rank + 1) * own]),) * n)
+    return RowExchange(to_ranks, tuple(map(tuple, received.view(n, own).tolist())))
 
 
 def reordered(rows: Tensor, blocks: Sequence[Sequence[int]]) -> Tensor:
@@ -143,13 +143,13 @@ def reordered(rows: Tensor, blocks: Sequence[Sequence[int]]) -> Tensor:
     return torch.cat([piece for j in range(inner) for piece in pieces[j::inner]])
 
 
-def to_experts(rows_MD: Float[Tensor, "M D"], exchange: Exchange, group: Group = None) -> Float[Tensor, "R D"]:
+def to_experts(rows_MD: Float[Tensor, "M D"], exchange: RowExchange, group: Group = None) -> Float[Tensor, "R D"]:
     """Send rows to the ranks of their experts, sorted by expert. Communicates: one all-to-all, one backward."""
     rows_RD = exchange_rows(rows_MD, exchange.sent, exchange.from_ranks, group)
     return reordered(rows_RD, exchange.received)
 
 
-def from_experts(rows_RD: Float[Tensor, "R D"], exchange: Exchange, group: Group = None) -> Float[Tensor, "M D"]:
+def from_experts(rows_RD: Float[Tensor, "R D"], exchange: RowExchange, group: Group = None) -> Float[Tensor, "M D"]:
     """Send rows back. Communicates: one all-to-all, one backward."""
     by_rank = reordered(rows_RD, list(zip(*exchange.received, strict=True)))
     return exchange_rows(by_rank, exchange.from_ranks, exchange.sent, group)

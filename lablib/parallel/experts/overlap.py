@@ -39,7 +39,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lablib.parallel.experts.dispatch import Permutation, combine, dispatch, sort_by_expert
-from lablib.parallel.experts.exchange import Exchange, exchange_counts, reordered
+from lablib.parallel.experts.exchange import RowExchange, exchange_counts, reordered
 from lablib.parallel.experts.layer import mixtures
 from lablib.parallel.experts.parallelize import ParallelMixture
 from lablib.parallel.experts.routing import Routing
@@ -127,7 +127,7 @@ class OverlappedMixture(ParallelMixture):
         y_ND = torch.cat([_combined(*each) for each in zip(back, permutations, own, strict=True)])
         return y_ND if shared_ND is None else y_ND + shared_ND
 
-    def _computed(self, there: tuple[Tensor, _Journey], exchange: Exchange, group: Group) -> tuple[Tensor, _Journey]:
+    def _computed(self, there: tuple[Tensor, _Journey], exchange: RowExchange, group: Group) -> tuple[Tensor, _Journey]:
         """The outputs of this rank's experts for a received part; starts to send them back."""
         rows_RD: Any = _Wait.apply(*there)
         said_RD = self.experts(reordered(rows_RD, exchange.received), exchange.counts)

@@ -40,7 +40,7 @@ from lablib.parallel.experts.dispatch import (
     naive_dispatch,
     naive_masks,
 )
-from lablib.parallel.experts.exchange import Exchange, check_experts, exchange_counts, from_experts, to_experts
+from lablib.parallel.experts.exchange import RowExchange, check_experts, exchange_counts, from_experts, to_experts
 from lablib.parallel.experts.routing import Routing
 from lablib.parallel.tensor.regions import Group
 
@@ -58,7 +58,7 @@ def naive_expert_parallel(
     own = check_experts(routing.num_experts, routing.k, n)
     takes_NEC, weighs_NEC = naive_masks(routing, capacity)
     rows = naive_dispatch(x_ND, takes_NEC).flatten(0, 1)  # sorted by expert, so also by rank
-    full = Exchange((own * capacity,) * n, ((capacity,) * own,) * n)
+    full = RowExchange((own * capacity,) * n, ((capacity,) * own,) * n)
     rows = from_experts(compute(to_experts(rows, full, group), full.counts), full, group)
     return naive_combine(rows.unflatten(0, (-1, capacity)), weighs_NEC)
 

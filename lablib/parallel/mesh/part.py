@@ -36,7 +36,7 @@ from lablib.precision.autocast import autocast
 from lablib.torch_compat import disable_current_modes
 
 
-class Part(nn.Module):
+class ModelPart(nn.Module):
     """The modules of a GPT on this rank, by the GPT's names; parameters are this rank's.
 
     Arguments:
@@ -90,7 +90,7 @@ class Part(nn.Module):
                 setattr(owner, key, new[param])
 
 
-class Piece(nn.Module):
+class StagePiece(nn.Module):
     """Units in sequence, under autocast if the combination uses it."""
 
     def __init__(self, units: list[nn.Module], dtype: torch.dtype | None):
@@ -119,19 +119,19 @@ def make_model(how: Combination, seed: int, dtype: torch.dtype) -> GPT:
         return GPT(how.config, seed=seed, dtype=dtype, device=device)
 
 
-def pieces_of(part: Part, how: Combination, own: list[int]) -> list[nn.Module]:
+def pieces_of(part: ModelPart, how: Combination, own: list[int]) -> list[nn.Module]:
     """All pieces of the pipeline, with placeholders for other ranks' pieces. `own`: numbers of this rank's pieces."""
     tied = tied_parameter(part) if how.config.tied_head else None
     ends = (0, len(how.units) - 1)
     return [
-        Piece([part.unit(i) for i in units], how.autocast)
+        StagePiece([part.unit(i) for i in units], how.autocast)
         if number in own
         else Elsewhere(tied if number in ends else None)
         for number, units in enumerate(how.units)
     ]
 
 
-def tied_parameter(part: Part) -> nn.Parameter | None:
+def tied_parameter(part: ModelPart) -> nn.Parameter | None:
     """The embedding, or the head that is tied to it, if one of them is here."""
     for name in ("token_embedding", "head"):
         if hasattr(part, name):

@@ -46,7 +46,7 @@ from lablib.models.gpt import GPT, next_token_loss
 from lablib.parallel.context.model import ContextParallel
 from lablib.parallel.mesh.check import CONTEXT, DATA, PIPELINE, TENSOR, Combination
 from lablib.parallel.mesh.optimizer import CombinedOptimizer, OptimizerFn, Owned
-from lablib.parallel.mesh.part import Part, make_model, pieces_of, tied_parameter
+from lablib.parallel.mesh.part import ModelPart, make_model, pieces_of, tied_parameter
 from lablib.parallel.tensor.state import whole
 from lablib.parallel.tensor.vocabulary import vocabulary_parallel_loss
 from lablib.parallel.zero.module import MaxNorm
@@ -122,7 +122,7 @@ class CombinedStep:
         model = make_model(how, seed, dtype) if model is None else model
         own = [number for number, stage in enumerate(how.plan.plan.rank_of) if stage == self.at[PIPELINE]]
         units = [unit for number in own for unit in how.units[number]]
-        self.part = Part(model, how, units, self.context, self._groups[TENSOR])
+        self.part = ModelPart(model, how, units, self.context, self._groups[TENSOR])
         self._dtype = next(self.part.parameters()).dtype
         self.pipeline = Pipeline(
             how.plan,

@@ -73,7 +73,7 @@ def all_gather_shards(shard: Tensor, full: Tensor, group: dist.ProcessGroup | No
     return work
 
 
-class Piece(NamedTuple):
+class ShardPiece(NamedTuple):
     """A shard's part of a parameter: `numel` elements, from `start_in_param` of the flattened parameter on."""
 
     name: str
@@ -122,14 +122,14 @@ class FlatLayout:
         """The part of the buffer that this rank of the group owns."""
         return slice(rank * self.shard_numel, (rank + 1) * self.shard_numel)
 
-    def pieces(self, rank: int) -> list[Piece]:
+    def pieces(self, rank: int) -> list[ShardPiece]:
         """The pieces of parameters on a rank's shard, in order; parameters without a piece are left out."""
         shard, found = self.shard_of(rank), []
         starts = list(accumulate(self.numels, initial=0))[:-1]
         for name, start, numel in zip(self.names, starts, self.numels, strict=True):
             first, end = max(start, shard.start), min(start + numel, shard.stop)
             if first < end:
-                found.append(Piece(name, first - start, first - shard.start, end - first))
+                found.append(ShardPiece(name, first - start, first - shard.start, end - first))
         return found
 
     def views(self, full: Tensor) -> list[Tensor]:

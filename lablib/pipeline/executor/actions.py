@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.checkpoint import checkpoint
 
-from lablib.pipeline.executor.exchange import Messages
+from lablib.pipeline.executor.exchange import StepMessages
 from lablib.pipeline.executor.split_backward import WeightGradients
 from lablib.pipeline.messages import MessageKind, PipelineMessage
 from lablib.pipeline.plan import Action, Kind, Plan
@@ -73,7 +73,7 @@ class Actions:
         self,
         plan: Plan,
         pieces: Mapping[int, nn.Module],
-        messages: Messages,
+        messages: StepMessages,
         batch: MicroBatches,
         loss_fn: LossFn,
         recompute: bool,

@@ -23,7 +23,7 @@ from lablib.pipeline.executor.boundaries import Shape
 from lablib.pipeline.messages import CommunicationPlan, Exchange, PipelineMessage
 
 
-class Messages:
+class StepMessages:
     """Messages of one rank in one step of a plan.
 
     Arguments:

@@ -39,7 +39,7 @@ from lablib.pipeline.communication import with_communication
 from lablib.pipeline.executor.actions import Actions, LossFn, MicroBatches, seed_of
 from lablib.pipeline.executor.boundaries import Boundaries, Shape
 from lablib.pipeline.executor.checks import check_micro_batches, check_pieces, check_ranks
-from lablib.pipeline.executor.exchange import Messages
+from lablib.pipeline.executor.exchange import StepMessages
 from lablib.pipeline.executor.tied import sum_tied_gradients, tied_parameters
 from lablib.pipeline.messages import CommunicationPlan, Exchange
 from lablib.pipeline.plan import Action, Kind, Plan
@@ -132,7 +132,7 @@ class Pipeline:
         """
         # ---- 1. check ----
         batch = MicroBatches(inputs, targets, check_micro_batches(self.plan, inputs, targets, weights))
-        messages = Messages(self.communication, self.group, [self._shapes_of(x) for x in inputs], self._device)
+        messages = StepMessages(self.communication, self.group, [self._shapes_of(x) for x in inputs], self._device)
         seeds = None if self._seed is None else partial(seed_of, self._seed, self._num_steps)
         actions = Actions(self.plan, self.pieces, messages, batch, self._loss_fn, self._recompute, seeds)
         # ---- 2. act ----

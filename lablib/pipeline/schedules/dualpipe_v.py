@@ -15,7 +15,7 @@ torch writes pairs as OVERLAP_F_B.
 """
 
 from lablib.pipeline.plan import Action, Plan
-from lablib.pipeline.schedules.row import Row
+from lablib.pipeline.schedules.row import RankActions
 from lablib.pipeline.schedules.sizes import check_sizes, vee
 
 
@@ -33,7 +33,7 @@ def dualpipe_v(num_stages: int, num_microbatches: int) -> Plan:
 
 def _row(rank: int, num_stages: int, num_microbatches: int) -> tuple[Action, ...]:
     above, below = rank + 1, num_stages - 1 - rank
-    row = Row((rank, 2 * num_stages - 1 - rank), num_microbatches)
+    row = RankActions((rank, 2 * num_stages - 1 - rank), num_microbatches)
     # Fill.
     row.write(2 * below, "F0")
     row.write(above, "F0 F1")

@@ -16,7 +16,7 @@ Megatron-LM and torch, with the same time and memory. Recomputation changes the 
 """
 
 from lablib.pipeline.plan import Plan
-from lablib.pipeline.schedules.row import Row
+from lablib.pipeline.schedules.row import RankActions
 from lablib.pipeline.schedules.sizes import check_sizes, loop
 
 
@@ -25,7 +25,7 @@ def gpipe(num_stages: int, num_microbatches: int) -> Plan:
     check_sizes("gpipe", num_stages=num_stages, num_microbatches=num_microbatches)
     rows = []
     for rank in range(num_stages):
-        row = Row((rank,), num_microbatches)
+        row = RankActions((rank,), num_microbatches)
         row.write(num_microbatches, "F")
         row.write(num_microbatches, "B")
         rows.append(tuple(row.actions))

@@ -13,7 +13,7 @@ Source: Narayanan et al., "PipeDream", SOSP 2019, arXiv 1806.03377, section 3.2 
 """
 
 from lablib.pipeline.plan import Plan
-from lablib.pipeline.schedules.row import Row
+from lablib.pipeline.schedules.row import RankActions
 from lablib.pipeline.schedules.sizes import check_sizes, loop
 
 
@@ -22,7 +22,7 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Plan:
     check_sizes("1f1b", num_stages=num_stages, num_microbatches=num_microbatches)
     rows = []
     for rank in range(num_stages):
-        row = Row((rank,), num_microbatches)
+        row = RankActions((rank,), num_microbatches)
         row.write(num_stages - 1 - rank, "F")
         row.write(num_microbatches, "F B")  # the forwards run out first, then backwards are left
         rows.append(tuple(row.actions))

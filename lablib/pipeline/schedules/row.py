@@ -17,7 +17,7 @@ from lablib.pipeline.plan import Action, Kind
 _COUNTED_AS = {Kind.F: (Kind.F,), Kind.B: (Kind.I, Kind.W), Kind.I: (Kind.I,), Kind.W: (Kind.W,)}
 
 
-class Row:
+class RankActions:
     """The actions of one rank, written so far in `actions`."""
 
     def __init__(self, pieces: Sequence[int], num_microbatches: int):

@@ -16,7 +16,7 @@ barrier before the optimizer step (the paper's post-validation, section 4).
 """
 
 from lablib.pipeline.plan import Plan
-from lablib.pipeline.schedules.row import Row
+from lablib.pipeline.schedules.row import RankActions
 from lablib.pipeline.schedules.sizes import check_sizes, loop
 
 
@@ -25,7 +25,7 @@ def zb_h2(num_stages: int, num_microbatches: int) -> Plan:
     check_sizes("zb-h2", num_stages=num_stages, num_microbatches=num_microbatches)
     rows = []
     for rank in range(num_stages):
-        row = Row((rank,), num_microbatches)
+        row = RankActions((rank,), num_microbatches)
         row.write(2 * (num_stages - 1 - rank), "F")
         row.write(2 * rank, "F I")
         row.write(num_microbatches, "F I W")

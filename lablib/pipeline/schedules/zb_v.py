@@ -16,7 +16,7 @@ micro-batches leave gaps.
 """
 
 from lablib.pipeline.plan import Plan
-from lablib.pipeline.schedules.row import Row
+from lablib.pipeline.schedules.row import RankActions
 from lablib.pipeline.schedules.sizes import check_sizes, vee
 
 
@@ -26,7 +26,7 @@ def zb_v(num_stages: int, num_microbatches: int) -> Plan:
     rows = []
     for rank in range(num_stages):
         below, planned = num_stages - rank, max(num_microbatches, 2 * num_stages - 1)
-        row = Row((rank, 2 * num_stages - 1 - rank), num_microbatches)
+        row = RankActions((rank, 2 * num_stages - 1 - rank), num_microbatches)
         # Fill: down the V, until the first micro-batch comes back up; then turn it around as soon as it does.
         row.write(2 * below - 1, "F0")
         row.write(rank, "F1 F0")

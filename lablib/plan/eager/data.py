@@ -25,7 +25,7 @@ import numpy as np
 
 from lablib.cost.arrays import Numbers, distinct_rows, maximum, minimum
 from lablib.plan.eager.optimizer import layer_pass_s, layer_tensors
-from lablib.plan.machine import Axis
+from lablib.plan.machine import AxisTime
 from lablib.plan.parameters_per_rank import ParametersPerRank
 from lablib.plan.setup import Setup
 
@@ -53,7 +53,7 @@ def reduced(
     parameters: ParametersPerRank,
     backward_s: Numbers,
     embedding_s: Numbers,
-) -> Axis:
+) -> AxisTime:
     """DDP's sums and copies per step, with ZeRO-1's broadcasts; 0 for one rank.
 
     Arguments:
@@ -91,7 +91,7 @@ def reduced(
     experts_s = (
         _experts_s(setup, setup.layers * parameters.expert_layer * machine.width) if setup.model.experts else 0.0
     )
-    return Axis(
+    return AxisTime(
         is_split * (first_s + others_s + last_s + spread_s) + experts_s,
         is_split * (shown_s + spread_s) + experts_s,
         is_split * 2 * (copies_s + ends_s),

@@ -29,7 +29,7 @@ from lablib.plan import layer
 from lablib.plan.eager.layer import exchange, linear, norm, residual
 from lablib.plan.eager.operators import gelu, kernel, kernels, sum_over_rows
 from lablib.plan.layer import Sizes, Work, dispatch
-from lablib.plan.machine import Machine, Pass
+from lablib.plan.machine import Machine, PassTime
 
 _INTEGER = 8
 
@@ -74,7 +74,7 @@ def _router(machine: Machine, model: Transformer, mixture: Experts, rows: Number
     forward = forward.plus(kernels(machine, 3 * places, places, 4 * places, 2 * places))
     backward = kernels(machine, scores, scores + 3 * weights + places, 3 * scores)
     kept = scores + weights + 3 * places
-    return gate.plus(Work(forward, backward, Pass(), saved_bytes=kept))
+    return gate.plus(Work(forward, backward, PassTime(), saved_bytes=kept))
 
 
 def _sent_and_summed(
@@ -87,7 +87,7 @@ def _sent_and_summed(
         machine, mixture, rows, model.d_model * machine.width, sizes.expert, sizes.expert_tensor
     )
     gather_s = is_own * 2 * machine.collective_s("all_gather", arrived, sizes.expert_tensor)
-    wires = Pass(expert_s=exchange_s, tensor_s=gather_s)
+    wires = PassTime(expert_s=exchange_s, tensor_s=gather_s)
     places = rows * mixture.num_active * _INTEGER
     picked = 2 * sent + places
     # Rows of one expert, or from one rank, are in order already.
@@ -99,7 +99,7 @@ def _sent_and_summed(
         kernels(machine, 2 * sent + size, sent + size, sent)
     )  # of weights, of rows, its sum
     backward = backward.plus(kernels(machine, sent, 5 * sent, size, 3 * sent + 2 * size, 3 * size))
-    return Work(forward, backward, Pass(), saved_bytes=arrived + sent)
+    return Work(forward, backward, PassTime(), saved_bytes=arrived + sent)
 
 
 def _batched(machine: Machine, model: Transformer, mixture: Experts, sizes: Sizes, rows: Numbers) -> Work:
@@ -110,24 +110,26 @@ def _batched(machine: Machine, model: Transformer, mixture: Experts, sizes: Size
     work = up.plus(_product(machine, model, rows, local, hidden, d_model))
     if model.activation == "swiglu":
         # Two gradients of what arrived are added.
-        summed = Work(Pass(), kernel(machine, 3 * rows * d_model * machine.width), Pass())
-        gate = Work(kernels(machine, 2 * inner, 3 * inner), kernels(machine, 3 * inner, 3 * inner, 3 * inner), Pass())
+        summed = Work(PassTime(), kernel(machine, 3 * rows * d_model * machine.width), PassTime())
+        gate = Work(
+            kernels(machine, 2 * inner, 3 * inner), kernels(machine, 3 * inner, 3 * inner, 3 * inner), PassTime()
+        )
         return work.plus(up).plus(summed).plus(gate._replace(saved_bytes=4 * inner, peak_bytes=inner))
-    activation = Work(*gelu(machine, inner), Pass(), saved_bytes=2 * inner, peak_bytes=inner)
+    activation = Work(*gelu(machine, inner), PassTime(), saved_bytes=2 * inner, peak_bytes=inner)
     return work.plus(activation)
 
 
 def _product(machine: Machine, model: Transformer, rows: Numbers, matrices: Numbers, k: Numbers, n: Numbers) -> Work:
     """Batched products [rows / matrices, k] x [k, n] in one operator, with their biases."""
     each, width = rows / matrices, machine.width
-    weight = Pass(product_s=machine.product_s(k, n, each, matrices, is_over_tokens=True), kernels=1)
+    weight = PassTime(product_s=machine.product_s(k, n, each, matrices, is_over_tokens=True), kernels=1)
     accumulate = kernel(machine, 3 * matrices * k * n * width)
     if model.has_bias:
         weight = weight.plus(sum_over_rows(machine, rows * n * width))
         accumulate = accumulate.plus(kernel(machine, 3 * matrices * n * width))
     return Work(
-        Pass(product_s=machine.product_s(each, n, k, matrices), kernels=1),
-        Pass(product_s=machine.product_s(each, k, n, matrices), kernels=1),
+        PassTime(product_s=machine.product_s(each, n, k, matrices), kernels=1),
+        PassTime(product_s=machine.product_s(each, k, n, matrices), kernels=1),
         weight,
         accumulate=accumulate,
     )

@@ -37,7 +37,7 @@ from lablib.plan import layer
 from lablib.plan.eager.operators import gelu, kernel, kernels, reduction, sum_over_rows
 from lablib.plan.eager.ring import core_attention
 from lablib.plan.layer import Sizes, Work
-from lablib.plan.machine import Machine, Pass
+from lablib.plan.machine import Machine, PassTime
 
 
 def norm(machine: Machine, model: Transformer, rows: Numbers) -> Work:
@@ -47,7 +47,7 @@ def norm(machine: Machine, model: Transformer, rows: Numbers) -> Work:
     return Work(
         kernel(machine, 2 * size + params * own + 8 * rows, 1, "native_layer_norm"),
         kernel(machine, 3 * size + 2 * params * own + 8 * rows, 2, "native_layer_norm_backward"),
-        Pass(),
+        PassTime(),
         saved_bytes=size + 8 * rows,
         accumulate=kernel(machine, 3 * own).times(params),
     )
@@ -65,14 +65,14 @@ def linear(
 ) -> Work:
     """[rows, k] x [k, n], with its bias (None: if the model has them). Its input's producer counts the kept bytes."""
     width = machine.width
-    weight = Pass(product_s=machine.product_s(k, n, rows, is_over_tokens=True), kernels=1)
+    weight = PassTime(product_s=machine.product_s(k, n, rows, is_over_tokens=True), kernels=1)
     accumulate = kernel(machine, 3 * k * n * width)
     if model.has_bias if has_bias is None else has_bias:
         weight = weight.plus(sum_over_rows(machine, (rows + 1) * n * width))
         accumulate = accumulate.plus(kernel(machine, 3 * n * width))
     return Work(
-        Pass(product_s=machine.product_s(rows, n, k), kernels=1),
-        Pass(product_s=machine.product_s(rows, k, n), kernels=1),
+        PassTime(product_s=machine.product_s(rows, n, k), kernels=1),
+        PassTime(product_s=machine.product_s(rows, k, n), kernels=1),
         weight,
         accumulate=accumulate,
     )
@@ -81,11 +81,11 @@ def linear(
 def exchange(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """The sums over the tensor axis; a collective starts no kernel on the device's compute stream."""
     sums = layer.tensor_exchange(machine, model, sizes)
-    return Work(sums.forward._replace(kernels=0.0), sums.input._replace(kernels=0.0), Pass())
+    return Work(sums.forward._replace(kernels=0.0), sums.input._replace(kernels=0.0), PassTime())
 
 
 def residual(machine: Machine, size_bytes: Numbers) -> Work:
-    return Work(kernel(machine, 3 * size_bytes), kernel(machine, 3 * size_bytes), Pass(), saved_bytes=size_bytes)
+    return Work(kernel(machine, 3 * size_bytes), kernel(machine, 3 * size_bytes), PassTime(), saved_bytes=size_bytes)
 
 
 def attention(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
@@ -102,12 +102,12 @@ def attention(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     if machine.stack.is_megatron:
         work = work.plus(linear(machine, model, rows, model.d_model, q + 2 * kv))
         together = 2 * rows * (q + 2 * kv) * width
-        work = work.plus(Work(Pass(), kernels(machine, together, together), Pass()))
+        work = work.plus(Work(PassTime(), kernels(machine, together, together), PassTime()))
     else:
         each = [linear(machine, model, rows, model.d_model, n) for n in (q, kv, kv)]
         work = work.plus(each[0]).plus(each[1]).plus(each[2])
         sums = 3 * rows * model.d_model * width
-        work = work.plus(Work(Pass(), kernels(machine, sums, sums), Pass()))
+        work = work.plus(Work(PassTime(), kernels(machine, sums, sums), PassTime()))
     work = work._replace(saved_bytes=work.saved_bytes + rows * (q + 2 * kv) * width)
     if model.positions == "rotary":
         work = work.plus(layer.passes(machine, rows * (q + kv), 6, 6))
@@ -125,11 +125,13 @@ def mlp(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     up, down = linear(machine, model, rows, model.d_model, hidden), linear(machine, model, rows, hidden, model.d_model)
     work = work.plus(up)
     if model.activation == "swiglu":
-        work = work.plus(up).plus(Work(Pass(), kernel(machine, 3 * rows * model.d_model * width), Pass()))
-        gate = Work(kernels(machine, 2 * inner, 3 * inner), kernels(machine, 3 * inner, 3 * inner, 3 * inner), Pass())
+        work = work.plus(up).plus(Work(PassTime(), kernel(machine, 3 * rows * model.d_model * width), PassTime()))
+        gate = Work(
+            kernels(machine, 2 * inner, 3 * inner), kernels(machine, 3 * inner, 3 * inner, 3 * inner), PassTime()
+        )
         work = work.plus(gate._replace(saved_bytes=4 * inner))
     else:
-        work = work.plus(Work(*gelu(machine, inner), Pass(), saved_bytes=2 * inner))
+        work = work.plus(Work(*gelu(machine, inner), PassTime(), saved_bytes=2 * inner))
     last = down.plus(exchange(machine, model, sizes)).plus(residual(machine, outside)._replace(saved_bytes=0.0))
     # With sequence parallelism the first half of the exchange comes before the products, and is repeated.
     half = 1 - 0.5 * (sizes.sequence_shards > 1)
@@ -147,7 +149,7 @@ def embedding(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     places, table = sizes.tokens * model.d_model * width, model.vocab_size / sizes.tensor * model.d_model * width
     masked = kernel(machine, 2 * size).times(is_split)
     # The tokens themselves, their mask and their places have too few numbers to count.
-    forward = kernel(machine, 2 * size).plus(masked).plus(Pass(kernels=1 + 5 * is_split))
+    forward = kernel(machine, 2 * size).plus(masked).plus(PassTime(kernels=1 + 5 * is_split))
     is_sorted = 1.0 * (sizes.rows > MOST_UNSORTED)
     added, sorted_first = (kernel(machine, table + size, 2, kind) for kind in ("", "embedding_dense_backward"))
     backward = added.times(1 - is_sorted).plus(sorted_first.times(is_sorted)).plus(masked)
@@ -155,14 +157,14 @@ def embedding(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     if model.positions == "learned":
         everywhere = model.max_seq_len * model.d_model * width
         own, there = size / sizes.sequence_shards, places / sizes.sequence_shards
-        forward = forward.plus(kernels(machine, 2 * there, 2 * own + there)).plus(Pass(kernels=1))
+        forward = forward.plus(kernels(machine, 2 * there, 2 * own + there)).plus(PassTime(kernels=1))
         backward = backward.plus(sum_over_rows(machine, own + there)).plus(kernel(machine, there + everywhere, 2))
         accumulate = accumulate.plus(kernel(machine, 3 * everywhere))
     sum_s, half_s = _sums_s(machine, sizes, size)
     forward, backward = forward._replace(tensor_s=sum_s), backward._replace(tensor_s=half_s)
     # The tokens, as 64-bit integers; for a part of the vocabulary also their rows in it and a mask.
     saved = sizes.rows * (8 + 9 * is_split) + 8 * sizes.tokens * (model.positions == "learned")
-    return Work(forward, Pass(), backward, saved_bytes=saved, accumulate=accumulate)
+    return Work(forward, PassTime(), backward, saved_bytes=saved, accumulate=accumulate)
 
 
 def head(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
@@ -172,16 +174,16 @@ def head(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     if model.tied_head:
         # One parameter with two gradients, which are added first.
         table = kernel(machine, 3 * columns * model.d_model * width)
-        plain = plain._replace(weight=plain.weight.plus(table), accumulate=Pass())
+        plain = plain._replace(weight=plain.weight.plus(table), accumulate=PassTime())
     work = entrance(machine, model, sizes).plus(plain)
     sum_s, half_s = _sums_s(machine, sizes, rows * model.d_model * width)
-    work = work.plus(Work(Pass(tensor_s=half_s), Pass(tensor_s=sum_s), Pass()))
+    work = work.plus(Work(PassTime(tensor_s=half_s), PassTime(tensor_s=sum_s), PassTime()))
     size, is_split = 4 * rows * columns, _is_split(machine, sizes)
     split, whole = _split_loss(machine, sizes, size), _whole_loss(machine, size)
     loss = split.times(1.0 * is_split).plus(whole.times(1.0 - is_split))
     if width < 4:
         moved = size * (1 + width / 4)
-        loss = loss.plus(Work(kernel(machine, moved, 1, "widening"), kernel(machine, moved), Pass()))
+        loss = loss.plus(Work(kernel(machine, moved, 1, "widening"), kernel(machine, moved), PassTime()))
     return work.plus(loss._replace(saved_bytes=size * (1 + is_split), peak_bytes=2 * size))
 
 
@@ -199,9 +201,9 @@ def _is_split(machine: Machine, sizes: Sizes) -> Numbers:
 
 def _without_bias(machine: Machine, rows: Numbers, k: Numbers, n: Numbers) -> Work:
     return Work(
-        Pass(product_s=machine.product_s(rows, n, k, dtype=machine.plain), kernels=1),
-        Pass(product_s=machine.product_s(rows, k, n, dtype=machine.plain), kernels=1),
-        Pass(product_s=machine.product_s(k, n, rows, dtype=machine.plain, is_over_tokens=True), kernels=1),
+        PassTime(product_s=machine.product_s(rows, n, k, dtype=machine.plain), kernels=1),
+        PassTime(product_s=machine.product_s(rows, k, n, dtype=machine.plain), kernels=1),
+        PassTime(product_s=machine.product_s(k, n, rows, dtype=machine.plain, is_over_tokens=True), kernels=1),
         accumulate=kernel(machine, 3 * k * n * machine.width),
     )
 
@@ -211,13 +213,13 @@ def _split_loss(machine: Machine, sizes: Sizes, size: Numbers) -> Work:
     sums_s = 3 * machine.collective_s("all_reduce", 4 * sizes.rows, sizes.tensor)
     largest, total, mean = reduction(machine, size), reduction(machine, size), reduction(machine, 4 * sizes.rows)
     forward = kernels(machine, 2 * size, 2 * size).plus(largest).plus(total).plus(mean)
-    forward = forward.plus(Pass(tensor_s=sums_s, kernels=10))
-    backward = kernels(machine, size, 2 * size, 2 * size, 3 * size).plus(Pass(kernels=4))
-    return Work(forward, backward, Pass())
+    forward = forward.plus(PassTime(tensor_s=sums_s, kernels=10))
+    backward = kernels(machine, size, 2 * size, 2 * size, 3 * size).plus(PassTime(kernels=4))
+    return Work(forward, backward, PassTime())
 
 
 def _whole_loss(machine: Machine, size: Numbers) -> Work:
     """torch's: log-softmax, the targets picked; their gradient, and the gradient of the log-softmax."""
-    forward = kernel(machine, 2 * size, 1, "_log_softmax", size / 4).plus(Pass(kernels=2))
+    forward = kernel(machine, 2 * size, 1, "_log_softmax", size / 4).plus(PassTime(kernels=2))
     backward = kernel(machine, size).plus(kernel(machine, 3 * size, 1, "_log_softmax_backward_data"))
-    return Work(forward, backward, Pass())
+    return Work(forward, backward, PassTime())

@@ -27,7 +27,7 @@ from lablib.cost.arrays import Numbers, minimum
 from lablib.plan.eager.experts import sent_bytes
 from lablib.plan.eager.ring import held_in_backward
 from lablib.plan.setup import Setup
-from lablib.plan.step import Step
+from lablib.plan.step import StepTimes
 
 
 class Moment(NamedTuple):
@@ -226,7 +226,7 @@ def _last_weight(setup: Setup) -> Numbers:
     return mixture.num_experts * mixture.d_ff / setup.expert_stride
 
 
-def stage_of(setup: Setup, step: Step, rank: Numbers, layers: Numbers) -> Stage:
+def stage_of(setup: Setup, step: StepTimes, rank: Numbers, layers: Numbers) -> Stage:
     machine, parameters, policy, sizes = setup.machine, step.pieces.parameters, setup.recompute, setup.sizes
     model = setup.model
     is_first, is_last = 1.0 * (rank == 0), 1.0 * (rank == setup.pipeline - 1)

@@ -12,10 +12,10 @@ from lablib.plan.eager.memory import Moment, Stage, backward_moments, largest, o
 from lablib.plan.eager.sharded import sharded_moments
 from lablib.plan.optimizer_step import Own, state_bytes, update_bytes
 from lablib.plan.setup import Setup
-from lablib.plan.step import Step
+from lablib.plan.step import StepTimes
 
 
-def peak(setup: Setup, step: Step, rank: Numbers, layers: Numbers, in_flight: Numbers) -> tuple[Numbers, ...]:
+def peak(setup: Setup, step: StepTimes, rank: Numbers, layers: Numbers, in_flight: Numbers) -> tuple[Numbers, ...]:
     """Parameter, gradient, optimizer state, activation, communication buffer and other bytes of a stage at its peak."""
     machine = setup.machine
     stage = stage_of(setup, step, rank, layers)

@@ -38,7 +38,7 @@ from lablib.models.transformer import Transformer
 from lablib.plan import layer
 from lablib.plan.eager.operators import kernel, kernels
 from lablib.plan.layer import Sizes, Work
-from lablib.plan.machine import Machine, Pass
+from lablib.plan.machine import Machine, PassTime
 
 
 class _Shard(NamedTuple):
@@ -55,9 +55,9 @@ class _Shard(NamedTuple):
     row: Numbers
     narrow: float
 
-    def cast(self, machine: Machine, size_bytes: Numbers) -> Pass:
+    def cast(self, machine: Machine, size_bytes: Numbers) -> PassTime:
         """To 32 bits or back, if numbers are narrower."""
-        return kernel(machine, size_bytes * (1 + self.narrow)) if self.narrow < 1 else Pass()
+        return kernel(machine, size_bytes * (1 + self.narrow)) if self.narrow < 1 else PassTime()
 
 
 def core_attention(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
@@ -75,7 +75,9 @@ def _ring(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     backward = _slower(machine, *(_backward(machine, model, sizes, shard, is_half) for is_half in (False, True)))
     output = shard.query * shard.narrow
     saved = 2 * output + shard.row  # the output as it was merged, and copied for the product that follows
-    return Work(forward, backward, Pass(), forward, saved_bytes=saved, core_bytes=0.0 * saved, attention_bytes=saved)
+    return Work(
+        forward, backward, PassTime(), forward, saved_bytes=saved, core_bytes=0.0 * saved, attention_bytes=saved
+    )
 
 
 def held_in_backward(machine: Machine, model: Transformer, sizes: Sizes) -> tuple[Numbers, Numbers, Numbers, Numbers]:
@@ -101,7 +103,7 @@ def _shard(machine: Machine, model: Transformer, sizes: Sizes) -> _Shard:
     return _Shard(heads * numbers, 2 * kv_heads * numbers, 4 * sizes.rows * heads, machine.width / 4)
 
 
-def _forward(machine: Machine, model: Transformer, sizes: Sizes, shard: _Shard, has_half: bool) -> Pass:
+def _forward(machine: Machine, model: Transformer, sizes: Sizes, shard: _Shard, has_half: bool) -> PassTime:
     """Forward of a rank that has only rounds of half the queries, or only of half the keys."""
     q, kv, row, narrow = shard
     own = _block(machine, model, sizes, False, 1.0, 1.0).plus(shard.cast(machine, q))
@@ -119,11 +121,11 @@ def _forward(machine: Machine, model: Transformer, sizes: Sizes, shard: _Shard, 
         ends = ends.plus(kernel(machine, 2 * q * narrow))
     gather_s = _gather_s(machine, sizes, shard)
     exposed_s = maximum(gather_s - _device_s(machine, own), 0.0)
-    wires = Pass(context_s=exposed_s, hidden_context_s=gather_s - exposed_s)
+    wires = PassTime(context_s=exposed_s, hidden_context_s=gather_s - exposed_s)
     return own.plus(other.times(sizes.context - 1)).plus(ends).plus(wires)
 
 
-def _backward(machine: Machine, model: Transformer, sizes: Sizes, shard: _Shard, has_half: bool) -> Pass:
+def _backward(machine: Machine, model: Transformer, sizes: Sizes, shard: _Shard, has_half: bool) -> PassTime:
     """The same for the gradients: of queries, and of keys and values, which travel on with each round."""
     q, kv, row, narrow = shard
     added = 2 + narrow
@@ -153,17 +155,17 @@ def _backward(machine: Machine, model: Transformer, sizes: Sizes, shard: _Shard,
     exposed_s = (sizes.context - 1) * maximum(send_s - hidden_s, 0.0) + maximum(send_s - last_s, 0.0)
     gather_s = _gather_s(machine, sizes, shard)
     exposed_s = exposed_s + maximum(gather_s - _device_s(machine, own.plus(query)), 0.0)
-    wires = Pass(context_s=exposed_s, hidden_context_s=sizes.context * send_s + gather_s - exposed_s)
+    wires = PassTime(context_s=exposed_s, hidden_context_s=sizes.context * send_s + gather_s - exposed_s)
     rounds = gathered.plus(sums).plus(query_part).times(sizes.context - 1)
     return start.plus(own).plus(query).plus(rounds).plus(last).plus(end).plus(wires)
 
 
-def _block(machine: Machine, model: Transformer, sizes: Sizes, backward: bool, queries: float, keys: float) -> Pass:
+def _block(machine: Machine, model: Transformer, sizes: Sizes, backward: bool, queries: float, keys: float) -> PassTime:
     """One kernel on parts of a rank's queries and of another's keys; causal if both are whole, its own."""
     is_causal = queries * keys == 1
     heads, tokens = model.num_heads / sizes.tensor, sizes.tokens
     kernel = (sizes.micro_batch, heads, tokens * queries, tokens * keys, model.head_size)
-    return Pass(attention_s=machine.attention_block_s(*kernel, backward, is_causal), kernels=3 if backward else 1)
+    return PassTime(attention_s=machine.attention_block_s(*kernel, backward, is_causal), kernels=3 if backward else 1)
 
 
 def _gather_s(machine: Machine, sizes: Sizes, shard: _Shard) -> Numbers:
@@ -173,11 +175,11 @@ def _gather_s(machine: Machine, sizes: Sizes, shard: _Shard) -> Numbers:
     )
 
 
-def _device_s(machine: Machine, work: Pass) -> Numbers:
+def _device_s(machine: Machine, work: PassTime) -> Numbers:
     return work.compute_s + work.kernels * machine.device.queued_s
 
 
-def _slower(machine: Machine, a: Pass, b: Pass) -> Pass:
+def _slower(machine: Machine, a: PassTime, b: PassTime) -> PassTime:
     """The slower pass, element by element, for the device or for the host that starts its kernels."""
     is_second = 1.0 * (machine.time_s(b) > machine.time_s(a))
     return a.times(1 - is_second).plus(b.times(is_second))

@@ -12,7 +12,7 @@ from lablib.cost.arrays import Numbers, maximum, minimum
 from lablib.models.transformer import Latent, Transformer
 from lablib.plan.layer.parts import linear, passes, residual, tensor_exchange
 from lablib.plan.layer.work import Sizes, Work
-from lablib.plan.machine import Machine, Pass
+from lablib.plan.machine import Machine, PassTime
 
 
 def attention(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
@@ -74,7 +74,7 @@ def core_attention(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     return work._replace(forward=forward, input=backward, core=forward)
 
 
-def _behind(kernels: Pass, wires_s: Numbers) -> Pass:
+def _behind(kernels: PassTime, wires_s: Numbers) -> PassTime:
     """Kernels, with communication at the same time."""
     hidden_s = minimum(wires_s, kernels.compute_s)
     return kernels._replace(context_s=wires_s - hidden_s, hidden_context_s=hidden_s)
@@ -92,12 +92,12 @@ def _unfused(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     backward_products = 2 * machine.product_s(keys, d, tokens, pairs, machine.plain, is_over_tokens=True) + products
     dropped = machine.stack.has_dropout
     # Softmax: scores read and written; dropout: read, written, its mask written.
-    forward = Pass(products, 0.0, machine.stream_s(scores * (2 * width + dropped * (2 * width + 1))), kernels=4)
-    backward = Pass(
+    forward = PassTime(products, 0.0, machine.stream_s(scores * (2 * width + dropped * (2 * width + 1))), kernels=4)
+    backward = PassTime(
         backward_products, 0.0, machine.stream_s(scores * (3 * width + dropped * (2 * width + 1))), kernels=6
     )
     saved = scores * (width + dropped * (1 + width))
-    return Work(forward, backward, Pass(), saved_bytes=saved, core_bytes=saved)
+    return Work(forward, backward, PassTime(), saved_bytes=saved, core_bytes=saved)
 
 
 def _flash(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
@@ -105,7 +105,7 @@ def _flash(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     heads, tokens, batch = model.num_heads / sizes.tensor, sizes.tokens, sizes.micro_batch
     keys, d = tokens * sizes.context, (model.head_size + model.value_size) / 2
     forward_s, backward_s = (machine.attention_s(batch, heads, tokens, keys, d, is_back) for is_back in (False, True))
-    forward, backward = Pass(attention_s=forward_s, kernels=1), Pass(attention_s=backward_s, kernels=3)
+    forward, backward = PassTime(attention_s=forward_s, kernels=1), PassTime(attention_s=backward_s, kernels=3)
     rows = sizes.rows * model.num_heads / sizes.tensor
     saved = rows * model.value_size * machine.width + rows * 4
-    return Work(forward, backward, Pass(), saved_bytes=saved, core_bytes=0.0 * saved, attention_bytes=saved)
+    return Work(forward, backward, PassTime(), saved_bytes=saved, core_bytes=0.0 * saved, attention_bytes=saved)

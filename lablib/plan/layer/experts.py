@@ -13,7 +13,7 @@ from lablib.plan.layer import dispatch
 from lablib.plan.layer.mlp import inner_mlp
 from lablib.plan.layer.parts import linear, passes, residual, tensor_exchange
 from lablib.plan.layer.work import Sizes, Work
-from lablib.plan.machine import Machine, Pass
+from lablib.plan.machine import Machine, PassTime
 
 
 def experts(machine: Machine, model: Transformer, mixture: Experts, sizes: Sizes) -> Work:
@@ -56,10 +56,10 @@ def _dispatch(
     gather_s = is_own * 2 * machine.collective_s("all_gather", arrived * row_bytes, sizes.expert_tensor)
     is_sorted = 1.0 * (mixture.num_experts > sizes.expert)  # more than one expert on a rank
     copied = 2 * sent * (1 + 1 / mixture.num_active) + 4 * arrived * is_sorted
-    once = Pass(
+    once = PassTime(
         memory_s=machine.stream_s(copied * row_bytes),
         tensor_s=gather_s,
         expert_s=exchange_s,
         kernels=4 + 2 * is_sorted + 2 * is_own * (sizes.expert_tensor > 1),
     )
-    return Work(once, once, Pass())
+    return Work(once, once, PassTime())

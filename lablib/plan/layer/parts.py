@@ -13,7 +13,7 @@ from types import MappingProxyType
 from lablib.cost.arrays import Numbers
 from lablib.models.transformer import Transformer
 from lablib.plan.layer.work import Sizes, Work
-from lablib.plan.machine import Machine, Pass
+from lablib.plan.machine import Machine, PassTime
 
 # Bytes per number kept for a product in 8 or 4 bits: 16 numbers of 4 bits share an 8-bit scale.
 NARROW: Mapping[str, float] = MappingProxyType({"float8": 1, "float4": 0.5625})
@@ -49,9 +49,9 @@ def linear(
     each = rows / matrices
     weight_s = machine.product_s(k, n, each, matrices, dtype, is_over_tokens=True)
     return Work(
-        Pass(product_s=machine.product_s(each, n, k, matrices, dtype), memory_s=cast_forward_s, kernels=1),
-        Pass(product_s=machine.product_s(each, k, n, matrices, dtype), memory_s=cast_backward_s, kernels=1),
-        Pass(product_s=weight_s, memory_s=adding_s, kernels=2),
+        PassTime(product_s=machine.product_s(each, n, k, matrices, dtype), memory_s=cast_forward_s, kernels=1),
+        PassTime(product_s=machine.product_s(each, k, n, matrices, dtype), memory_s=cast_backward_s, kernels=1),
+        PassTime(product_s=weight_s, memory_s=adding_s, kernels=2),
         saved_bytes=rows * k * NARROW.get(dtype, width) if keeps_input else 0.0,
         output_bytes=rows * n * width,
     )
@@ -61,9 +61,9 @@ def passes(machine: Machine, numbers: Numbers, forward: float, backward: float, 
     """A kernel that reads and writes a tensor of `numbers` elements so many times."""
     size = numbers * machine.width
     return Work(
-        Pass(memory_s=machine.stream_s(size * forward), kernels=1),
-        Pass(memory_s=machine.stream_s(size * backward), kernels=1),
-        Pass(),
+        PassTime(memory_s=machine.stream_s(size * forward), kernels=1),
+        PassTime(memory_s=machine.stream_s(size * backward), kernels=1),
+        PassTime(),
         saved_bytes=saved_bytes,
     )
 
@@ -80,5 +80,5 @@ def tensor_exchange(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     # A reduce-scatter takes as long as an all-gather of the same size.
     halves_s = 2 * machine.collective_s("all_gather", size, sizes.tensor)
     is_split = sizes.sequence_shards > 1
-    once = Pass(tensor_s=reduce_s + is_split * (halves_s - reduce_s), kernels=(sizes.tensor > 1) * 1.0)
-    return Work(once, once, Pass())
+    once = PassTime(tensor_s=reduce_s + is_split * (halves_s - reduce_s), kernels=(sizes.tensor > 1) * 1.0)
+    return Work(once, once, PassTime())

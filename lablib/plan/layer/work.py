@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, maximum
-from lablib.plan.machine import Pass
+from lablib.plan.machine import PassTime
 
 
 class Sizes(NamedTuple):
@@ -46,25 +46,25 @@ class Work(NamedTuple):
         skipped: part of the forward pass that recomputation leaves out.
     """
 
-    forward: Pass
-    input: Pass
-    weight: Pass
-    core: Pass = Pass()
+    forward: PassTime
+    input: PassTime
+    weight: PassTime
+    core: PassTime = PassTime()
     saved_bytes: Numbers = 0.0
     core_bytes: Numbers = 0.0
     peak_bytes: Numbers = 0.0
     output_bytes: Numbers = 0.0
     attention_bytes: Numbers = 0.0
-    accumulate: Pass = Pass()
-    skipped: Pass = Pass()
+    accumulate: PassTime = PassTime()
+    skipped: PassTime = PassTime()
 
     def plus(self, other: "Work") -> "Work":
         """Both, one after the other: everything adds up, except that the larger `peak_bytes` counts."""
         pairs = zip(self, other, strict=True)
-        added = (one.plus(two) if isinstance(one, Pass) else one + two for one, two in pairs)
+        added = (one.plus(two) if isinstance(one, PassTime) else one + two for one, two in pairs)
         return Work(*added)._replace(peak_bytes=maximum(self.peak_bytes, other.peak_bytes))
 
     def times(self, n: Numbers) -> "Work":
         """n of them (or a share of one)."""
-        times = (one.times(n) if isinstance(one, Pass) else n * one for one in self)
+        times = (one.times(n) if isinstance(one, PassTime) else n * one for one in self)
         return Work(*times)._replace(peak_bytes=self.peak_bytes)

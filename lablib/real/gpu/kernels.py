@@ -22,8 +22,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from lablib.real.gpu.batches import BATCH_MARK
-from lablib.real.measurement.calls import Call, Issued
-from lablib.real.measurement.events import Event, Operation, RawSpan, compute_span, walk
+from lablib.real.measurement.calls import Call, UnmatchedCalls
+from lablib.real.measurement.events import Operation, ProfilerEvent, RawSpan, compute_span, walk
 from lablib.real.measurement.labels import Phases
 from lablib.record.passes import UNNAMED
 from lablib.run import COMPUTE
@@ -59,10 +59,10 @@ class KernelCount:
 class Kernels:
     """The kernels and copies of a GPU that no operation has taken yet."""
 
-    def __init__(self, events: Iterable[Event]):
-        self._by_id: dict[int, list[Event]] = defaultdict(list)
-        self._by_correlation: dict[int, list[Event]] = defaultdict(list)
-        self._left: dict[int, Event] = {}
+    def __init__(self, events: Iterable[ProfilerEvent]):
+        self._by_id: dict[int, list[ProfilerEvent]] = defaultdict(list)
+        self._by_correlation: dict[int, list[ProfilerEvent]] = defaultdict(list)
+        self._left: dict[int, ProfilerEvent] = {}
         for event in events:
             if event.on_device and not event.is_label:
                 self._left[id(event)] = event
@@ -71,18 +71,18 @@ class Kernels:
         self._by_id.pop(0, None)
         self._by_correlation.pop(0, None)
 
-    def take(self, op: Operation) -> list[Event]:
+    def take(self, op: Operation) -> list[ProfilerEvent]:
         """Take the kernels that an operation launched, in order of start."""
         found = [kernel for one in op.ids for kernel in self._by_id.get(one, ())]
         found += [kernel for one in op.correlations for kernel in self._by_correlation.get(one, ())]
         return sorted(filter(None, (self._left.pop(id(k), None) for k in found)), key=lambda k: k.start_ns)
 
-    def left(self) -> list[Event]:
+    def left(self) -> list[ProfilerEvent]:
         return list(self._left.values())
 
 
 def gpu_spans(
-    events: list[Event], calls: list[Call], phases: Phases, default_stream: int | None = None
+    events: list[ProfilerEvent], calls: list[Call], phases: Phases, default_stream: int | None = None
 ) -> list[RawSpan]:
     """The spans of one rank on a GPU, without its calls. Changes `calls`: phase and times.
 
@@ -91,7 +91,7 @@ def gpu_spans(
     spans: list[RawSpan] = []
     if default_stream is None:
         default_stream = lowest_stream(events)
-    kernels, queues = Kernels(events), Issued(calls)
+    kernels, queues = Kernels(events), UnmatchedCalls(calls)
     operations = list(walk(e for e in events if not e.on_device))
     batches: dict[int, list[Call]] = defaultdict(list)
     for call in calls:
@@ -125,12 +125,12 @@ def gpu_spans(
     return spans
 
 
-def lowest_stream(events: Iterable[Event]) -> int:
+def lowest_stream(events: Iterable[ProfilerEvent]) -> int:
     """The lowest GPU stream number: the default stream, which exists before a program can make another."""
     return min((event.thread for event in events if event.on_device and not event.is_label), default=0)
 
 
-def count_kernels(events: list[Event], is_recorded: bool, spans: Iterable[RawSpan]) -> KernelCount:
+def count_kernels(events: list[ProfilerEvent], is_recorded: bool, spans: Iterable[RawSpan]) -> KernelCount:
     """Count the kernels that the program launched, that the profiler lost, and that belong to no call."""
     launches, kernels = list(_launches(events)), [e for e in events if e.on_device and not e.is_label]
     shown = {kernel.correlation for kernel in kernels}
@@ -139,7 +139,7 @@ def count_kernels(events: list[Event], is_recorded: bool, spans: Iterable[RawSpa
     return KernelCount(is_recorded, len(kernels), len(launches), lost, strays)
 
 
-def _launches(events: Iterable[Event]) -> Iterator[Event]:
+def _launches(events: Iterable[ProfilerEvent]) -> Iterator[ProfilerEvent]:
     capturing: set[int] = set()
     for event in sorted((e for e in events if e.is_cuda_call), key=lambda e: e.start_ns):
         if event.name.startswith(_CAPTURE[0]):
@@ -150,7 +150,7 @@ def _launches(events: Iterable[Event]) -> Iterator[Event]:
             yield event
 
 
-def _pieces(op: Operation, phase: str, kernels: list[Event]) -> Iterator[RawSpan]:
+def _pieces(op: Operation, phase: str, kernels: list[ProfilerEvent]) -> Iterator[RawSpan]:
     """The spans of an operation: one per sequence of close kernels, with its share of the FLOPs."""
     pieces: list[tuple[int, int]] = []
     for kernel in kernels:
@@ -164,12 +164,12 @@ def _pieces(op: Operation, phase: str, kernels: list[Event]) -> Iterator[RawSpan
         yield compute_span(op, phase, start_ns, end_ns, op.flops * share)
 
 
-def _host_copy(event: Event, default_stream: int) -> tuple[str, str] | None:
+def _host_copy(event: ProfilerEvent, default_stream: int) -> tuple[str, str] | None:
     """Name and direction of a copy between host and device on a side stream; None for other events."""
     return None if event.thread == default_stream else _HOST_COPIES.get(event.name[: len("Memcpy HtoD")])
 
 
-def _alone(kernel: Event, phase: str, default_stream: int) -> RawSpan:
+def _alone(kernel: ProfilerEvent, phase: str, default_stream: int) -> RawSpan:
     if copy := _host_copy(kernel, default_stream):
         name, way = copy
         return RawSpan(f"comm:host:{way}", name, phase, kernel.start_ns, kernel.end_ns, 0.0, kernel.size_bytes)
@@ -177,5 +177,5 @@ def _alone(kernel: Event, phase: str, default_stream: int) -> RawSpan:
     return RawSpan(stream, kernel.name, phase, kernel.start_ns, kernel.end_ns)
 
 
-def _is_nccl(event: Event) -> bool:
+def _is_nccl(event: ProfilerEvent) -> bool:
     return "nccl" in event.name.lower()

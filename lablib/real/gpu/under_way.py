@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _MAX_LINES = 8
 
 
-class UnderWay:
+class CallsUnderWay:
     """The calls not yet known to be complete, each with its work."""
 
     def __init__(self) -> None:

@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 from lablib.real.frames import program_line
 from lablib.real.gpu.batches import Batches
-from lablib.real.gpu.under_way import UnderWay
-from lablib.real.measurement.events import Event
+from lablib.real.gpu.under_way import CallsUnderWay
+from lablib.real.measurement.events import ProfilerEvent
 from lablib.real.measurement.volume import volume
 from lablib.record.rank_text import numbered, short_ranks
 from lablib.torch_compat import (
@@ -99,7 +99,7 @@ class Call:
     batch: int = 0
     line: str = ""
 
-    def ran(self, events: Sequence[Event]) -> None:
+    def ran(self, events: Sequence[ProfilerEvent]) -> None:
         """Set its times from these profiler events: first start, last end. Unchanged if there are none."""
         if events:
             self.start_ns, self.end_ns = min(e.start_ns for e in events), max(e.end_ns for e in events)
@@ -126,7 +126,7 @@ class CallRecorder:
 
     def __init__(self, on_gpu: bool = False) -> None:
         self.calls: list[Call] = []
-        self.under_way = UnderWay()
+        self.under_way = CallsUnderWay()
         self._on_gpu = on_gpu
         self._batches = Batches(self._batch_ended)
         self._counts: Counter[tuple] = Counter()
@@ -260,7 +260,7 @@ def _display_name(group: dist.ProcessGroup) -> str:
     return short_ranks(_members(group))
 
 
-class Issued:
+class UnmatchedCalls:
     """The calls of one rank not yet matched to a profiler event."""
 
     def __init__(self, calls: Iterable[Call]):
@@ -268,7 +268,7 @@ class Issued:
         for call in calls:
             self._queues[call.thread, "c10d::" + call.op].append(call)
 
-    def next(self, event: Event, phase: str) -> Call | None:
+    def next(self, event: ProfilerEvent, phase: str) -> Call | None:
         """The call of a `c10d::` event, with its phase and issue time filled in; None if it was not recorded."""
         queue = self._queues.get((event.thread, event.name))
         if not queue:

@@ -29,7 +29,7 @@ _NOT_OPERATIONS = ("autograd::", "torch::", "profiler::", "prim::", "_c10d_funct
 _CUDA_CALL = re.compile("cu(da)?[A-Z]")  # runtime (cudaLaunchKernel) or driver (cuLaunchKernelEx)
 
 
-class Event(NamedTuple):
+class ProfilerEvent(NamedTuple):
     """One event of the profiler. Times are `time.time_ns()`.
 
     `thread` is the system's thread id (of a device event: its GPU stream). `id` is 0 for an event that is not torch's;
@@ -63,19 +63,19 @@ class Operation:
     Its event, whether it is part of backward, the ids of its events, CUDA's numbers of the calls in it, its FLOPs.
     """
 
-    event: Event
+    event: ProfilerEvent
     in_backward: bool
     ids: list[int] = field(default_factory=list)
     correlations: list[int] = field(default_factory=list)
     flops: float = 0.0
 
 
-def read_events(kineto_results: Any) -> list[Event]:
+def read_events(kineto_results: Any) -> list[ProfilerEvent]:
     """All events of a finished profile, from its `kineto_results`."""
     return [_event(raw) for raw in kineto_results.events()]
 
 
-def _event(raw: Any) -> Event:
+def _event(raw: Any) -> ProfilerEvent:
     # Tens of thousands per program: few calls into the profiler.
     name, start_ns, thread = raw.name(), raw.start_ns(), raw.device_resource_id()
     end_ns = start_ns + raw.duration_ns()
@@ -85,33 +85,37 @@ def _event(raw: Any) -> Event:
         metadata = getattr(raw, "metadata_json", str)() if name.startswith("Memcpy") else ""
         size_bytes = float(found[1]) if (found := re.search(r'"bytes": (\d+)', metadata)) else 0.0
         number = raw.correlation_id()
-        return Event(name, start_ns, end_ns, thread, 0, launched_by, True, is_label, False, 0.0, number, size_bytes)
+        return ProfilerEvent(
+            name, start_ns, end_ns, thread, 0, launched_by, True, is_label, False, 0.0, number, size_bytes
+        )
     scope = raw.scope()
     if scope == _FUNCTION_SCOPE and _CUDA_CALL.match(name):
         launched_by = raw.linked_correlation_id()
-        return Event(name, start_ns, end_ns, thread, launched_by=launched_by, correlation=raw.correlation_id())
+        return ProfilerEvent(name, start_ns, end_ns, thread, launched_by=launched_by, correlation=raw.correlation_id())
     is_operation = scope == _FUNCTION_SCOPE and "::" in name and not name.startswith(_NOT_OPERATIONS)
     flops = float(raw.flops()) if is_operation else 0.0
     # Other events linked to an operation have ids that are not torch's.
     event_id = 0 if raw.linked_correlation_id() else raw.correlation_id()
-    return Event(name, start_ns, end_ns, thread, event_id, 0, False, scope == _USER_SCOPE, is_operation, flops)
+    return ProfilerEvent(name, start_ns, end_ns, thread, event_id, 0, False, scope == _USER_SCOPE, is_operation, flops)
 
 
-def walk(events: Iterable[Event]) -> Iterator[Operation]:
+def walk(events: Iterable[ProfilerEvent]) -> Iterator[Operation]:
     """The outermost operations of each thread in order of start, including `c10d::` calls.
 
     Composite operations (`aten::linear`) are skipped: their parts are outermost.
     """
-    threads: dict[int, list[Event]] = defaultdict(list)
+    threads: dict[int, list[ProfilerEvent]] = defaultdict(list)
     for event in events:
         threads[event.thread].append(event)
     for thread_events in threads.values():
         yield from _walk_thread(sorted(thread_events, key=lambda e: (e.start_ns, -e.end_ns)))
 
 
-def _walk_thread(events: list[Event]) -> list[Operation]:
+def _walk_thread(events: list[ProfilerEvent]) -> list[Operation]:
     found: list[Operation] = []
-    open_events: list[tuple[Event, Operation | None, bool, bool]] = []  # event, operation, in backward, flops counted
+    open_events: list[
+        tuple[ProfilerEvent, Operation | None, bool, bool]
+    ] = []  # event, operation, in backward, flops counted
     for event in events:
         while open_events and open_events[-1][0].end_ns <= event.start_ns:
             open_events.pop()

@@ -8,8 +8,8 @@ gloo's event of a send begins when the bytes are under way, which may be after t
 
 from itertools import takewhile
 
-from lablib.real.measurement.calls import Call, Issued
-from lablib.real.measurement.events import Event, RawSpan, compute_span, walk
+from lablib.real.measurement.calls import Call, UnmatchedCalls
+from lablib.real.measurement.events import ProfilerEvent, RawSpan, compute_span, walk
 from lablib.real.measurement.labels import Phases
 
 # gloo's names if they differ from torch.distributed's, also because it builds one collective from another.
@@ -23,11 +23,11 @@ _NAMES = {
 _CLOCK_SLACK_NS = 20_000  # events of two threads are stamped on two cores
 
 
-def host_spans(events: list[Event], calls: list[Call], phases: Phases) -> list[RawSpan]:
+def host_spans(events: list[ProfilerEvent], calls: list[Call], phases: Phases) -> list[RawSpan]:
     """The compute spans of one rank on the CPU. Changes `calls`: fills in phase and times."""
     spans: list[RawSpan] = []
-    queues = Issued(calls)
-    issued: list[tuple[Call, Event]] = []
+    queues = UnmatchedCalls(calls)
+    issued: list[tuple[Call, ProfilerEvent]] = []
     # Events of the threads that run the program and its backward, without gloo's threads.
     gloo_threads = {e.thread for e in events if _is_transport(e)} - {call.thread for call in calls}
     own = (e for e in events if not e.on_device and e.thread not in gloo_threads and not _is_transport(e))
@@ -43,11 +43,11 @@ def host_spans(events: list[Event], calls: list[Call], phases: Phases) -> list[R
     return spans
 
 
-def _is_transport(event: Event) -> bool:
+def _is_transport(event: ProfilerEvent) -> bool:
     return event.name.startswith("gloo:")
 
 
-def _match(issued: list[tuple[Call, Event]], transport: list[Event]) -> None:
+def _match(issued: list[tuple[Call, ProfilerEvent]], transport: list[ProfilerEvent]) -> None:
     """Find for each call the transport event.
 
     A point-to-point event begins while its call is being issued, on the same thread.
@@ -69,7 +69,7 @@ def _match(issued: list[tuple[Call, Event]], transport: list[Event]) -> None:
         waiting[: len(started)] = [pair for pair in started if not pair[0].end_ns]
 
 
-def _fits(event: Event, call: Call, window: Event) -> bool:
+def _fits(event: ProfilerEvent, call: Call, window: ProfilerEvent) -> bool:
     """Whether this event may be the transport of this call, which was issued before it."""
     if call.is_point_to_point and (event.thread != window.thread or event.start_ns > window.end_ns + _CLOCK_SLACK_NS):
         return False

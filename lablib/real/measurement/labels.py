@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable
 
-from lablib.real.measurement.events import Event
+from lablib.real.measurement.events import ProfilerEvent
 from lablib.record.passes import UNNAMED
 from lablib.record.phase_path import joined, within
 
@@ -25,8 +25,8 @@ _NOTHING: State = ("", False)
 class Phases:
     """The phase at any time on any thread; `main_thread` is the system id of the thread that ran the program."""
 
-    def __init__(self, events: Iterable[Event], main_thread: int):
-        labels: dict[int, list[Event]] = defaultdict(list)
+    def __init__(self, events: Iterable[ProfilerEvent], main_thread: int):
+        labels: dict[int, list[ProfilerEvent]] = defaultdict(list)
         for event in events:
             if event.is_label and not event.on_device and not event.name.startswith(_TRANSPORT):
                 labels[event.thread].append(event)
@@ -49,7 +49,7 @@ class Phases:
 class _Thread:
     """The blocks of one thread, as states with start times."""
 
-    def __init__(self, labels: Iterable[Event]):
+    def __init__(self, labels: Iterable[ProfilerEvent]):
         self._starts: list[int] = [0]
         self._states: list[State] = [_NOTHING]
         open_labels: list[tuple[int, State]] = []

@@ -17,7 +17,7 @@ from torch.autograd.profiler import profile
 from lablib.real.gpu.kernels import KernelCount, count_kernels, lowest_stream
 from lablib.real.gpu.under_way import explain
 from lablib.real.measurement.calls import Call, CallRecorder
-from lablib.real.measurement.events import Event, RawSpan, read_events
+from lablib.real.measurement.events import ProfilerEvent, RawSpan, read_events
 from lablib.real.measurement.profiler import profiler_of, run_warm_up_kernels
 from lablib.real.measurement.spans import spans_of
 
@@ -92,14 +92,14 @@ def wait_for_gpu() -> None:
     torch.cuda.synchronize()
 
 
-def since(events: list[Event], start_ns: int) -> list[Event]:
+def since(events: list[ProfilerEvent], start_ns: int) -> list[ProfilerEvent]:
     """The events of the program, which began at this time, without earlier work still on the GPU.
 
     A kernel that begins before its own launch has times of another clock, and is dropped.
     """
     launched_ns = {event.correlation: event.start_ns for event in events if event.is_cuda_call}
 
-    def belongs(event: Event) -> bool:
+    def belongs(event: ProfilerEvent) -> bool:
         if not event.on_device or event.is_label:
             return event.end_ns >= start_ns
         at_ns = launched_ns.get(event.correlation, start_ns)

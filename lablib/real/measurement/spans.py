@@ -22,13 +22,13 @@ from collections.abc import Iterable
 
 from lablib.real.gpu.kernels import gpu_spans
 from lablib.real.measurement.calls import Call
-from lablib.real.measurement.events import Event, RawSpan
+from lablib.real.measurement.events import ProfilerEvent, RawSpan
 from lablib.real.measurement.gloo_spans import host_spans
 from lablib.real.measurement.labels import Phases
 
 
 def spans_of(
-    events: Iterable[Event],
+    events: Iterable[ProfilerEvent],
     calls: Iterable[Call],
     main_thread: int,
     on_gpu: bool = False,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lablib.real.measurement.measure import Measurement
-from lablib.real.workers.pickling import Packed
+from lablib.real.workers.pickling import PackedObject
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
+class WorkerSetup:
     """Settings for the whole life of a worker. `environment` is set before the first process group is made."""
 
     backend: str
@@ -50,7 +50,7 @@ class Job:
     `timeout_s` is the launch's: no communication times out before it (timeouts.py).
     """
 
-    program: Packed
+    program: PackedObject
     trace: bool
     settings: dict[str, Any]
     source_lines: dict[str, list[str]]
@@ -73,7 +73,7 @@ class Go:
 class Finished:
     """The program returned. `peak_bytes` is the peak of its tensors on the rank's GPU; None on a CPU."""
 
-    value: Packed
+    value: PackedObject
     stdout: str
     stderr: str
     measured: Measurement
@@ -90,7 +90,7 @@ class Failed:
     type_name: str
     text: str
     traceback: str
-    error: Packed | None
+    error: PackedObject | None
     lost_peer: bool
     at_ns: int
     stdout: str

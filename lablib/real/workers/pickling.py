@@ -31,14 +31,14 @@ from lablib.torch_compat import loaded
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedObject:
     """A pickle and its buffers. Packing and sending are two steps, to tell an error from a lost connection."""
 
     data: bytes
     buffers: list[Any]
 
 
-def pack(value: Any) -> Packed:
+def pack(value: Any) -> PackedObject:
     """Pickle a value. Communicates nothing; waits for pending functional collectives inside the value.
 
     Raises:
@@ -46,10 +46,10 @@ def pack(value: Any) -> Packed:
     """
     file, buffers = io.BytesIO(), []
     _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
-    return Packed(file.getvalue(), buffers)
+    return PackedObject(file.getvalue(), buffers)
 
 
-def unpack(packed: Packed) -> Any:
+def unpack(packed: PackedObject) -> Any:
     """Rebuild the value, with its tensors on the CPU. Raises any exception of a class that cannot be rebuilt here."""
     return _Unpickler(io.BytesIO(packed.data), buffers=packed.buffers).load()
 

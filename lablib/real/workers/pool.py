@@ -26,9 +26,9 @@ from lablib.real.workers.messages import (
     Job,
     Ready,
     Reset,
-    Setup,
     Where,
     Whereabouts,
+    WorkerSetup,
 )
 from lablib.real.workers.peers import interference
 from lablib.real.workers.private import PrivateFolder, is_own_user
@@ -141,7 +141,7 @@ class Pool:
         self._folder.remove()  # from here on nothing stays on disk
         for rank, channel in self._channels.items():
             self._selector.register(channel, selectors.EVENT_READ, rank)
-            channel.send(Setup(backend, environments[rank]))
+            channel.send(WorkerSetup(backend, environments[rank]))
         self._await_ready(deadline - time.monotonic())
 
     def _welcome(self, connection: socket.socket) -> None:

@@ -26,7 +26,7 @@ import cloudpickle
 from lablib.process import settings as owners
 from lablib.process.whose_code import is_users, module_file
 from lablib.real.workers.messages import Job
-from lablib.real.workers.pickling import Packed, pack
+from lablib.real.workers.pickling import PackedObject, pack
 
 
 def ship(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], trace: bool) -> Job:
@@ -52,7 +52,7 @@ def ship(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], trace: boo
     return Job(program, trace, settings | {"sys.path": (path, tuple(path))}, lines)
 
 
-def _pack_program(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Packed:
+def _pack_program(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> PackedObject:
     try:
         return pack((fn, args, kwargs))
     except RecursionError:

@@ -39,12 +39,12 @@ from lablib.real.workers.messages import (
     Job,
     Ready,
     Reset,
-    Setup,
     Where,
     Whereabouts,
+    WorkerSetup,
 )
 from lablib.real.workers.numa import stay_near
-from lablib.real.workers.pickling import Packed, pack, unpack
+from lablib.real.workers.pickling import PackedObject, pack, unpack
 from lablib.real.workers.rendezvous import MeetingFile
 from lablib.text.messages import error_text, safe_str, type_name
 
@@ -60,7 +60,7 @@ def main(address: str, meeting_file: str) -> None:
     os.register_at_fork(after_in_child=channel.close)  # a child must not keep this end open after the rank has ended
     rank, running = int(os.environ["RANK"]), Running()
     channel.send(Hello(rank, os.getpid()))
-    setup: Setup = channel.receive()
+    setup: WorkerSetup = channel.receive()
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(channel, inbox, running), daemon=True).start()
     Worker(channel, inbox, setup, meeting, rank, running).serve()
@@ -107,7 +107,7 @@ class Worker:
         self,
         channel: Channel,
         inbox: "queue.SimpleQueue[Any]",
-        setup: Setup,
+        setup: WorkerSetup,
         meeting: MeetingFile,
         rank: int,
         running: "Running",
@@ -184,7 +184,7 @@ class Worker:
         assert isinstance(message, Go)
         time.sleep(max(0.0, (message.at_ns - time.time_ns()) / 1e9))
 
-    def _pack(self, value: Any) -> Packed:
+    def _pack(self, value: Any) -> PackedObject:
         try:
             return pack(value)
         except BaseException as error:  # a class may raise anything while it is pickled

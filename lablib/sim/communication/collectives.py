@@ -25,13 +25,13 @@ from lablib.sim.communication.agreement import (
 )
 from lablib.sim.communication.delivery import Delivery, Move, Tensors
 from lablib.sim.communication.group_labels import GroupLabels
-from lablib.sim.communication.in_flight import Place
+from lablib.sim.communication.in_flight import MemoryRange
 from lablib.sim.communication.nccl_limits import NcclLimits
 from lablib.sim.communication.reduce import Op, RedOp, op_of_dtype, reduce_op
-from lablib.sim.communication.work import Issued, SimWork
+from lablib.sim.communication.work import IssuedWork, SimWork
 from lablib.sim.ranks.rank import Rank
 from lablib.sim.ranks.turns import Turns
-from lablib.sim.source import Source, handling, is_called_by_program, program_line
+from lablib.sim.source import ProgramLine, handling, is_called_by_program, program_line
 from lablib.text.messages import safe_repr
 from lablib.torch_compat import DisableTorchDispatch, DisableTorchFunction, storage_id
 
@@ -265,7 +265,7 @@ class Collectives(dist.ProcessGroup):
         results = received if results is None else results
         if self._coalesced is None and not rank.unwaited and not getattr(opts, "asyncOp", True):
             # torch waits before it returns: the program cannot forget to, or use a tensor before.
-            return SimWork(rank, self._turns, [Issued(meeting, self._member, source, False, blocks=True)], results)
+            return SimWork(rank, self._turns, [IssuedWork(meeting, self._member, source, False, blocks=True)], results)
         return self._work(meeting, self._member, source, raw_sent, raw_received, results, order=self._group)
 
     def _agreement(
@@ -289,13 +289,13 @@ class Collectives(dist.ProcessGroup):
         self,
         event: Communication,
         member: int,
-        source: Source,
+        source: ProgramLine,
         sent: Sequence[Tensor],
         received: Sequence[Tensor],
         results: Sequence[Tensor],
         order: object | None = None,
     ) -> SimWork:
-        issued = Issued(event, member, source, is_called_by_program())
+        issued = IssuedWork(event, member, source, is_called_by_program())
         work = SimWork(self._rank_state, self._turns, [issued], results)
         self._rank_state.unwaited[issued] = work
         if issued.is_own and self._rank_state.in_flight is not None:
@@ -342,7 +342,7 @@ class Collectives(dist.ProcessGroup):
             if not part.numel() or storage_id(whole.untyped_storage()) != storage_id(part.untyped_storage()):
                 return
             own = int(whole.storage_offset()) + self._member * part.numel()
-            if part.storage_offset() != own and Place.of(whole).overlaps(Place.of(part)):
+            if part.storage_offset() != own and MemoryRange.of(whole).overlaps(MemoryRange.of(part)):
                 self._rank_state.overlaps.append((name, allowed.format(self._member), program_line()))
 
 

@@ -35,18 +35,18 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from lablib.operators.op import tensors_in
 from lablib.sim.communication.delivery import unseen_by_torch
 from lablib.sim.operators.op_traits import OpTraits
-from lablib.sim.source import Source, program_line
+from lablib.sim.source import ProgramLine, program_line
 from lablib.torch_compat import DisableTorchFunction, storage_id
 
 if TYPE_CHECKING:
-    from lablib.sim.communication.work import Issued
+    from lablib.sim.communication.work import IssuedWork
 
 
 READ = "read"  # the access, in a finding
 _SOME_ADDRESS = 1 << 12  # placeholder address of a storage
 
 
-class Place(NamedTuple):
+class MemoryRange(NamedTuple):
     """The memory of a tensor in its storage."""
 
     dtype: torch.dtype
@@ -56,15 +56,15 @@ class Place(NamedTuple):
     bytes: range  # from the first byte to the end
 
     @staticmethod
-    def of(tensor: Tensor) -> Place:
+    def of(tensor: Tensor) -> MemoryRange:
         size, first = tensor.element_size(), int(tensor.storage_offset())
         if not tensor.numel():
-            return Place(tensor.dtype, tensor.shape, tensor.stride(), first, range(0))
+            return MemoryRange(tensor.dtype, tensor.shape, tensor.stride(), first, range(0))
         last = first + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
         extent = range(first * size, (last + 1) * size)
-        return Place(tensor.dtype, tensor.shape, tensor.stride(), first, extent)
+        return MemoryRange(tensor.dtype, tensor.shape, tensor.stride(), first, extent)
 
-    def overlaps(self, other: Place) -> bool:
+    def overlaps(self, other: MemoryRange) -> bool:
         """Whether the two places share a byte of one storage."""
         if max(self.bytes.start, other.bytes.start) >= min(self.bytes.stop, other.bytes.stop):
             return False
@@ -100,8 +100,8 @@ class _Given(NamedTuple):
         alive: while this weak reference lives, torch does not reuse the address of the storage.
     """
 
-    issued: Issued
-    place: Place
+    issued: IssuedWork
+    place: MemoryRange
     is_filled: bool
     order: object | None
     alive: StorageWeakRef
@@ -125,23 +125,23 @@ class InFlight:
     """
 
     def __init__(self) -> None:
-        self._latest: tuple[Issued, Sequence[Tensor], Sequence[Tensor], object | None] | None = None
+        self._latest: tuple[IssuedWork, Sequence[Tensor], Sequence[Tensor], object | None] | None = None
         self._given: dict[int, list[_Given]] = {}  # by storage
-        self._storages: dict[Issued, set[int]] = {}
-        self.findings: list[tuple[Issued, str, Source, bool]] = []
+        self._storages: dict[IssuedWork, set[int]] = {}
+        self.findings: list[tuple[IssuedWork, str, ProgramLine, bool]] = []
         self.waited_again = False
 
     def __len__(self) -> int:
         return len(self._storages) + (self._latest is not None)
 
-    def add(self, issued: Issued, sent: Sequence[Tensor], received: Sequence[Tensor], order: object | None) -> None:
+    def add(self, issued: IssuedWork, sent: Sequence[Tensor], received: Sequence[Tensor], order: object | None) -> None:
         """Note an issued call, the tensors that it reads, and those that it fills."""
         self._settle()
         self._latest = issued, sent, received, order
         if self._storages:
             self._settle()  # even if it blocks, others are in flight
 
-    def remove(self, issued: Issued) -> None:
+    def remove(self, issued: IssuedWork) -> None:
         """Remove a call that is waited for."""
         if self._latest is not None and self._latest[0] is issued:
             self._latest = None
@@ -187,11 +187,11 @@ class InFlight:
             return
         issued, sent, received, order = self._latest
         self._latest = None
-        new: dict[tuple[int, Place], _Given] = {}
+        new: dict[tuple[int, MemoryRange], _Given] = {}
         with DisableTorchFunction():
             for is_filled, tensors in ((True, received), (False, sent)):
                 for tensor in tensors:
-                    storage, place = tensor.untyped_storage(), Place.of(tensor)
+                    storage, place = tensor.untyped_storage(), MemoryRange.of(tensor)
                     if (storage_id(storage), place) in new:  # an all_reduce fills its input
                         continue
                     for given in self._meeting(tensor):
@@ -207,10 +207,10 @@ class InFlight:
         """The tensors in flight that overlap a tensor."""
         if tensor.layout != torch.strided or not (others := self._given.get(storage_id(tensor.untyped_storage()))):
             return []
-        place, end = Place.of(tensor), tensor.untyped_storage().nbytes()  # the storage may have shrunk
+        place, end = MemoryRange.of(tensor), tensor.untyped_storage().nbytes()  # the storage may have shrunk
         return [given for given in others if given.place.bytes.stop <= end and given.place.overlaps(place)]
 
-    def _found(self, issued: Issued, what: str, line: Source | None = None) -> None:
+    def _found(self, issued: IssuedWork, what: str, line: ProgramLine | None = None) -> None:
         if issued in self._storages:
             self.remove(issued)
             self.findings.append((issued, what, line or program_line(), self.waited_again))

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from lablib.errors import Wait
 from lablib.sim.ranks.turns import Turns
 from lablib.sim.replaced import replaced
-from lablib.sim.source import Source, is_program, program_line
+from lablib.sim.source import ProgramLine, is_program, program_line
 from lablib.text.messages import safe_repr
 
 rendezvous = import_module("torch.distributed.rendezvous")  # torch.distributed has a function of that name
@@ -131,7 +131,7 @@ class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
                     f"no rank sets the missing keys by then"
                 )
 
-    def _let_others_run(self, keys: list[str], verb: str, source: Source, until_s: float = inf) -> bool:
+    def _let_others_run(self, keys: list[str], verb: str, source: ProgramLine, until_s: float = inf) -> bool:
         """Give up the turn once. Returns whether `until_s` has passed."""
         rank = self._turns.current
         names = ", ".join(repr(key.rsplit("//", 1)[-1]) for key in keys)  # without the prefixes that torch adds

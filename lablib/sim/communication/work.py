@@ -26,11 +26,11 @@ from lablib.engine.communication import Communication
 from lablib.sim.communication.future import SimFuture
 from lablib.sim.ranks.rank import Rank
 from lablib.sim.ranks.turns import Turns
-from lablib.sim.source import Here, Source, program_line
+from lablib.sim.source import Here, ProgramLine, program_line
 
 
 @dataclass(slots=True, eq=False)
-class Issued:
+class IssuedWork:
     """A communication that one rank has issued.
 
     Attributes:
@@ -43,7 +43,7 @@ class Issued:
 
     event: Communication
     member: int
-    source: Source
+    source: ProgramLine
     is_own: bool
     blocks: bool = False
 
@@ -60,7 +60,7 @@ class SimWork(dist.Work):
         is_barrier: whether the host waits for it, not only its stream.
     """
 
-    def __init__(self, rank: Rank, turns: Turns, issued: Sequence[Issued], results: Sequence[Tensor]):
+    def __init__(self, rank: Rank, turns: Turns, issued: Sequence[IssuedWork], results: Sequence[Tensor]):
         super().__init__()
         self._rank = rank
         self._turns = turns
@@ -138,7 +138,7 @@ class SimWork(dist.Work):
         value = self.result()
         return SimFuture(self._rank, SimWork(self._rank, self._turns, self.issued, []), value)
 
-    def _wait_for(self, issued: Issued, joins: bool) -> None:
+    def _wait_for(self, issued: IssuedWork, joins: bool) -> None:
         """Let others run until the data is available (or, to join, until the end is final). Then fill the buffers."""
         event, rank = issued.event, self._rank
         is_unwaited = issued in rank.unwaited

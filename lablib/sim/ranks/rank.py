@@ -30,9 +30,9 @@ from lablib.torch_compat import graph_task_id
 
 if TYPE_CHECKING:
     from lablib.sim.communication.in_flight import InFlight
-    from lablib.sim.communication.work import Issued, SimWork
+    from lablib.sim.communication.work import IssuedWork, SimWork
     from lablib.sim.memory.memory_tracker import MemoryTracker
-    from lablib.sim.source import Source
+    from lablib.sim.source import ProgramLine
 
 
 class PerRankState(Protocol):
@@ -80,9 +80,9 @@ class Rank(RankClock):
         self.phases: list[str] = []
         self.host_bandwidths: list[float | None] = []
         self.pending = Pending()
-        self.unwaited: dict[Issued, SimWork] = {}
+        self.unwaited: dict[IssuedWork, SimWork] = {}
         self.in_flight: InFlight | None = None
-        self.overlaps: list[tuple[str, str, Source]] = []
+        self.overlaps: list[tuple[str, str, ProgramLine]] = []
         self.memory_tracker: MemoryTracker | None = None
         self.counts: Callable[[torch.UntypedStorage], bool] | None = None
         self.stdout = io.StringIO()
