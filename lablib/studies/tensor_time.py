@@ -96,7 +96,8 @@ class _Prices:
         return matrix.count * self._product(matrix.rows, matrix.columns, tokens, (matrix.rows, matrix.columns))
 
     def _product(self, m: int, n: int, k: int, rows: tuple[int, int] | None = None) -> float:
-        return float(matmul_time_s(m, n, k, self.dtype, self.device, rows=rows)) + self.device.queued_s
+        alone_s = float(matmul_time_s(m, n, k, self.dtype, self.device, rows=rows))
+        return alone_s / self.device.step_share + self.device.queued_s
 
     def touch(self, numbers: float, kind: str = "", elements: float = 0.0) -> float:
         """A kernel that reads and writes so many numbers, of a kind of `lablib.cost.efficiency.RATES`."""

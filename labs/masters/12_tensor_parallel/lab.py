@@ -557,9 +557,9 @@ tensor_calculator(interactive)
 # %% [markdown]
 # <details><summary>What helps?</summary>
 #
-# On 8 ranks of `dgx-h100` a fifth of the layer is exposed. More tokens do not help: compute and bytes both grow with
-# them, and with 8 times as many it is still 18%. A wider layer does: products grow with the width squared, bytes with
-# the width. 27% at 4096 become 12% at 16,384. A slower link matters inside the node, too: 53% on `pcie-a100`. So tensor
+# On 8 ranks of `dgx-h100` 18% of the layer is exposed. More tokens do not help: compute and bytes both grow with them,
+# and with 8 times as many it is still 17%. A wider layer does: products grow with the width squared, bytes with the
+# width. 26% at 4096 become 11% at 16,384. A slower link matters inside the node, too: 53% on `pcie-a100`. So tensor
 # parallelism uses the fastest links, up to the GPUs of a node, and other kinds of parallelism are used across nodes
 # (Narayanan et al., 2021, takeaway 1).
 #
@@ -568,10 +568,10 @@ tensor_calculator(interactive)
 # %% tags=["instructor"]
 # The numbers of this answer: the exposed share of a layer on 8 ranks.
 for name, width, tokens, percent in [
-    ("dgx-h100", 8192, 4096, 19),
-    ("dgx-h100", 8192, 32768, 18),
-    ("dgx-h100", 4096, 4096, 27),
-    ("dgx-h100", 16384, 4096, 12),
+    ("dgx-h100", 8192, 4096, 18),
+    ("dgx-h100", 8192, 32768, 17),
+    ("dgx-h100", 4096, 4096, 26),
+    ("dgx-h100", 16384, 4096, 11),
     ("pcie-a100", 8192, 4096, 53),
 ]:
     sizes = parallel.LayerSizes(tokens // 2048, 2048, width, width // 64)
@@ -744,8 +744,8 @@ def exposed_by_formula(machine):
     network = GroupNetwork(machine, range(4))
     message_s = network.ring.time_s(wide.activation_bytes / 4) + machine.collective_overhead_s
     sizes = wide.seq_len // 4, wide.width // 4, wide.width
-    product_s = float(matmul_time_s(*sizes, "bfloat16", machine.device))
-    product_s += machine.device.queued_s
+    alone_s = float(matmul_time_s(*sizes, "bfloat16", machine.device))
+    product_s = alone_s / machine.device.step_share + machine.device.queued_s
     return parallel.exposed_chunks_s(product_s, message_s, 4)
 
 
