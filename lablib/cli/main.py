@@ -424,6 +424,9 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
         "--model", help="a published model, for example gpt3-175b, or a config.json of Hugging Face's transformers"
     )
     command.add_argument("--cluster", help="a cluster, for example dgx-a100, or a TOML file")
+    command.add_argument(
+        "--deepspeed", metavar="FILE", help="a DeepSpeed configuration: its choices, where no option here says another"
+    )
     command.add_argument("--nodes", type=int, help="how many nodes")
     command.add_argument("--gpus", type=int, help="or how many GPUs")
     command.add_argument(
@@ -435,7 +438,6 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--list", action="store_true", help="the names of models, clusters and training software")
     command.add_argument(
         "--precision",
-        default="bfloat16",
         help="of the linear layers' products: float32, tfloat32, float16, bfloat16 (default), float8 or float4",
     )
     command.add_argument(
@@ -443,7 +445,7 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
         help="training software, for example torch, torch-compile, megatron-2022 or megatron-core; default: usual "
         "today on such GPUs, named in the answer; an unknown name lists all of them",
     )
-    optimizer = command.add_argument("--optimizer", default="adamw", help="%(names)s (default: %(default)s)")
+    optimizer = command.add_argument("--optimizer", help="%(names)s (default: adamw)")
     vars(optimizer)["names"] = _OptimizerNames()
     command.add_argument(
         "--offload", metavar="NAME", help="optimizer, activations or both with a comma: kept in host memory"

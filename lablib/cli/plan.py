@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lablib.configs.deepspeed import read_deepspeed
 from lablib.configs.hugging_face import read_hugging_face
 from lablib.configs.reading import Reading
 from lablib.course.errors import CourseError
@@ -42,21 +43,24 @@ def plan_command(options: argparse.Namespace) -> int:
         names = {"models": TRANSFORMERS, "clusters": CLUSTERS, "stacks": STACKS}
         print(table(("", "names"), [(kind, ", ".join(each)) for kind, each in names.items()]))
         return 0
-    missing = [f"--{name}" for name in ("model", "cluster", "batch") if getattr(options, name) is None]
-    if missing:
-        raise CourseError(f"lab plan needs {' and '.join(missing)}; lab plan --list has the names")
     if options.top < 1:
         raise CourseError(f"--top must be 1 or more: got {options.top}")
     try:
+        settings = read_deepspeed(options.deepspeed) if options.deepspeed else Reading({})
+        missing = [name for name in ("model", "cluster") if getattr(options, name) is None]
+        if missing := missing + ["batch"] * (options.batch is None and "batch" not in settings.record):
+            raise ValueError(f"lab plan needs --{' and --'.join(missing)}; lab plan --list has the names")
         reading = _model(options.model)
-        inputs = _inputs(options, reading.record)
+        inputs = _inputs(options, reading.record, settings.record)
+        if options.price is not None and not 0 <= options.price < float("inf"):
+            raise ValueError(f"--price must be 0 or more, and finite: got {options.price}; try 2.5")
         tokens = None if options.tokens is None else _quantity("tokens", options.tokens, _DECIMAL)
         with _bar() as progress:
             found = search(**inputs, progress=progress)
         training = {} if tokens is None or not len(found.order) else _training(found.best, tokens, options.price)
     except ValueError as error:
         raise CourseError(str(error)) from None
-    remarks = [*reading.sentences(), *_remarks(inputs)]
+    remarks = [*reading.sentences(), *settings.sentences(), *_remarks(inputs)]
     if options.json:
         inputs |= {"model": reading.record.name, "seq_len": int(found.plans.numbers["seq_len"][0])}
         answer = {"inputs": inputs, "remarks": remarks, "training": training} | to_json(found, options.top)
@@ -66,8 +70,8 @@ def plan_command(options: argparse.Namespace) -> int:
     return 0 if len(found.order) else 1
 
 
-def _inputs(options: argparse.Namespace, model: Transformer) -> dict[str, Any]:
-    """The arguments of `search`."""
+def _inputs(options: argparse.Namespace, model: Transformer, settings: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `search`: the options, then `settings`, then the defaults."""
     asked: dict[str, Any] = {name: getattr(options, name) for name in GIVEN}
     if options.seq_len is not None:
         asked["seq_len"] = round(_quantity("seq-len", options.seq_len, _BINARY))
@@ -78,10 +82,14 @@ def _inputs(options: argparse.Namespace, model: Transformer) -> dict[str, Any]:
     for name in NAMES:
         words = getattr(options, name)
         asked[name] = None if words is None else [word.strip() for word in words.split(",")]
-    batch = _quantity("batch", options.batch, _BINARY)
-    if not options.batch.strip()[-1].isdecimal():  # tokens
-        batch /= max(1, asked.get("seq_len", model.max_seq_len))
-    return {"model": model, "cluster": options.cluster, "batch": max(1, round(batch))} | asked
+    if options.batch is not None:
+        batch = _quantity("batch", options.batch, _BINARY)
+        if not options.batch.strip()[-1].isdecimal():  # tokens
+            batch /= max(1, asked.get("seq_len", model.max_seq_len))
+        asked["batch"] = max(1, round(batch))
+    asked = {name: value for name, value in asked.items() if value not in (None, ())}
+    defaults = {"precision": "bfloat16", "optimizer": "adamw", "offload": ()}
+    return {"model": model, "cluster": options.cluster} | defaults | settings | asked
 
 
 def _model(words: str) -> Reading[Transformer]:
@@ -93,7 +101,7 @@ def _model(words: str) -> Reading[Transformer]:
 
 def _quantity(name: str, text: str, units: Mapping[str, float]) -> float:
     """ "64", "4M" or "1.5T" as a number."""
-    found = re.fullmatch(r"(-?\d+(?:\.\d+)?)([a-zA-Z]?)", text.strip().replace(",", ""))
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([a-zA-Z]?)", text.strip().replace(",", ""))
     unit = next((unit for unit in units if found and unit.lower() == found[2].lower()), None)
     if not found or unit is None or (not unit and "." in found[1]):
         endings = " or ".join(ending for ending in units if ending)
@@ -126,7 +134,7 @@ def _training_lines(training: dict[str, float], tokens: str | None) -> list[str]
 def _remarks(inputs: dict[str, Any]) -> list[str]:
     """Remarks on the inputs."""
     each = find_cluster(inputs["cluster"]).devices_per_node
-    if (gpus := inputs["gpus"] or 0) > each and gpus % each:
+    if (gpus := inputs.get("gpus", 0)) > each and gpus % each:
         return [f"{gpus} GPUs on nodes of {each}: the last node has {gpus % each}; try {gpus // each * each}."]
     return []
 

@@ -1,6 +1,7 @@
 """Readers of configuration files that people have: sizes and settings for the planner, without torch.
 
 hugging_face   a model's config.json
+deepspeed      a ds_config.json: batch, ZeRO, offload, precision, optimizer
 reading        result of a reader: what it understood, left out and did not know
 """
 

@@ -1,3 +1,4 @@
 # ruff: noqa: I001  (in reading order)
 from .reading import Omission as Omission, Reading as Reading
 from .hugging_face import read_hugging_face as read_hugging_face
+from .deepspeed import read_deepspeed as read_deepspeed

@@ -149,7 +149,8 @@ def test_long_searches_show_a_bar_that_is_gone_at_the_end(monkeypatch, capsys: p
         (["--batch", "4G"], "--batch is a whole number, or a number with k or M: got '4G'"),
         (["--seq-len", "long"], "--seq-len is a whole number, or a number with k or M: got 'long'"),
         (["--tokens", "300X"], "--tokens is a whole number, or a number with k or M or B or T: got '300X'"),
-        (["--tokens=-5"], "tokens must be 0 or more"),
+        (["--tokens=-5"], "--tokens is a whole number, or a number with k or M or B or T: got '-5'"),
+        (["--tokens", "1B", "--price=-1"], "--price must be 0 or more, and finite: got -1.0"),
         (["--model", "absent/config.json"], "absent/config.json cannot be read: No such file"),
     ],
 )
@@ -243,6 +244,21 @@ def test_a_whole_training_in_days_hours_energy_and_money(capsys: pytest.CaptureF
     assert training["price"] == pytest.approx(2.5 * 8 * seconds / 3600)
     main([*SMALL[:-1], "--model", "llama-3-8b", "--batch", "64", "--tokens", "300B"])
     assert f"300B tokens by the first plan: {training['days']:,.3g} days" in capsys.readouterr().out
+
+
+def test_a_configuration_of_deepspeed_fills_in_what_no_option_says(tmp_path, capsys: pytest.CaptureFixture):
+    path = tmp_path / "ds_config.json"
+    zero = {"stage": 2, "overlap_comm": True, "stages": 3}
+    config = {"train_batch_size": 64, "fp16": {"enabled": True}, "zero_optimization": zero}
+    path.write_text(json.dumps(config | {"optimizer": {"type": "Lion"}, "train_micro_batch_size_per_gpu": 4}))
+    words = ["--model", "llama-3-8b", "--deepspeed", str(path), "--seq-len", "2k"]
+    inputs = _answer(capsys, *words)["inputs"]
+    given = {"batch": 64, "micro_batch": [4], "zero_stage": [2], "precision": "float16", "optimizer": "lion"}
+    assert {name: inputs[name] for name in given} == given
+    answer = _answer(capsys, *words, "--optimizer", "adamw", "--batch", "32", "--zero-stage", "1,2")
+    assert answer["remarks"] == ["Fields not understood: zero_optimization.stages."]
+    changed = {"batch": 32, "optimizer": "adamw", "zero_stage": [1, 2]}
+    assert {name: answer["inputs"][name] for name in given} == given | changed
 
 
 def test_a_node_that_is_not_full_is_a_remark(capsys: pytest.CaptureFixture):
