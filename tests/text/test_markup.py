@@ -28,7 +28,7 @@ from lablib import Allocation, Memory, Reconciliation, Run, Span, Timeline, Traf
 from lablib.batches.packing import best_fit
 from lablib.course.checks.expect import Measured
 from lablib.course.checks.result import Hint, Result
-from lablib.course.show_source import Source
+from lablib.course.show_source import ShownSource
 from lablib.errors import DeadlockError, Wait
 from lablib.figures.describe import describe
 from lablib.figures.show import caption_html, picture_bundle
@@ -121,7 +121,7 @@ RECORDED = RecordedReconciliation(ABOUT, MARK, MARK, [{"name": MARK}])
 VALUES: dict[str, Callable[[], list[Any]]] = {
     "Reconciliation": lambda: [Reconciliation.of(run_of(), [run_of(2.0)], notes=(MARK,))],
     "RecordedReconciliation": lambda: [RECORDED],
-    "Source": lambda: [Source(MARK, MARK, True), Source(MARK, MARK, False)],
+    "ShownSource": lambda: [ShownSource(MARK, MARK, True), ShownSource(MARK, MARK, False)],
     "SearchResult": lambda: [found_by_search()],
     "Prediction": lambda: [prediction()],
     "Traffic": lambda: [TRAFFIC],
