@@ -666,7 +666,8 @@ pd.DataFrame(ratios).T.round(1)
 # and the ratios mean little. And the ratio is hard to predict on a CPU. The calibration measures products in each
 # format; the faster they are, the more other operations count. Attention's own kernel and gelu (the function between
 # two products) are measured in FP32 alone, and the time of autocast's casts is computed from their bytes. The recording
-# is older: its prediction computed everything but products from bytes, and left out a CPU's computing time for them.
+# is older and of a larger GPT (4 layers of width 512), on a CPU with units for BF16: its prediction computed everything
+# but products from bytes, and left out a CPU's computing time for them.
 
 # %% [markdown] tags=["further"] minutes=9
 # ## Further: which format for which device?

@@ -593,7 +593,7 @@ comparison = reconcile(steps, **options, repeats=3 if quick else 7)
 print_text(comparison.reading())
 
 # %% [markdown]
-# Next to it a recorded run; its sentence includes the load of that machine:
+# Next to it a recorded run with two matrices of 1024 x 1024; its sentence includes the load of that machine:
 
 # %%
 from lablib.course import recorded_comparison
