@@ -427,6 +427,11 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--deepspeed", metavar="FILE", help="a DeepSpeed configuration: its choices, where no option here says another"
     )
+    command.add_argument(
+        "--megatron",
+        metavar="ARGS",
+        help="the arguments of Megatron-LM in quotes: model, split and batch, in the same way",
+    )
     command.add_argument("--nodes", type=int, help="how many nodes")
     command.add_argument("--gpus", type=int, help="or how many GPUs")
     command.add_argument(

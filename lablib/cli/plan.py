@@ -11,6 +11,7 @@ from typing import Any
 
 from lablib.configs.deepspeed import read_deepspeed
 from lablib.configs.hugging_face import read_hugging_face
+from lablib.configs.megatron import parse_megatron
 from lablib.configs.reading import Reading
 from lablib.course.errors import CourseError
 from lablib.course.table import table
@@ -46,11 +47,12 @@ def plan_command(options: argparse.Namespace) -> int:
     if options.top < 1:
         raise CourseError(f"--top must be 1 or more: got {options.top}")
     try:
-        settings = read_deepspeed(options.deepspeed) if options.deepspeed else Reading({})
-        missing = [name for name in ("model", "cluster") if getattr(options, name) is None]
-        if missing := missing + ["batch"] * (options.batch is None and "batch" not in settings.record):
+        settings = _settings(options)
+        needed = ("model", "cluster", "batch")
+        missing = [name for name in needed if getattr(options, name) is None and name not in settings.record]
+        if missing:
             raise ValueError(f"lab plan needs --{' and --'.join(missing)}; lab plan --list has the names")
-        reading = _model(options.model)
+        reading = _model(options.model) if options.model else Reading(settings.record["model"])
         inputs = _inputs(options, reading.record, settings.record)
         if options.price is not None and not 0 <= options.price < float("inf"):
             raise ValueError(f"--price must be 0 or more, and finite: got {options.price}; try 2.5")
@@ -68,6 +70,15 @@ def plan_command(options: argparse.Namespace) -> int:
     else:
         print("\n".join([text(found, options.top), *_training_lines(training, options.tokens), *remarks]))
     return 0 if len(found.order) else 1
+
+
+def _settings(options: argparse.Namespace) -> Reading[dict[str, Any]]:
+    """The choices of a configuration of DeepSpeed or Megatron-LM; none without one."""
+    if options.deepspeed and options.megatron:
+        raise ValueError("--deepspeed and --megatron both choose a plan: give one of them")
+    if options.megatron:
+        return parse_megatron(options.megatron)
+    return read_deepspeed(options.deepspeed) if options.deepspeed else Reading({})
 
 
 def _inputs(options: argparse.Namespace, model: Transformer, settings: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +100,7 @@ def _inputs(options: argparse.Namespace, model: Transformer, settings: dict[str,
         asked["batch"] = max(1, round(batch))
     asked = {name: value for name, value in asked.items() if value not in (None, ())}
     defaults = {"precision": "bfloat16", "optimizer": "adamw", "offload": ()}
-    return {"model": model, "cluster": options.cluster} | defaults | settings | asked
+    return defaults | settings | asked | {"model": model, "cluster": options.cluster}
 
 
 def _model(words: str) -> Reading[Transformer]:

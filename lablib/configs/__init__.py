@@ -2,6 +2,7 @@
 
 hugging_face   a model's config.json
 deepspeed      a ds_config.json: batch, ZeRO, offload, precision, optimizer
+megatron       the command line of Megatron-LM: model and plan
 reading        result of a reader: what it understood, left out and did not know
 """
 

@@ -261,6 +261,22 @@ def test_a_configuration_of_deepspeed_fills_in_what_no_option_says(tmp_path, cap
     assert {name: answer["inputs"][name] for name in given} == given | changed
 
 
+def test_the_arguments_of_megatron_are_a_model_and_a_plan(capsys: pytest.CaptureFixture):
+    arguments = (
+        "--num-layers 40 --hidden-size 5120 --num-attention-heads 40 --seq-length 2048 --vocab-size 50257 "
+        "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --micro-batch-size 1 --global-batch-size 64 "
+        "--bf16 --sequence-parallel --recompute-activations --lr 1e-4"
+    )
+    words = ["plan", "--cluster", "dgx-a100", "--nodes", "2", "--json", "--megatron", arguments]
+    assert main(words) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["tried"] == 1 and answer["remarks"] == []
+    best = answer["best"][0]
+    assert (best["data"], best["tensor"], best["pipeline"], best["recompute"]) == (4, 2, 2, "selective")
+    assert main([*words, "--deepspeed", "any.json"]) == 2
+    assert "--deepspeed and --megatron both choose a plan" in capsys.readouterr().err
+
+
 def test_a_node_that_is_not_full_is_a_remark(capsys: pytest.CaptureFixture):
     words = ["plan", "--model", "gpt2", "--cluster", "dgx-a100", "--batch", "24", "--json", "--tensor", "1"]
     main([*words, "--gpus", "12"])

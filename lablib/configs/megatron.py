@@ -1,0 +1,197 @@
+"""Model and plan from the command line of Megatron-LM's pretrain_gpt.py.
+
+    Megatron-LM                                                 here
+    --num-layers, --hidden-size, ... --num-query-groups         sizes of a `Transformer`
+    --swiglu, --normalization RMSNorm, --disable-bias-linear    its activation, norm and biases
+    --multi-latent-attention, --num-experts                     its latent and experts
+    --tensor- (pipeline-, context-, expert-)model-parallel-size tensor, pipeline, context, expert
+    --num-virtual-stages-per-pipeline-rank                      chunks, and the schedule "interleaved"
+    --micro-batch-size, --global-batch-size, --seq-length       micro_batch, batch, seq_len
+    --use-distributed-optimizer                                 zero_stage 1
+    --bf16, --fp16, --fp8-format                                precision
+    --recompute-activations, --recompute-granularity            recompute: "selective", "full", "every k", "first k"
+
+The vocabulary is padded as there: to a multiple of --make-vocab-size-divisible-by times the tensor ranks.
+
+Source: megatron/training/arguments.py (github.com/NVIDIA/Megatron-LM, core 0.20, d98e8a64): names and defaults.
+"""
+
+import math
+import shlex
+from typing import Any
+
+from lablib.configs.reading import Fields, Omission, Reading
+from lablib.models.transformer import Experts, Latent, Transformer
+
+# These change neither time nor memory by a part that the planner has: data, logs, checkpoints, rates, seeds.
+_WITHOUT_COST = (
+    "adam-", "adlr-", "attention-dropout", "ckpt-", "clip-grad", "data-", "dataloader-", "decoupled-", "dist-", "eod-",
+    "eval-", "exit-", "hidden-dropout", "hysteresis", "init-method", "initial-loss-scale", "log-", "loss-scale", "lr",
+    "merge-file", "min-loss-scale", "min-lr", "mock-data", "moe-aux-loss", "moe-z-loss", "no-load", "no-save",
+    "norm-epsilon", "num-workers", "override-", "rotary-", "save", "load", "seed", "sgd-", "split",
+    "start-weight-decay", "end-weight-decay", "tensorboard", "timing-", "tokenizer-", "train-", "vocab-file", "wandb",
+    "weight-decay",
+    "transformer-impl", "use-mcore-models", "use-flash-attn", "attention-backend", "no-masked-softmax-fusion",
+    "attention-softmax-in-fp32", "distributed-", "local-rank", "manual-gc", "cross-entropy-", "deterministic-",
+)  # fmt: skip
+
+
+def parse_megatron(command: str) -> Reading[dict[str, Any]]:
+    """Keyword arguments of `lablib.plan.search`, with the model, from the options of a command line.
+
+    Raises:
+        ValueError: a missing or impossible size, or a choice that the planner cannot price.
+    """
+    values = {name: value for name, value in _options(command).items() if not name.startswith(_WITHOUT_COST)}
+    fields = Fields(values, "the arguments of Megatron-LM")
+    omissions = list[Omission]()
+    tensor = fields.count("tensor-model-parallel-size", 1)
+    pipeline = fields.count("pipeline-model-parallel-size", 1)
+    model = _model(fields, tensor, omissions)
+    settings: dict[str, Any] = {
+        "model": model,
+        "stack": "megatron-core",
+        "tensor": [tensor],
+        "pipeline": [pipeline],
+        "context": [fields.count("context-parallel-size", 1)],
+        "precision": _precision(fields),
+        "optimizer": {"adam": "adamw", "sgd": "sgd-momentum"}.get(fields.get("optimizer", "adam"), "adamw"),
+        "zero_stage": [1 if fields.flag("use-distributed-optimizer", False) else 0],
+        "recompute": [_recompute(fields)],
+    }
+    if model.experts:
+        settings["expert"] = [fields.count("expert-model-parallel-size", 1)]
+        settings["expert_tensor"] = [fields.count("expert-tensor-parallel-size", tensor)]
+    settings |= _pipeline(fields, model, pipeline)
+    for name, option in {"batch": "global-batch-size", "seq_len": "seq-length"}.items():
+        if option in fields:
+            settings[name] = fields.count(option)
+    if "micro-batch-size" in fields:
+        settings["micro_batch"] = [fields.count("micro-batch-size")]
+    if tensor > 1 and not fields.flag("sequence-parallel", False):
+        settings["sequence_parallel"] = False
+    for name in ("overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap"):
+        fields.flag(name, False)
+    return Reading(settings, tuple(omissions), tuple(f"--{name}" for name in fields.unread()))
+
+
+def _options(command: str) -> dict[str, Any]:
+    """Option -> value: True without a value, a number where it is one, otherwise text."""
+    found: dict[str, Any] = {}
+    name = ""
+    for word in shlex.split(command):
+        if word.startswith("--"):
+            name, _, value = word[2:].partition("=")
+            found[name] = _value(value) if value else True
+        elif name:
+            found[name] = _value(word) if found[name] is True else f"{found[name]} {word}"
+    return found
+
+
+def _value(word: str) -> Any:
+    try:
+        return int(word)
+    except ValueError:
+        return word
+
+
+def _model(fields: Fields, tensor: int, omissions: list[Omission]) -> Transformer:
+    d_model, heads = fields.count("hidden-size"), fields.count("num-attention-heads")
+    is_gated = fields.flag("swiglu", False)
+    # As there: a gated MLP of two thirds of the width, in multiples of 64.
+    d_ff = fields.count("ffn-hidden-size", int(4 * d_model * 2 / 3 / 64) * 64 if is_gated else 4 * d_model)
+    position = fields.get("position-embedding-type", "learned_absolute")
+    is_rotary = position in ("rope", "mrope", "yarn") or fields.flag("use-rotary-position-embeddings", False)
+    kv_heads = fields.count("num-query-groups", 1) if fields.flag("group-query-attention", False) else None
+    norm = {"LayerNorm": "layer", "RMSNorm": "rms"}.get(fields.get("normalization", "LayerNorm"))
+    if norm is None:
+        raise ValueError(f"--normalization must be LayerNorm or RMSNorm: got {fields.get('normalization')!r}")
+    model = Transformer(
+        name="megatron",
+        num_layers=fields.count("num-layers"),
+        d_model=d_model,
+        num_heads=heads,
+        vocab_size=_padded(fields, tensor),
+        max_seq_len=fields.count("max-position-embeddings", fields.get("seq-length")),
+        d_ff=d_ff,
+        num_kv_heads=kv_heads,
+        d_head=fields.get("kv-channels"),
+        activation="swiglu" if is_gated else "gelu",
+        positions="rotary" if is_rotary or position == "none" else "learned",
+        norm=norm,
+        has_bias=not fields.flag("disable-bias-linear", False),
+        tied_head=not fields.flag("untie-embeddings-and-output-weights", False),
+        latent=_latent(fields) if fields.flag("multi-latent-attention", False) else None,
+        experts=_experts(fields, d_ff) if fields.get("num-experts") else None,
+        source="arguments of Megatron-LM",
+    )
+    if fields.flag("qk-layernorm", False):
+        omissions.append(Omission("norms of queries and keys", model.num_layers * 2 * model.head_size))
+    if fields.flag("add-qkv-bias", False) and not model.has_bias:
+        wide = (model.num_heads + 2 * model.kv_heads) * model.head_size
+        omissions.append(Omission("biases of query, key and value", model.num_layers * wide))
+    if modules := fields.count("mtp-num-layers", 0, minimum=0):
+        omissions.append(Omission(f"{modules} further prediction modules (--mtp-num-layers)"))
+    return model
+
+
+def _padded(fields: Fields, tensor: int) -> int:
+    if "padded-vocab-size" in fields:
+        return fields.count("padded-vocab-size")
+    multiple = fields.count("make-vocab-size-divisible-by", 128) * tensor
+    return math.ceil(fields.count("vocab-size") / multiple) * multiple
+
+
+def _latent(fields: Fields) -> Latent:
+    return Latent(
+        query_rank=fields.count("q-lora-rank", 0, minimum=0),
+        kv_rank=fields.count("kv-lora-rank", 32),
+        d_rotary=fields.count("qk-pos-emb-head-dim", 64),
+        d_plain=fields.count("qk-head-dim", 128),
+        d_value=fields.count("v-head-dim", 128),
+    )
+
+
+def _experts(fields: Fields, d_ff: int) -> Experts:
+    own = fields.count("moe-ffn-hidden-size", d_ff)
+    shared = fields.count("moe-shared-expert-intermediate-size", 0, minimum=0)
+    if shared % own:
+        raise ValueError(
+            f"--moe-shared-expert-intermediate-size must be a multiple of the experts' width: got {shared} and {own}"
+        )
+    if (every := fields.get("moe-layer-freq", 1)) != 1:
+        raise ValueError(f"--moe-layer-freq must be 1: got {every}; the planner has no other arrangement")
+    return Experts(fields.count("num-experts"), fields.count("moe-router-topk", 2), own, shared // own)
+
+
+def _precision(fields: Fields) -> str:
+    if fields.get("fp8-format") is not None:
+        fields.get("fp8-recipe")
+        fields.flag("bf16", True)
+        return "float8"
+    if fields.flag("bf16", False):
+        return "bfloat16"
+    return "float16" if fields.flag("fp16", False) else "float32"
+
+
+def _recompute(fields: Fields) -> str:
+    kind = fields.get("recompute-granularity", "selective" if fields.flag("recompute-activations", False) else "none")
+    number = fields.count("recompute-num-layers", 1)
+    if kind != "full":
+        return kind
+    if fields.get("recompute-method") == "block":
+        return f"first {number}"
+    return "full" if number == 1 else f"every {number}"
+
+
+def _pipeline(fields: Fields, model: Transformer, pipeline: int) -> dict[str, Any]:
+    chunks = fields.count("num-virtual-stages-per-pipeline-rank", 1)
+    if "num-layers-per-virtual-pipeline-stage" in fields:
+        layers = fields.count("num-layers-per-virtual-pipeline-stage")
+        if model.num_layers % (pipeline * layers):
+            raise ValueError(
+                "--num-layers must be a multiple of --pipeline-model-parallel-size * "
+                f"--num-layers-per-virtual-pipeline-stage: got {model.num_layers} and {pipeline} * {layers}"
+            )
+        chunks = model.num_layers // (pipeline * layers)
+    return {"chunks": [chunks], "schedule": ["interleaved" if chunks > 1 else "1f1b"]}
