@@ -28,7 +28,6 @@ from .context_published import (
     predicted_efficiencies as predicted_efficiencies,
 )
 from .expert_best import place_best as place_best
-from .expert_rebalance import Rebalanced as Rebalanced, rebalance_over_run as rebalance_over_run
 from .expert_against_dense import (
     AgainstDense as AgainstDense,
     against_dense as against_dense,

@@ -1,16 +1,13 @@
 """Experts copied and packed: bounds for any loads, the best by trying all, and the example of the source."""
 
-from statistics import mean
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib.parallel import ExpertPlacement, least_possible_load, place_balanced, place_in_order
-from lablib.studies import place_best, rebalance_over_run
-from lablib.studies.expert_runs import recorded_expert_runs
+from lablib.studies import place_best
 
 # github.com/deepseek-ai/EPLB, README: 12 experts of two layers, 16 slots on 8 GPUs, 4 groups, 2 nodes; and its output.
 LOADS = ([90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27])
@@ -124,56 +121,3 @@ def test_what_cannot_be_placed_is_refused(function: Any, arguments: Any, message
 def test_loads_of_other_experts_are_refused():
     with pytest.raises(ValueError, match="loads must have a number for each of the 4: got 3"):
         place_in_order(4, 2).rank_loads([1, 2, 3])
-
-
-# ---- over a run ----
-
-
-def drawn_run(skew: float, steps: int = 40) -> list[list[int]]:
-    """Choices of 2,048 a step among 8 experts whose chances stay; 0 is even, and what is left is the draw."""
-    rng = np.random.default_rng(0)
-    chances = np.exp(skew * np.arange(8))
-    return rng.multinomial(2048, chances / chances.sum(), steps).tolist()
-
-
-def test_a_skew_that_stays_is_balanced_from_past_loads_but_a_draw_is_not():
-    skewed = rebalance_over_run(drawn_run(-0.5), 4, 3, window=4)
-    assert skewed.gained > 1.7 and mean(skewed.planned[1:]) < mean(skewed.known) + 0.05
-    even = rebalance_over_run(drawn_run(0.0), 4, 3, window=4)
-    assert 0.95 < even.gained < 1.05 and mean(even.known) < mean(even.in_order)
-
-
-def test_on_real_runs_copies_help_where_nothing_else_balances():
-    """The table of the head: means of layers and seeds of the recorded runs, 8 experts on 4 ranks of 3 slots."""
-    table = {}
-    for method in ("nothing", "auxiliary loss", "bias"):
-        layers = [[step[layer] for step in run.counts] for run in recorded_expert_runs()[method] for layer in (0, 1)]
-        found = [rebalance_over_run(counts, 4, 3) for counts in layers]
-        each = ([one.in_order for one in found], [one.planned for one in found], [one.known for one in found])
-        table[method] = [mean(map(mean, values)) for values in each]
-    assert table["nothing"] == pytest.approx([1.94, 1.26, 1.12], abs=0.01)
-    assert table["auxiliary loss"] == pytest.approx([1.42, 1.36, 1.06], abs=0.01)
-    assert table["bias"] == pytest.approx([1.29, 1.27, 1.04], abs=0.01)
-
-
-def test_a_plan_stays_for_its_steps_and_is_made_of_those_before_it():
-    counts = [[8, 1, 1, 2], [8, 1, 1, 2], [1, 1, 2, 8], [1, 1, 2, 8]]
-    found = rebalance_over_run(counts, 2, 3, every=2, window=1)
-    old = place_balanced(counts[1], 2, 3)
-    assert found.planned == (*found.in_order[:2], *(old.imbalance(one) for one in counts[2:]))
-    assert found.moved == old.num_moved(place_in_order(4, 2, 3))
-    assert found.known == tuple(place_balanced(one, 2, 3).imbalance(one) for one in counts)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([], 2, 2), "counts must be .*not empty: got .*give the counts of each step"),
-        (([[1, 2]], 2, 1, 0), "every must be a whole number"),
-        (([[1, 2]], 2, 1, 1, 0), "window must be a whole number"),
-        (([[1, 2, 3]], 2, 2), "num_ranks must divide num_experts: got 2 and 3"),
-    ],
-)
-def test_runs_that_cannot_be_are_refused(arguments: Any, message: str):
-    with pytest.raises(ValueError, match=message):
-        rebalance_over_run(*arguments)
