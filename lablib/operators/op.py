@@ -6,6 +6,7 @@ An operator computes and moves bytes at the same time, so the slower of the two 
     time = max( arithmetic, bytes / bandwidth ) + kernels * kernel overhead
 
     matrix products        arithmetic by shape: tiles, waves and depth            matmul.py
+                           / the device's share of that rate within a step        hardware/device.py, step_share
     attention              arithmetic by algorithm                                attention.py
     convolutions           FLOPs / (peak * efficiency)
     functions on a CPU     seconds per element, as measured                       elements.py

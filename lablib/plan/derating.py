@@ -57,7 +57,8 @@ class Derating:
     def sustained_share(self, dtype: str, device: Device) -> float:
         """The share of the rate of large products that a device sustains under its power limit.
 
-        FLOPs of a narrower dtype take less energy, in proportion to its higher peak.
+        At most the device's measured share within a step (`Device.step_share`), which the simulator uses, too. FLOPs of
+        a narrower dtype take less energy, in proportion to its higher peak.
         """
         share = min(self.matmul_share, device.step_share)
         if not (self.is_power_limited and device.power_w and device.flops_per_joule):

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lablib import launch, phase
 from lablib.cost.attention import attention_time_s
 from lablib.cost.efficiency import RATES, operator_time_s
+from lablib.cost.matmul import matmul_compute_s
 from lablib.cost.memory import stream_time_s
 from lablib.hardware.devices import DEVICES
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
@@ -184,3 +185,24 @@ def test_a_whole_step_on_an_h200(tag):
     run = launch(_train, row, ranks=1, cluster="hgx-h200", fidelity="shapes")
     assert run.timeline.without("setup").makespan_s == pytest.approx(row["step_s"], rel=0.03)
     assert run.memory.peak_bytes(0) == pytest.approx(row["peak_bytes"], rel=0.01)
+
+
+@given(
+    m=st.integers(1, 4096), n=st.integers(1, 4096), k=st.integers(1, 4096), share=st.floats(0.1, 1.0, exclude_min=True)
+)
+def test_the_share_within_a_step_slows_the_arithmetic_of_products_alone(m, n, k, share):
+    """Not their bytes, nor attention, nor the operators limited by memory."""
+    alone, in_step = replace(H200, step_share=1.0), replace(H200, step_share=share)
+    aten = torch.ops.aten
+
+    def seconds(op, args, device):
+        return op_cost(op, args, {}, op(*args), device).time_s - device.kernel_overhead_s
+
+    a, b = _x((m, k), torch.bfloat16), _x((k, n), torch.bfloat16)
+    compute_s = matmul_compute_s(m, n, k, "bfloat16", alone)
+    bytes_s = stream_time_s(2 * (m * k + k * n + m * n), alone)
+    assert seconds(aten.mm.default, (a, b), in_step) == pytest.approx(max(compute_s / share, bytes_s))
+    assert seconds(aten.mul.Tensor, (a, a), in_step) == seconds(aten.mul.Tensor, (a, a), alone)
+    q = _x((1, 2, 128, 64), torch.bfloat16)
+    attention = aten._scaled_dot_product_flash_attention_for_cpu.default
+    assert seconds(attention, (q, q, q), in_step) == seconds(attention, (q, q, q), alone)

@@ -98,3 +98,8 @@ def test_memory_that_is_not_the_programs_is_in_its_own_figures():
     assert some.reserved_bytes == pytest.approx(1.1 * some.peak_memory_bytes)
     assert some.device_bytes == pytest.approx(some.reserved_bytes + 2e9)
     assert some.memory_limit_bytes == pytest.approx(nothing.memory_limit_bytes - 2e9)
+
+
+def test_no_derating_goes_above_the_measured_share_within_a_step(hot):
+    assert IDEAL.sustained_share("bfloat16", replace(hot, step_share=0.9)) == 0.9
+    assert Derating(matmul_share=0.8).sustained_share("bfloat16", replace(hot, step_share=0.9, power_w=None)) == 0.8
