@@ -25,6 +25,7 @@ from typing import Any
 
 from lablib.configs.reading import Fields, Omission, Reading, read_json
 from lablib.errors import unknown_name
+from lablib.signature import checked
 
 _WITHOUT_COST = frozenset(
     {
@@ -61,6 +62,7 @@ _OPTIMIZERS = {
 }
 
 
+@checked
 def read_deepspeed(path: str | Path) -> Reading[dict[str, Any]]:
     """The settings in a DeepSpeed configuration file.
 
@@ -70,6 +72,7 @@ def read_deepspeed(path: str | Path) -> Reading[dict[str, Any]]:
     return parse_deepspeed(read_json(path), str(path))
 
 
+@checked
 def parse_deepspeed(values: dict[str, Any], where: str = "ds_config.json") -> Reading[dict[str, Any]]:
     """The same, from the object in the file."""
     fields, omissions, settings = Fields(_without_auto(values), where), list[Omission](), dict[str, Any]()

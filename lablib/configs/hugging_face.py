@@ -23,6 +23,7 @@ from typing import Any
 from lablib.configs.reading import Fields, Omission, Reading, read_json
 from lablib.errors import unknown_name
 from lablib.models.transformer import Experts, Latent, Transformer
+from lablib.signature import checked
 
 # These change neither time nor memory of a training step by a part that the planner has.
 _WITHOUT_COST = frozenset(
@@ -46,6 +47,7 @@ _WITHOUT_COST = frozenset(
 _GATED = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "relu")
 
 
+@checked
 def read_hugging_face(path: str | Path) -> Reading[Transformer]:
     """The transformer of a config.json, or of a folder with one.
 
@@ -60,6 +62,7 @@ def read_hugging_face(path: str | Path) -> Reading[Transformer]:
     return parse_hugging_face(read_json(path), name, str(path))
 
 
+@checked
 def parse_hugging_face(values: dict[str, Any], name: str, where: str = "config.json") -> Reading[Transformer]:
     """The same, from the object in the file. `name`: of the model."""
     fields, omissions = Fields(values, where), list[Omission]()

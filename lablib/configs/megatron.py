@@ -22,6 +22,7 @@ from typing import Any
 
 from lablib.configs.reading import Fields, Omission, Reading
 from lablib.models.transformer import Experts, Latent, Transformer
+from lablib.signature import checked
 
 # These change neither time nor memory by a part that the planner has: data, logs, checkpoints, rates, seeds.
 _WITHOUT_COST = (
@@ -36,6 +37,7 @@ _WITHOUT_COST = (
 )  # fmt: skip
 
 
+@checked
 def parse_megatron(command: str) -> Reading[dict[str, Any]]:
     """Keyword arguments of `lablib.plan.search`, with the model, from the options of a command line.
 

@@ -7,6 +7,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from lablib.signature import checked
+
 Record = TypeVar("Record")
 
 
@@ -108,6 +110,7 @@ class Fields:
         return tuple(sorted(self._values.keys() - self._read))
 
 
+@checked
 def read_json(path: str | Path) -> dict[str, Any]:
     """The object in a JSON file.
 

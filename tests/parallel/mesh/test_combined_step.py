@@ -288,7 +288,7 @@ def of(mesh: Mesh | None = None, batch_size: Any = 8, seq_len: Any = 16, **optio
         (lambda: of(Mesh(context=4, tensor=2), seq_len=7), "a token for each piece of its order: got 7"),
         (
             lambda: of(Mesh(context=2), seq_len=9),
-            "equally many tokens of a sequence: got 9 tokens for context 2; pad to 12",
+            "all ranks must have the same number of tokens of a sequence: got 9 tokens for context 2; pad to 12",
         ),
         (
             lambda: of(Mesh(context=2, tensor=2), seq_len=12, sequence_parallel=True, config=CONFIG),

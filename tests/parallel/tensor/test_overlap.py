@@ -134,7 +134,7 @@ FIRST_S = DEVICE.launch_s  # until the first kernel is launched; later launches 
 
 
 def product_s(m: int, n: int, k: int, rows: tuple[int, int] | None = None) -> float:
-    return float(matmul_time_s(m, n, k, "bfloat16", DEVICE, rows=rows)) + OVERHEAD_S
+    return float(matmul_time_s(m, n, k, "bfloat16", DEVICE, rows=rows)) / DEVICE.step_share + OVERHEAD_S
 
 
 def collective_s(name: str) -> float:
