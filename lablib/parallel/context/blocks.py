@@ -40,8 +40,11 @@ def blocks_of(
 ) -> list[AttentionBlock]:
     """Kernel calls for these queries and keys: each visible pair once, no hidden pair.
 
-    >>> blocks_of([range(4, 8)], [range(0, 4)]), blocks_of([range(0, 4)], [range(4, 8)])
-    ([Block(rows=slice(None, None, None), queries=slice(0, 4, None), keys=slice(0, 4, None), is_causal=False)], [])
+    >>> [block] = blocks_of([range(4, 8)], [range(0, 4)])
+    >>> block.queries, block.keys, block.is_causal
+    (slice(0, 4, None), slice(0, 4, None), False)
+    >>> blocks_of([range(0, 4)], [range(4, 8)])
+    []
 
     Arguments:
         queries, keys: pieces of positions in storage order; all with one step.

@@ -207,7 +207,7 @@ def test_a_rank_that_is_none_of_the_ring_is_told_to_give_the_group(half: Callabl
         if dist.get_rank() in (1, 2, 4):
             half(list(torch.ones(3).tensor_split(3)), range(3), None if dist.get_rank() == 4 else members)
 
-    with pytest.raises(RankError, match=r"rank 4 of the world is none of \[0, 1, 2\]; give the `group`"):
+    with pytest.raises(RankError, match=r"rank 4 of the world is not in \[0, 1, 2\]; give the `group`"):
         launch(program, ranks=5)
 
 
