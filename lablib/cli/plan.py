@@ -96,8 +96,8 @@ def _inputs(options: argparse.Namespace, model: Transformer, settings: dict[str,
     if options.batch is not None:
         batch = _quantity("batch", options.batch, _BINARY)
         if not options.batch.strip()[-1].isdecimal():  # tokens
-            batch /= max(1, asked.get("seq_len", model.max_seq_len))
-        asked["batch"] = max(1, round(batch))
+            batch = max(1, round(batch / max(1, asked.get("seq_len", model.max_seq_len))))
+        asked["batch"] = batch
     asked = {name: value for name, value in asked.items() if value not in (None, ())}
     defaults = {"precision": "bfloat16", "optimizer": "adamw", "offload": ()}
     return defaults | settings | asked | {"model": model, "cluster": options.cluster}

@@ -144,7 +144,7 @@ def _optimizer(kind: Any) -> str:
 
 def _zero(zero: Fields, omissions: list[Omission]) -> dict[str, Any]:
     stage = zero.count("stage", 0, minimum=0)
-    if zero.inner("offload_param").get("device", "none") != "none":
+    if zero.inner("offload_param").text("device", "none") != "none":
         raise ValueError("offload_param keeps the parameters on the host, which is not priced: remove it")
     if not zero.flag("overlap_comm", stage == 3):
         omissions.append(Omission("overlap_comm false: communication is priced as the training software overlaps it"))
@@ -160,7 +160,7 @@ def _zero(zero: Fields, omissions: list[Omission]) -> dict[str, Any]:
 
 
 def _offloads_optimizer(zero: Fields) -> bool:
-    device = zero.inner("offload_optimizer").get("device", "none")
+    device = zero.inner("offload_optimizer").text("device", "none")
     if device not in ("none", "cpu"):
         raise ValueError(f"offload_optimizer.device must be cpu or none: got {device!r}, which is not priced")
     return device == "cpu" or zero.flag("cpu_offload", False)

@@ -70,7 +70,7 @@ def parse_hugging_face(values: dict[str, Any], name: str, where: str = "config.j
         omissions.append(Omission("all but the text model (text_config)"))
         fields = fields.inner("text_config")
     kind = fields.get("model_type")
-    if kind not in _READERS:
+    if not isinstance(kind, str) or kind not in _READERS:
         raise unknown_name("model_type", kind, sorted(_READERS))
     model = _READERS[kind](fields, name, omissions)
     fields.skip(_WITHOUT_COST)
@@ -85,7 +85,7 @@ def _gpt2(fields: Fields, name: str, _: list[Omission]) -> Transformer:
         num_heads=fields.count("n_head"),
         vocab_size=fields.count("vocab_size"),
         max_seq_len=fields.count("n_positions"),
-        d_ff=fields.get("n_inner"),
+        d_ff=fields.optional_count("n_inner"),
         tied_head=fields.flag("tie_word_embeddings", True),
         source="config.json, gpt2",
     )
@@ -93,7 +93,7 @@ def _gpt2(fields: Fields, name: str, _: list[Omission]) -> Transformer:
 
 def _common(fields: Fields, kind: str, tied: bool = False) -> dict[str, Any]:
     """The sizes of all kinds but gpt2: grouped queries, gated MLP, rotary positions, RMS norm, no biases."""
-    activation = fields.get("hidden_activation") or fields.get("hidden_act", "silu")
+    activation = fields.text("hidden_activation") or fields.text("hidden_act", "silu")
     if activation not in _GATED:
         raise unknown_name("hidden_act", activation, _GATED)
     return {
@@ -103,7 +103,7 @@ def _common(fields: Fields, kind: str, tied: bool = False) -> dict[str, Any]:
         "vocab_size": fields.count("vocab_size"),
         "max_seq_len": fields.count("max_position_embeddings"),
         "d_ff": fields.count("intermediate_size"),
-        "num_kv_heads": fields.get("num_key_value_heads"),
+        "num_kv_heads": fields.optional_count("num_key_value_heads"),
         "activation": "swiglu",
         "positions": "rotary",
         "norm": "rms",
@@ -117,7 +117,7 @@ def _dense(kind: str, tied: bool = False, **parts: Any) -> Callable[..., Transfo
     """A reader of a dense model. `parts`: as in `_omitted`."""
 
     def read(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
-        model = Transformer(name, d_head=fields.get("head_dim"), **_common(fields, kind, tied))
+        model = Transformer(name, d_head=fields.optional_count("head_dim"), **_common(fields, kind, tied))
         omissions += _omitted(fields, model, **parts)
         return model
 
@@ -152,8 +152,8 @@ def _omitted(
         found.append(Omission("norms of queries and keys", layers * 2 * model.head_size))
     if further_norms:
         found.append(Omission(f"{further_norms} further norms of each layer", layers * further_norms * d))
-    window = fields.get("sliding_window")
-    layer_types = fields.get("layer_types", ())
+    window = fields.count("sliding_window", 0, minimum=0)
+    layer_types = fields.items("layer_types", str)
     is_used = fields.flag("use_sliding_window", has_window) and ("sliding_attention" in layer_types or not layer_types)
     if window and is_used and window < model.max_seq_len:
         some = " in some layers" if "full_attention" in layer_types else ""
@@ -164,7 +164,7 @@ def _omitted(
 def _mixtral(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
     sizes = _common(fields, "mixtral")
     experts = Experts(fields.count("num_local_experts"), fields.count("num_experts_per_tok"), sizes["d_ff"])
-    model = Transformer(name, d_head=fields.get("head_dim"), experts=experts, **sizes)
+    model = Transformer(name, d_head=fields.optional_count("head_dim"), experts=experts, **sizes)
     omissions += _omitted(fields, model)
     return model
 
@@ -177,15 +177,15 @@ def _qwen_moe(kind: str, **parts: bool) -> Callable[..., Transformer]:
             raise ValueError(
                 f"shared_expert_intermediate_size must be a multiple of moe_intermediate_size: got {shared} and {d_ff}"
             )
-        every, dense = fields.count("decoder_sparse_step", 1), sorted(fields.get("mlp_only_layers", ()))
+        every, dense = fields.count("decoder_sparse_step", 1), sorted(fields.items("mlp_only_layers", int))
         if every != 1 or dense != list(range(len(dense))):
             raise ValueError(
                 f"layers without experts must be the first ones: got decoder_sparse_step={every} and "
                 f"mlp_only_layers={dense}; the planner has no other arrangement"
             )
-        num_experts = fields.count("num_experts", fields.get("num_local_experts"))
+        num_experts = fields.count("num_experts" if "num_experts" in fields else "num_local_experts")
         experts = Experts(num_experts, fields.count("num_experts_per_tok"), d_ff, shared // d_ff, len(dense))
-        model = Transformer(name, d_head=fields.get("head_dim"), experts=experts, **sizes)
+        model = Transformer(name, d_head=fields.optional_count("head_dim"), experts=experts, **sizes)
         if shared:
             omissions.append(Omission("the gate of the shared expert", model.num_expert_layers * model.d_model))
         omissions += _omitted(fields, model, **parts)

@@ -21,6 +21,7 @@ import shlex
 from typing import Any
 
 from lablib.configs.reading import Fields, Omission, Reading
+from lablib.errors import unknown_name
 from lablib.models.transformer import Experts, Latent, Transformer
 from lablib.signature import checked
 
@@ -35,6 +36,7 @@ _WITHOUT_COST = (
     "transformer-impl", "use-mcore-models", "use-flash-attn", "attention-backend", "no-masked-softmax-fusion",
     "attention-softmax-in-fp32", "distributed-", "local-rank", "manual-gc", "cross-entropy-", "deterministic-",
 )  # fmt: skip
+_OPTIMIZERS = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon"}
 
 
 @checked
@@ -57,7 +59,7 @@ def parse_megatron(command: str) -> Reading[dict[str, Any]]:
         "pipeline": [pipeline],
         "context": [fields.count("context-parallel-size", 1)],
         "precision": _precision(fields),
-        "optimizer": {"adam": "adamw", "sgd": "sgd-momentum"}.get(fields.get("optimizer", "adam"), "adamw"),
+        "optimizer": _OPTIMIZERS[_one_of(fields, "optimizer", tuple(_OPTIMIZERS))],
         "zero_stage": [1 if fields.flag("use-distributed-optimizer", False) else 0],
         "recompute": [_recompute(fields)],
     }
@@ -81,13 +83,25 @@ def _options(command: str) -> dict[str, Any]:
     """Option -> value: True without a value, a number where it is one, otherwise text."""
     found: dict[str, Any] = {}
     name = ""
-    for word in shlex.split(command):
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"the arguments of Megatron-LM must be words as in a shell: {error}") from None
+    for word in words:
         if word.startswith("--"):
             name, _, value = word[2:].partition("=")
             found[name] = _value(value) if value else True
         elif name:
             found[name] = _value(word) if found[name] is True else f"{found[name]} {word}"
     return found
+
+
+def _one_of(fields: Fields, name: str, known: tuple[str, ...]) -> str:
+    """One of these words; the first by default."""
+    value = fields.get(name, known[0])
+    if value not in known:
+        raise unknown_name(f"--{name}", value, known)
+    return value
 
 
 def _value(word: str) -> Any:
@@ -102,22 +116,20 @@ def _model(fields: Fields, tensor: int, omissions: list[Omission]) -> Transforme
     is_gated = fields.flag("swiglu", False)
     # As there: a gated MLP of two thirds of the width, in multiples of 64.
     d_ff = fields.count("ffn-hidden-size", int(4 * d_model * 2 / 3 / 64) * 64 if is_gated else 4 * d_model)
-    position = fields.get("position-embedding-type", "learned_absolute")
+    position = _one_of(fields, "position-embedding-type", ("learned_absolute", "rope", "mrope", "yarn", "none"))
     is_rotary = position in ("rope", "mrope", "yarn") or fields.flag("use-rotary-position-embeddings", False)
     kv_heads = fields.count("num-query-groups", 1) if fields.flag("group-query-attention", False) else None
-    norm = {"LayerNorm": "layer", "RMSNorm": "rms"}.get(fields.get("normalization", "LayerNorm"))
-    if norm is None:
-        raise ValueError(f"--normalization must be LayerNorm or RMSNorm: got {fields.get('normalization')!r}")
+    norm = {"LayerNorm": "layer", "RMSNorm": "rms"}[_one_of(fields, "normalization", ("LayerNorm", "RMSNorm"))]
     model = Transformer(
         name="megatron",
         num_layers=fields.count("num-layers"),
         d_model=d_model,
         num_heads=heads,
         vocab_size=_padded(fields, tensor),
-        max_seq_len=fields.count("max-position-embeddings", fields.get("seq-length")),
+        max_seq_len=fields.count("max-position-embeddings" if "max-position-embeddings" in fields else "seq-length"),
         d_ff=d_ff,
         num_kv_heads=kv_heads,
-        d_head=fields.get("kv-channels"),
+        d_head=fields.optional_count("kv-channels"),
         activation="swiglu" if is_gated else "gelu",
         positions="rotary" if is_rotary or position == "none" else "learned",
         norm=norm,
@@ -167,7 +179,8 @@ def _experts(fields: Fields, d_ff: int) -> Experts:
 
 
 def _precision(fields: Fields) -> str:
-    if fields.get("fp8-format") is not None:
+    if "fp8-format" in fields:
+        _one_of(fields, "fp8-format", ("e4m3", "hybrid"))
         fields.get("fp8-recipe")
         fields.flag("bf16", True)
         return "float8"
@@ -177,11 +190,13 @@ def _precision(fields: Fields) -> str:
 
 
 def _recompute(fields: Fields) -> str:
-    kind = fields.get("recompute-granularity", "selective" if fields.flag("recompute-activations", False) else "none")
+    kind = "selective" if fields.flag("recompute-activations", False) else "none"
+    if "recompute-granularity" in fields:
+        kind = _one_of(fields, "recompute-granularity", ("full", "selective"))
     number = fields.count("recompute-num-layers", 1)
     if kind != "full":
         return kind
-    if fields.get("recompute-method") == "block":
+    if _one_of(fields, "recompute-method", ("uniform", "block")) == "block":
         return f"first {number}"
     return "full" if number == 1 else f"every {number}"
 

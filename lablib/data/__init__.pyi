@@ -50,7 +50,6 @@ from .loading.queueing import (
     idle_share_exponential as idle_share_exponential,
     idle_share_constant as idle_share_constant,
     idle_share_at_most as idle_share_at_most,
-    smallest_prefetch_exponential as smallest_prefetch_exponential,
 )
 from .loading.smallest_prefetch import idle_share as idle_share, smallest_prefetch as smallest_prefetch
 from .sharding import (

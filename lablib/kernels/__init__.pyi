@@ -92,7 +92,6 @@ from .launch_overhead import (
     cuda_graph as cuda_graph,
     mega_kernel as mega_kernel,
     device_seconds as device_seconds,
-    smallest_device_bound_batch as smallest_device_bound_batch,
 )
 from .tile_choice import (
     AttentionKernel as AttentionKernel,

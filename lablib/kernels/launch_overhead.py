@@ -18,9 +18,8 @@ A mega-kernel waits for the last tiles of a wave once instead of n times: with a
 tail, n d (1 - t) + t d. The simulator launches its kernels one by one in this way (lablib/sim/ranks/rank.py): h is
 `Device.launch_s`, g is `Device.queued_s`.
 
-Larger batches increase d but not n and h, so from some batch on a step is limited by the device. Forward and backward
-of GPT-2 124M in bfloat16, 476 kernels, by the cost model, at 5 us a launch: from one token on an A100, 151 on an H100,
-529 on a B200. A faster device needs a larger batch to hide the host.
+Larger batches increase d but not n and h, so from some batch on a step is limited by the device. A faster device needs
+a larger batch to hide the host.
 
 Cost: O(kernels). Measured on H100s: 1.3 us between two kernels of a CUDA graph; one forward pass of Llama-1B is about a
 hundred kernels; as one kernel it reads its weights at 78% of the bandwidth, engines with separate kernels at 50%.
@@ -30,12 +29,11 @@ Megakernel for Llama-1B", Hazy Research blog, 2025-05-27 (the three numbers).
 Simplified: one stream; a queue without end; the host never waits for a value; a graph's launch does not grow with n.
 """
 
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lablib.record.timeline import Span
-from lablib.signature import Count, FractionBelow1, NonNegative, NonNegativeInt, checked
+from lablib.signature import FractionBelow1, NonNegative, NonNegativeInt, checked
 
 GRAPH_GAP_S = 1.3e-6  # between two kernels of a CUDA graph on an H100, by the blog of 2025
 
@@ -109,26 +107,3 @@ def device_seconds(spans: Sequence[Span], gap_s: NonNegative) -> list[float]:
             stay in it.
     """
     return [max(0.0, span.duration_s - gap_s) for span in spans if span.is_compute]
-
-
-@checked
-def smallest_device_bound_batch(
-    kernels_of: Callable[[int], Sequence[float]], launch_s: NonNegative, largest: Count
-) -> int | None:
-    """The smallest batch at which the kernels take at least as long as their launches; None if even `largest` does not.
-
-    Arguments:
-        kernels_of: a batch's kernels in seconds on the device, which do not get shorter as it grows; it is asked about
-            2 log2(largest) times.
-    """
-
-    def is_of_the_device(batch: int) -> bool:
-        kernels_s = kernels_of(batch)
-        return sum(kernels_s) >= len(kernels_s) * launch_s
-
-    high = 1
-    while not is_of_the_device(high):
-        if high >= largest:
-            return None
-        high = min(2 * high, largest)
-    return bisect_left(range(high), True, lo=high // 2 + 1, hi=high, key=is_of_the_device)

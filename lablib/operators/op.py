@@ -127,13 +127,18 @@ def _dtype(call: OperatorCall) -> str:
 # ---- matrix products ----
 
 
+def _product_s(m: int, n: int, k: int, dtype: str, device: Device, **options: Any) -> float:
+    """Seconds of a product within a step; arguments as in `matmul_compute_s`."""
+    return float(matmul_compute_s(m, n, k, dtype, device, **options) / device.step_share)
+
+
 def _product(first: str, second: str) -> _Seconds:
     """[..., M, K] times [..., K, N]; the second has one matrix per batch, or one for all."""
 
     def seconds(call: OperatorCall, device: Device) -> float:
         (*batch, m, k), n = call[first].shape, call[second].shape[-1]
         rows = (_row(call[first]), _row(call[second]), n)
-        return matmul_compute_s(m, n, k, peak_name(call[first].dtype), device, batch=prod(batch), rows=rows)
+        return _product_s(m, n, k, peak_name(call[first].dtype), device, batch=prod(batch), rows=rows)
 
     return seconds
 
@@ -146,12 +151,12 @@ def _row(matrix: torch.Tensor) -> int:
 
 def _linear(call: OperatorCall, device: Device) -> float:
     (*rows, k), n = call["input"].shape, call["weight"].shape[0]
-    return matmul_compute_s(prod(rows), n, k, _dtype(call), device)
+    return _product_s(prod(rows), n, k, _dtype(call), device)
 
 
 def _matmul(call: OperatorCall, device: Device) -> float:
     m, n, k, batch = _matmul_sizes(call)
-    return matmul_compute_s(m, n, k, _dtype(call), device, batch)
+    return _product_s(m, n, k, _dtype(call), device, batch=batch)
 
 
 def _matmul_sizes(call: OperatorCall) -> tuple[int, int, int, int]:
@@ -170,7 +175,7 @@ def _grouped(call: OperatorCall, device: Device) -> float:
         sizes = a.shape[0], b.shape[1], -(-a.shape[1] // call.out.shape[0])
     groups = b.shape[0] if b.ndim == 3 else call.out.shape[0]
     rows = (_row(a), _row(b), b.shape[-1])
-    return matmul_compute_s(*sizes, peak_name(a.dtype), device, batch=groups, rows=rows)
+    return _product_s(*sizes, peak_name(a.dtype), device, batch=groups, rows=rows)
 
 
 # ---- attention ----
@@ -289,7 +294,7 @@ def _layer_flops(call: OperatorCall) -> float:
 def _layer(call: OperatorCall, device: Device) -> float:
     batch, heads, length, d_head = _layer_sizes(call)
     dtype = _dtype(call)
-    products_s = sum(matmul_compute_s(batch * length, n, k, dtype, device) for k, n in _layer_products(call))
+    products_s = sum(_product_s(batch * length, n, k, dtype, device) for k, n in _layer_products(call))
     return products_s + flash_compute_s(batch, heads, length, length, d_head, dtype, device)
 
 
@@ -299,7 +304,8 @@ def _layer(call: OperatorCall, device: Device) -> float:
 def _plain(call: OperatorCall, device: Device) -> float:
     """FLOPs at the rate of large products: convolutions, and other operators with a FLOP formula in torch."""
     dtype = _dtype(call)
-    return _flops(call) / device.matmul_rate(dtype if dtype in device.peak_flops_per_s else "float32")
+    rate = device.matmul_rate(dtype if dtype in device.peak_flops_per_s else "float32")
+    return _flops(call) / rate / device.step_share
 
 
 _FLASH = ("flash_attention", "efficient_attention", "cudnn_attention", "fused_attention_overrideable")
@@ -394,7 +400,7 @@ def op_time_s(op: Any, args: tuple, kwargs: dict, out: Any, device: Device, size
     if has_arithmetic(op):
         compute_s = _SECONDS.get(schema(op).name.removeprefix("aten::"), _plain)(
             OperatorCall(op, args, kwargs, out), device
-        ) / (1.0 if "attention" in schema(op).name else device.step_share)
+        )
         time_s = max(compute_s, stream_time_s(size_bytes, device))
     else:
         elements = num_elements(args, kwargs, out) if device.is_gpu or device.element_s else 0

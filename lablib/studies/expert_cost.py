@@ -18,8 +18,8 @@ The busiest rank decides: all wait for it at the next all-to-all (`counts` of a 
 
 With tokens in parts (`parallel/experts/overlap.py`) the exchange of one hides behind the experts of another. That pays
 if an all-to-all is longer than the overhead: products of fewer rows, twice as many kernels, and the sum of weights'
-gradients. On 8 H100s a layer of 64 experts of 1,024 units and 8,192 tokens per rank takes 7.6 ms, 2.1 of them exposed,
-and in two parts 6.0, 0.3 exposed; with 512 tokens two parts take longer than one.
+gradients. On 8 H100s a layer of 64 experts of 1,024 units and 8,192 tokens per rank takes 7.8 ms, 2.1 of them exposed,
+and in two parts 6.2, 0.3 exposed; with 512 tokens two parts take longer than one.
 
 Cost: a simulation of the techniques (`layer_cost.py`), 60 ms; all ranks are simulated where `counts` tell them apart.
 Legend: as in `parallel/experts/bytes.py`.

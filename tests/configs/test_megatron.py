@@ -105,7 +105,12 @@ def test_unknown_options_are_named_and_those_without_cost_are_not():
     [
         ("--num-layers 4", "must have the field hidden-size"),
         (f"{GPT3} --num-layers four", "num-layers of the arguments of Megatron-LM must be a whole number"),
-        (f"{GPT3} --normalization BatchNorm", "--normalization must be LayerNorm or RMSNorm: got 'BatchNorm'"),
+        (f"{GPT3} --normalization BatchNorm", "unknown --normalization 'BatchNorm'.* Valid: LayerNorm, RMSNorm"),
+        (f"{GPT3} --optimizer adamm", "unknown --optimizer 'adamm': did you mean 'adam'"),
+        (f"{GPT3} --fp8-format e5m2", "unknown --fp8-format 'e5m2'.* Valid: e4m3, hybrid"),
+        (f"{GPT3} --recompute-granularity some", "unknown --recompute-granularity 'some'"),
+        (f"{GPT3} --position-embedding-type relative", "unknown --position-embedding-type 'relative'"),
+        (f"{GPT3} 'open", "must be words as in a shell: No closing quotation"),
         (f"{GPT3} --num-layers-per-virtual-pipeline-stage 5", "--num-layers must be a multiple of"),
         (f"{GPT3} --num-experts 8 --moe-layer-freq 2", "--moe-layer-freq must be 1: got 2"),
         (f"{GPT3} --num-experts 8 --moe-shared-expert-intermediate-size 100", "must be a multiple of the experts'"),

@@ -13,7 +13,6 @@ from lablib.data.loading.queueing import (
     idle_share_constant,
     idle_share_exponential,
     open_orders,
-    smallest_prefetch_exponential,
 )
 
 TIMES = st.floats(0.05, 20.0)
@@ -112,13 +111,3 @@ def test_the_upper_bound_is_over_all_pairs(loads, steps):
     pairs = [max(load_s, step_s) for load_s in loads for step_s in steps]
     expected = 1 - (sum(steps) / len(steps)) / (sum(pairs) / len(pairs))
     assert idle_share_at_most(loads, steps) == pytest.approx(expected, abs=1e-9)
-
-
-@given(load_s=TIMES, step_s=TIMES, workers=st.integers(1, 4), share=st.floats(0.001, 0.5))
-def test_the_smallest_prefetch_is_enough_and_one_less_is_not(load_s, step_s, workers, share):
-    found = smallest_prefetch_exponential(load_s, step_s, workers, share, max_prefetch=200)
-    if found is None:
-        assert idle_share_exponential(load_s, step_s, workers, 200) > share
-    else:
-        assert idle_share_exponential(load_s, step_s, workers, found) <= share
-        assert found == 1 or idle_share_exponential(load_s, step_s, workers, found - 1) > share

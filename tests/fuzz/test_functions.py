@@ -54,7 +54,6 @@ ELSEWHERE: dict[str, str] = {
     "lablib.signature.": "called by decorators, on functions and records of lablib",
     "lablib.hardware.device.Device.": "inner loop of simulator and planner, called with the names of dtypes",
     "lablib.kernels.jit.": "a decorator of kernels, whose source Triton reads",
-    "lablib.kernels.launch_overhead.smallest_device_bound_batch": "calls a function of the user's",
     "lablib.studies.data_parallel_scaling.profile_step": "calls a function of the user's, which may raise anything",
     "lablib.validation.": "called with the tables that lablib contains",
     "lablib.course.checks.check.Check": "made by `checks_for`",

@@ -14,9 +14,7 @@ from lablib.kernels.launch_overhead import (
     mega_kernel,
     one_by_one,
     one_by_one_closed_form,
-    smallest_device_bound_batch,
 )
-from lablib.models.gpt import GPT, GPTConfig, next_token_loss
 
 times = st.floats(0.0, 1e-3)
 steps = st.lists(times, min_size=1, max_size=30)
@@ -72,40 +70,6 @@ def test_the_simulator_launches_ahead(cluster, numel):
     assert simulated_s == pytest.approx(queued.step_s, rel=0.01, abs=2 * device.queued_s)
     # Tiny kernels: the host is all there is. Large ones: the queue hides all launches but the first.
     assert queued.idle_share > 0.9 if numel == 8 else queued.idle_share < 0.05
-
-
-@given(n=st.integers(1, 300), launch_us=st.integers(1, 50), per_row_ns=st.integers(1, 5000))
-def test_the_batch_that_hides_the_host_by_formula(n, launch_us, per_row_ns):
-    """Kernels that take so long for each row, in whole nanoseconds: ceil(launch / that)."""
-    found = smallest_device_bound_batch(lambda rows: [float(rows * per_row_ns)] * n, 1000.0 * launch_us, 1 << 20)
-    assert found == -(-1000 * launch_us // per_row_ns)
-
-
-def test_a_batch_that_is_never_enough_is_none():
-    assert smallest_device_bound_batch(lambda rows: [1e-6], 5e-6, 64) is None
-    assert smallest_device_bound_batch(lambda rows: [1.0 * rows], 5.0, 5) == 5
-
-
-def test_a_faster_device_needs_a_larger_batch():
-    """Tokens of one sequence, a small GPT in bfloat16."""
-    config = GPTConfig(num_layers=1, d_model=512, num_heads=8, vocab_size=1024)
-
-    def step(tokens: int) -> None:
-        model, x = GPT(config).bfloat16(), torch.zeros(1, tokens, dtype=torch.int64)
-        with torch.profiler.record_function("step"):
-            next_token_loss(model(x), x).backward()
-
-    def smallest(cluster: str) -> int | None:
-        device = find_cluster(cluster).device
-
-        def kernels_of(tokens: int) -> list[float]:
-            spans = launch(step, tokens, ranks=1, cluster=cluster, fidelity="shapes").timeline.spans
-            return device_seconds([span for span in spans if span.phase == "step"], device.queued_s)
-
-        return smallest_device_bound_batch(kernels_of, device.kernel_overhead_s, 1024)
-
-    a100, h100 = smallest("dgx-a100"), smallest("dgx-h100")
-    assert a100 is not None and (h100 is None or h100 > a100)
 
 
 def test_the_megakernel_of_llama_1b():

@@ -25,12 +25,12 @@ that take turns, as torch's, wait more.
 """
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Annotated
 
-from lablib.signature import Count, Fraction, NonEmpty, NonNegative, Positive, checked
+from lablib.signature import Count, NonEmpty, NonNegative, Positive, checked
 
 Times = Annotated[Sequence[NonNegative], NonEmpty(), "draw or measure some"]
 
@@ -75,26 +75,3 @@ def idle_share_at_most(load_times_s: Times, step_times_s: Times) -> float:
     sums_s = [load_s * place + longer_steps_s[place] for load_s, place in zip(load_times_s, places, strict=True)]
     longer_s = math.fsum(sums_s) / len(load_times_s) / len(steps_s)
     return 1 - math.fsum(steps_s) / len(steps_s) / longer_s if longer_s else 0.0
-
-
-@checked
-def smallest_prefetch_exponential(
-    load_s: Positive,
-    step_s: Positive,
-    workers: Count = 1,
-    max_idle_share: Fraction = 0.01,
-    max_prefetch: Count = 10_000,
-) -> int | None:
-    """The least orders a worker with which the device waits no more than this share; None: no number does."""
-
-    def is_enough(prefetch: int) -> bool:
-        return idle_share_exponential(load_s, step_s, workers, prefetch) <= max_idle_share
-
-    if idle_share_constant(load_s, step_s, workers) > max_idle_share:
-        return None  # too slow on the average: no buffer helps
-    enough = 1
-    while not is_enough(enough):  # first the power of two that is enough
-        if enough >= max_prefetch:
-            return None
-        enough = min(2 * enough, max_prefetch)
-    return bisect_left(range(enough), True, lo=enough // 2 + 1, hi=enough, key=is_enough)
