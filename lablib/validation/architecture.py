@@ -1,9 +1,11 @@
 """Transformer of a row: its stated sizes, and rules for sizes that are not stated.
 
-A1  Stated sizes are used. ffn not stated: 4 x hidden. kv_heads not stated: equal to heads.
-A2  The name determines the kind. Llama, Mixtral, Qwen, DeepSeek, Kimi, GPT-OSS, Grok, Gemma: SwiGLU, rotary positions,
-    RMS norm, no biases, a separate head. MPT, GPT and every other: GELU, learned positions, layer norm, biases, a tied
-    head; BLOOM the same with ALiBi.
+A1  Stated sizes are used. ffn not stated: 4 x hidden, with a gated MLP 8/3 x hidden, as a multiple of 256 (Touvron et
+    al., Llama, 2023, arXiv 2302.13971, section 2.2). kv_heads not stated: equal to heads.
+A2  The name determines the kind. Llama and its successors (GATED): SwiGLU, rotary positions, RMS norm, no biases, a
+    separate head. GPT and its successors (NOT_GATED): GELU, learned positions, layer norm, biases, a tied head; BLOOM
+    the same with ALiBi. Any other name: as Llama if ffn is stated and is not 4 x hidden, or if only an MLP of three
+    matrices gives the stated count of parameters, to 8%; otherwise as GPT.
 A3 An exact parameter count (`params`) determines whether the head is tied, positions are learned and there are biases:
     the combination with this count. A rounded count (`params_b`) decides only about the head, and only if its printed
     digits are enough.
@@ -16,8 +18,9 @@ A7 Layers that predict further tokens (mtp_layers: DeepSeek-V3, arXiv 2412.19437
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from types import MappingProxyType
 from typing import Any
@@ -27,7 +30,14 @@ from lablib.validation.fields import SIZES
 from lablib.validation.rows import PublishedRow
 from lablib.validation.synonyms import is_named
 
-GATED = ("llama", "mixtral", "mistral", "qwen", "deepseek", "kimi", "gptoss", "grok", "gemma")
+GATED = (
+    *("llama", "mixtral", "mistral", "qwen", "deepseek", "kimi", "gptoss", "grok", "gemma", "internlm", "baichuan"),
+    *("vicuna", "olmo", "smollm", "phi3", "phi4", "chatglm", "glm4", "palm", "minicpm", "stablelm", "yi6b", "yi34b"),
+)
+NOT_GATED = (
+    *("gpt", "mpt", "opt", "bloom", "turing", "mtnlg", "neox", "pythia", "falcon", "galactica", "starcoder", "phi2"),
+    *("megatron", "cerebras", "nemotron"),
+)
 GPT_KIND: Mapping[str, Any] = {
     "activation": "gelu",
     "positions": "learned",
@@ -50,6 +60,7 @@ NOT_TRANSFORMERS = re.compile(
 )
 # Conventions that a source states once for all its tables.
 HEADS_BY_SOURCE: Mapping[str, int] = MappingProxyType({"bigscience": 64})
+_COUNT_ERROR = 0.08  # of a stated count of parameters, often rounded or without embeddings
 _SOURCE = "config.json of the released weights, from memory, not verified"
 _OSS = replace(
     TRANSFORMERS["llama-3-8b"], d_model=2880, num_heads=64, num_kv_heads=8, d_head=64, d_ff=2880, vocab_size=201088
@@ -111,24 +122,10 @@ def _known(name: str) -> Transformer | None:
 def _stated(row: PublishedRow, name: str, known: Transformer | None) -> Transformer:
     """Rules A1 to A4 and A6: the sizes of the row, the rest by its name and its parameter count."""
     model = row.model
-    kind = dict(LLAMA_KIND if any(word in name for word in GATED) else GPT_KIND)
-    if "bloom" in name or is_named(row.source.get("title", "").lower(), "bloom"):
-        kind["positions"] = "alibi"
     heads = model.get("heads") or (known.num_heads if known else unstated_heads(row))
-    transformer = Transformer(
-        name=model.get("name", row.id),
-        num_layers=model["layers"],
-        d_model=model["hidden"],
-        num_heads=heads,
-        num_kv_heads=model.get("kv_heads"),
-        vocab_size=model["vocab"],
-        max_seq_len=model["seq"],
-        d_ff=model.get("ffn"),
-        d_head=model.get("head_dim"),
-        experts=_experts(model, known.experts if known else None),
-        source=row.source.get("url", ""),
-        **kind,
-    )
+    make = partial(_transformer, row, known, heads)
+    is_gated = _is_gated(model, name, make)
+    transformer = make(is_gated)
     if known and known.experts:
         transformer = replace(
             transformer,
@@ -141,6 +138,49 @@ def _stated(row: PublishedRow, name: str, known: Transformer | None) -> Transfor
     elif "params" in model or "params_b" in model:
         transformer = _nearest_to_count(transformer, row)
     return transformer
+
+
+def _is_gated(model: Mapping[str, Any], name: str, make: Callable[[bool], Transformer]) -> bool:
+    """Rule A2: whether the MLP has three matrices."""
+    if any(word in name for word in GATED):
+        return True
+    if any(word in name for word in NOT_GATED):
+        return False
+    if "ffn" in model and model["ffn"] != 4 * model["hidden"]:
+        return True
+    count = model.get("params") or model.get("params_b", 0) * 1e9
+    errors = {gated: abs(transformer_parameters(make(gated)).total / count - 1) if count else 1.0 for gated in (0, 1)}
+    return errors[1] <= _COUNT_ERROR < errors[0]
+
+
+def _transformer(row: PublishedRow, known: Transformer | None, heads: int, is_gated: bool) -> Transformer:
+    model, kind = row.model, dict(LLAMA_KIND if is_gated else GPT_KIND)
+    if "bloom" in squeezed(model.get("name", "")) or is_named(row.source.get("title", "").lower(), "bloom"):
+        kind["positions"] = "alibi"
+    usual = gated_width(model["hidden"]) if is_gated and not model.get("experts") else None
+    return Transformer(
+        name=model.get("name", row.id),
+        num_layers=model["layers"],
+        d_model=model["hidden"],
+        num_heads=heads,
+        num_kv_heads=model.get("kv_heads"),
+        vocab_size=model["vocab"],
+        max_seq_len=model["seq"],
+        d_ff=model.get("ffn", usual),
+        d_head=model.get("head_dim"),
+        experts=_experts(model, known.experts if known else None),
+        source=row.source.get("url", ""),
+        **kind,
+    )
+
+
+def gated_width(hidden: int) -> int:
+    """Hidden width of a gated MLP with as many parameters as one of 4 x hidden without a gate, rounded as in Llama.
+
+    >>> gated_width(4096), gated_width(5120)
+    (11008, 13824)
+    """
+    return -(-int(8 * hidden / 3) // 256) * 256
 
 
 def _experts(model: Mapping[str, Any], known: Experts | None) -> Experts | None:
