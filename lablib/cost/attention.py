@@ -81,7 +81,8 @@ def flash_compute_s(
     keys_of_a_block = keys * share
     if device.is_gpu:
         keys_of_a_block = keys_of_a_block + _BLOCK_KEYS * (1 + causal / 2)
-    compute_s = 2 * products * blocks * rows * keys_of_a_block * (d_head + softmax) / device.matmul_rate(dtype)
+    rate = device.matmul_rate(dtype) * device.attention_efficiency
+    compute_s = 2 * products * blocks * rows * keys_of_a_block * (d_head + softmax) / rate
     if not (backward and device.is_gpu):
         return compute_s
     numbers = batch * heads * queries * d_head

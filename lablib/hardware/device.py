@@ -54,8 +54,11 @@ class Device:
             any.
         flops_per_joule: FLOPs of 16-bit products per joule, where it is known: under its power limit a device sustains
             power_w * flops_per_joule. Used by the planner only.
+        flops_per_joule_by_dtype: the same of other dtypes; a dtype without a figure takes as much less energy as its
+            peak is higher.
         attention_generation: the generation of flash attention written for its matrix units: 2 for Ampere, 3 for
             Hopper, 4 for Blackwell. Used by the planner only.
+        attention_efficiency: rate of attention kernels relative to `lablib/cost/attention.py`, in (0, 1].
         compute_capability: major and minor number of CUDA's (NVIDIA, "CUDA GPU Compute Capability",
             developer.nvidia.com/cuda-gpus); (0, 0): no device of NVIDIA.
     """
@@ -78,7 +81,9 @@ class Device:
     power_w: Power | None = None
     row_alignment_bytes: Annotated[int, PowerOfTwo(or_zero=True)] = 0
     flops_per_joule: Size | None = None
+    flops_per_joule_by_dtype: Mapping[str, Size] = field(default_factory=dict, hash=False)
     attention_generation: Count = 2
+    attention_efficiency: PositiveFraction = 1.0
     launch_s: Seconds = 0.0
     element_s: Mapping[str, Seconds] = field(default_factory=dict, hash=False)
     compute_capability: tuple[NonNegativeInt, NonNegativeInt] = (0, 0)

@@ -29,11 +29,12 @@ _LAUNCH_S = _KERNEL_OVERHEAD_S - 1.3e-6
 # and an unsourced rate of copies, about 0.9. One figure for all.
 _MEMORY_EFFICIENCY = 0.85
 # FLOPs of 16-bit products per joule over a whole training step, by generation. Fitted to all published runs at once
-# (lablib/validation): an A100 sustains 248 of its 312 TFLOP/s at 400 W, an H100 595 of 989 at 700 W, a B200 1,050 of
-# 2,250 at 1,000 W. Only the planner uses them.
+# (lablib/validation): an A100 sustains 248 of its 312 TFLOP/s at 400 W, an H100 595 of 989 at 700 W, a B200 1,000 of
+# 2,250 at 1,000 W, in 8 bits 2,350 of 4,500, in 4 bits 2,900 of 9,000. Only the planner uses them.
 _AMPERE_FLOPS_PER_JOULE = 0.62e12
 _HOPPER_FLOPS_PER_JOULE = 0.85e12
-_BLACKWELL_FLOPS_PER_JOULE = 1.05e12
+_BLACKWELL_FLOPS_PER_JOULE = 1.0e12
+_BLACKWELL_FLOPS_PER_JOULE_BY_DTYPE = {"float8": 2.35e12, "float4": 2.9e12}
 # Two whole steps of a GPT (124 M and 1.3 G parameters, bfloat16, eager) on an H200 take as long as simulated if their
 # products reach 0.922 and 0.913 of their rate alone (tests/operators/measured/h200.jsonl). Every Hopper has its cores.
 _HOPPER_STEP_SHARE = 0.918
@@ -82,14 +83,22 @@ _BLACKWELL = {
     "matmul_efficiency": _efficiency(1745, 2250, 64),
     "matmul_efficiency_by_dtype": {"float8": _efficiency(3432.5, 4500, 128), "float4": 0.7},
     "flops_per_joule": _BLACKWELL_FLOPS_PER_JOULE,
+    "flops_per_joule_by_dtype": _BLACKWELL_FLOPS_PER_JOULE_BY_DTYPE,
     "attention_generation": 4,
+    # cuDNN's kernels on a B200, 4,096 to 131,072 tokens in heads of 128, reach 0.74 to 0.97 of the modelled rate: 980
+    # to 1,330 TFLOP/s forward, 820 to 1,070 backward (MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json,
+    # 4dcaae5).
+    "attention_efficiency": 0.82,
     "compute_capability": (10, 0),
 }
 _BLACKWELL_NOTES = (
     f"shares of the peak: of a B200 in {_ACCELERATORS}; float4's share guessed; {_UNVERIFIED} 148 SMs; "
     f"L2 of 126 MB left out, its bandwidth is not published; {_COMMON}"
 )
-_BLACKWELL_ULTRA = _BLACKWELL | {"compute_capability": (10, 3)}
+_BLACKWELL_ULTRA = _BLACKWELL | {
+    "compute_capability": (10, 3),
+    "flops_per_joule_by_dtype": {"float8": 2.35e12, "float4": 4.5e12},
+}
 _VERDA = "verda.com/blog/gb300-nvl72-architecture"
 _KLOCKWOOD = "glennklockwood.com/garden/processors"
 _HOPPER_TILES = {

@@ -37,6 +37,7 @@ _PLAUSIBLE: dict[tuple[type, str], tuple[float, float, str]] = {
     (Device, "power_w"): (1.0, 1e5, "W"),
     (Device, "matmul_half_depth"): (0.0, 1e6, ""),
     (Device, "flops_per_joule"): (1e6, 1e15, "FLOP/J"),
+    (Device, "flops_per_joule_by_dtype"): (1e6, 1e15, "FLOP/J"),
     (Link, "bandwidth_bytes_per_s"): (1e6, 1e13, "B/s"),
     (Link, "latency_s"): (1e-9, 1e-1, "s"),
     (Link, "nvls_latency_s"): (1e-9, 1e-1, "s"),

@@ -71,8 +71,8 @@ def sharded_layer(setup: Setup, parameters: ParametersPerRank, forward_s: Number
     reduce_s = _layer_reduce_s(setup, parameters) * setup.has_weight_gradients
     each = 1 - _is_gathered_once(setup)
     return Waiting(
-        each * maximum(gather_s - forward_s, 0.0),
-        each * maximum(regather_s + reduce_s - backward_s, 0.0),
+        each * setup.machine.exposed_s(gather_s, forward_s),
+        each * setup.machine.exposed_s(regather_s + reduce_s, backward_s),
         each * (gather_s + regather_s + reduce_s),
     )
 
@@ -107,9 +107,10 @@ def data_axis(setup: Setup, parameters: ParametersPerRank, one: StageTime, embed
     # Gradients travel during the last micro-batch's backward, updated parameters during the first one's forward;
     # nothing hides the last bucket and the first layer.
     backward_s = setup.layers * (one.input_s + one.weight_s)
-    behind_backward_s = maximum(reduce_s - backward_s, reduce_s / maximum(setup.layers, 1))
-    behind_forward_s = maximum(gather_s - setup.layers * one.forward_s, gather_s / maximum(setup.layers, 1))
-    before_s = before * maximum(reduce_s - backward_s, 0.0)
+    exposed_s = setup.machine.exposed_s
+    behind_backward_s = maximum(exposed_s(reduce_s, backward_s), reduce_s / maximum(setup.layers, 1))
+    behind_forward_s = maximum(exposed_s(gather_s, setup.layers * one.forward_s), gather_s / maximum(setup.layers, 1))
+    before_s = before * exposed_s(reduce_s, backward_s)
     return AxisTime(total_s, before_s + behind_backward_s + behind_forward_s, packing_s)
 
 
@@ -126,7 +127,7 @@ def _sharded_ends(setup: Setup, parameters: ParametersPerRank, outside: Numbers,
     times = 1 + (setup.num_microbatches - 1) * (1 - is_once)
     total_s = times * (layer_s + ends_s)
     rest_s = is_once * maximum(setup.layers - 1, 0) * layer_s
-    shown_s = is_once * maximum(rest_s - setup.layers * (one.forward_s + one.input_s), 0.0)
+    shown_s = is_once * setup.machine.exposed_s(rest_s, setup.layers * (one.forward_s + one.input_s))
     return AxisTime(total_s + rest_s, total_s + shown_s)
 
 

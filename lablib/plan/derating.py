@@ -22,6 +22,10 @@ class Derating:
         intra_share: share of a node's bandwidth that collectives reach. Fitted; NCCL's bus bandwidth over NVLink was
             measured at 0.81 (8 H200: 366 of 450 GB/s) to 0.84 (8 A100: 253 of 300).
         inter_share: share of the network cards' line rate. Fitted.
+        collective_s: fixed seconds of each collective and message between ranks of a training program, beyond the wires':
+            the start of its kernel, and ranks that are not quite in step. SimuMax measured 22 to 26 us for NCCL's
+            collectives on 8 B200 (MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json at 4dcaae5).
+        contention: share of hidden communication that compute loses to it: NCCL's kernels take cores and bandwidth.
         dispatch_s: seconds in which the host starts one eager operator; the device waits where its kernels are shorter.
             Fitted, in effect to one source: only vTrain's rows of small models on few GPUs depend on it.
         step_s: fixed seconds per step: the data's first batch, the clipping's synchronization, logging. An estimate.
@@ -42,6 +46,8 @@ class Derating:
     memory_share: PositiveFraction = 0.95
     intra_share: PositiveFraction = 0.83
     inter_share: PositiveFraction = 0.91
+    collective_s: NonNegative = 25e-6
+    contention: NonNegative = 0.12
     dispatch_s: NonNegative = 23e-6
     step_s: NonNegative = 5e-3
     generation_share: PositiveFraction = 0.58
@@ -57,14 +63,13 @@ class Derating:
     def sustained_share(self, dtype: str, device: Device) -> float:
         """The share of the rate of large products that a device sustains under its power limit.
 
-        At most the device's measured share within a step (`Device.step_share`), which the simulator uses, too. FLOPs of
-        a narrower dtype take less energy, in proportion to its higher peak.
+        At most the device's measured share within a step (`Device.step_share`), which the simulator uses, too.
         """
         share = min(self.matmul_share, device.step_share)
         if not (self.is_power_limited and device.power_w and device.flops_per_joule):
             return share
-        scale = device.peak(dtype) / device.peak("float16")
-        sustained = device.power_w * device.flops_per_joule * scale
+        scaled = device.flops_per_joule * device.peak(dtype) / device.peak("float16")
+        sustained = device.power_w * device.flops_per_joule_by_dtype.get(dtype, scaled)
         return min(share, sustained / device.matmul_rate(dtype))
 
 
@@ -74,6 +79,8 @@ IDEAL = Derating(
     memory_share=1.0,
     intra_share=1.0,
     inter_share=1.0,
+    collective_s=0.0,
+    contention=0.0,
     dispatch_s=0.0,
     step_s=0.0,
     is_power_limited=False,

@@ -198,7 +198,7 @@ class Machine:
         def kernel_s(width: Numbers) -> Numbers:
             # Queries from both ends of a sequence see half of it on average. (The constants of stacks with fused
             # kernels were fitted with half of a whole kernel.)
-            in_mean = is_flash and self.stack.is_eager
+            in_mean = is_flash
             seen = mean_causal_keys(keys, self.device) if in_mean else keys
             time_s = attention_time_s(batch, heads, queries, seen, width, self.plain, self.device, backward=backward)
             return time_s * (causal_share(keys, keys) if is_flash and not in_mean else 1.0) / self.attention_share
@@ -234,9 +234,7 @@ class Machine:
     @cached_property
     def attention_share(self) -> float:
         """Share of the cost model's rate that the newest attention kernel reaches."""
-        if not self.derating.has_generations:
-            return self.derating.matmul_share
-        return self.matmul_shares.get(self.plain, self.derating.matmul_share)
+        return min(self.derating.matmul_share, self.device.step_share)
 
     @cached_property
     def generations_behind(self) -> int:
@@ -265,7 +263,11 @@ class Machine:
     def collective_s(self, name: str, size_bytes: Numbers, n: Numbers, stride: Numbers = 1) -> Numbers:
         """Seconds of a collective ("send": a message) of `size_bytes` over n ranks, `stride` ranks apart."""
         groups = self.messages if name == "send" else self.groups
-        return groups.time_s(name, size_bytes, n, stride)
+        return groups.time_s(name, size_bytes, n, stride) + self.derating.collective_s * (n > 1)
+
+    def exposed_s(self, wires_s: Numbers, compute_s: Numbers) -> Numbers:
+        """Seconds that communication of `wires_s` adds to `compute_s` at the same time: the rest, and contention."""
+        return maximum(wires_s - compute_s, 0.0) + self.derating.contention * minimum(wires_s, compute_s)
 
     def in_node(self, n: Numbers, stride: Numbers) -> Numbers:
         """Number of the n ranks, `stride` ranks apart, that share a node with the first."""

@@ -81,6 +81,7 @@ class _Table:
             )
         hides = machine.stack.hides_backward_exchange
         hidden_s = minimum(work.input.tensor_s, work.weight.product_s) if hides else 0.0
+        hidden_s = hidden_s * (1 - machine.derating.contention)
         forward, backward = work.forward, work.input._replace(tensor_s=work.input.tensor_s - hidden_s)
         hidden_expert_s = 0.0 * hidden_s
         if self.hides_experts:

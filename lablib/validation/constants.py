@@ -70,5 +70,7 @@ def _predict(derating: Derating, scale: Mapping[int, float], *, cluster: Cluster
     device = cluster.device
     factor = scale.get(device.attention_generation, 1.0)
     if device.flops_per_joule and factor != 1.0:
-        cluster = cluster.replace(device=replace(device, flops_per_joule=device.flops_per_joule * factor))
+        others = {dtype: factor * figure for dtype, figure in device.flops_per_joule_by_dtype.items()}
+        scaled = replace(device, flops_per_joule=factor * device.flops_per_joule, flops_per_joule_by_dtype=others)
+        cluster = cluster.replace(device=scaled)
     return predict(cluster=cluster, derating=derating, **arguments)

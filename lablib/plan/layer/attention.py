@@ -70,13 +70,16 @@ def core_attention(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     kv_heads, d = maximum(model.kv_heads / sizes.tensor, 1), (model.head_size + model.value_size) / 2
     ring_bytes = 2 * sizes.rows * sizes.context * kv_heads * d * machine.width
     ring_s = machine.collective_s("all_gather", ring_bytes, sizes.context, sizes.tensor)
-    forward, backward = _behind(work.forward, ring_s), _behind(work.input, 2 * ring_s)
+    forward, backward = (
+        _behind(kernels, wires_s, machine.derating.contention)
+        for kernels, wires_s in ((work.forward, ring_s), (work.input, 2 * ring_s))
+    )
     return work._replace(forward=forward, input=backward, core=forward)
 
 
-def _behind(kernels: PassTime, wires_s: Numbers) -> PassTime:
+def _behind(kernels: PassTime, wires_s: Numbers, contention: float) -> PassTime:
     """Kernels, with communication at the same time."""
-    hidden_s = minimum(wires_s, kernels.compute_s)
+    hidden_s = minimum(wires_s, kernels.compute_s) * (1 - contention)
     return kernels._replace(context_s=wires_s - hidden_s, hidden_context_s=hidden_s)
 
 
