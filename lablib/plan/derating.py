@@ -22,9 +22,13 @@ class Derating:
         intra_share: share of a node's bandwidth that collectives reach. Fitted; NCCL's bus bandwidth over NVLink was
             measured at 0.81 (8 H200: 366 of 450 GB/s) to 0.84 (8 A100: 253 of 300).
         inter_share: share of the network cards' line rate. Fitted.
-        collective_s: fixed seconds of each collective and message between ranks of a training program, beyond the wires':
-            the start of its kernel, and ranks that are not quite in step. SimuMax measured 22 to 26 us for NCCL's
-            collectives on 8 B200 (MooreThreads/SimuMax, configs/system/b200_bf16_ceperm.json at 4dcaae5).
+        collective_s, rank_s: seconds of each collective or message of a training program beyond its wires, and for each
+            further rank of the node: the start of its kernel, hops, and ranks that are not quite in step. Of NCCL on 8
+            B200, as measured between products: 22 to 26 us, and 5.5 to 9.2 us per rank (MooreThreads/SimuMax,
+            configs/system/b200_bf16_ceperm.json, 4dcaae5).
+        node_s: the same for each further node of an all-gather or reduce-scatter, which NCCL runs as one ring: hwLat of
+            the protocol for large messages (NVIDIA/nccl, src/graph/tuning.cc: NET, ring, Simple). An all-reduce has
+            trees.
         contention: share of hidden communication that compute loses to it: NCCL's kernels take cores and bandwidth.
         dispatch_s: seconds in which the host starts one eager operator; the device waits where its kernels are shorter.
             Fitted, in effect to one source: only vTrain's rows of small models on few GPUs depend on it.
@@ -47,6 +51,8 @@ class Derating:
     intra_share: PositiveFraction = 0.83
     inter_share: PositiveFraction = 0.91
     collective_s: NonNegative = 25e-6
+    rank_s: NonNegative = 9e-6
+    node_s: NonNegative = 14e-6
     contention: NonNegative = 0.12
     dispatch_s: NonNegative = 23e-6
     step_s: NonNegative = 5e-3
@@ -80,6 +86,8 @@ IDEAL = Derating(
     intra_share=1.0,
     inter_share=1.0,
     collective_s=0.0,
+    rank_s=0.0,
+    node_s=0.0,
     contention=0.0,
     dispatch_s=0.0,
     step_s=0.0,

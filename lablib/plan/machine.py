@@ -1,8 +1,9 @@
 """Seconds of kernels and collectives on one rank: the cost model with a stack and its derating.
 
     product     matmul_time_s at its dtype / the share of it that derating.py and the power limit leave
-    attention   attention_time_s / the same share; a kernel older than its device has a share of the newest one's rate
-                at heads of 128, at any width; unfused attention is products and streams (layer/)
+    attention   attention_time_s / the share of products without a power limit; a kernel older than its device has a
+                share of the newest one's rate at heads of 128, at any width; unfused attention is products and streams
+                (layer/)
     stream      memory_bound_time_s / memory share
     collective  regular_collective_s over wires of bandwidth * share
 
@@ -28,7 +29,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, ceil_div, maximum, minimum
-from lablib.cost.attention import attention_time_s, causal_share, mean_causal_keys
+from lablib.cost.attention import attention_time_s, mean_causal_keys
 from lablib.cost.efficiency import operator_time_s
 from lablib.cost.matmul import matmul_time_s
 from lablib.cost.regular_group import RegularGroups
@@ -42,6 +43,7 @@ from lablib.plan.stack import Stack
 # (forward, 16,384 tokens: Dao-AILab/flash-attention, issue 307; issue 1556 for backward).
 USUAL_WIDTH = 128
 
+_ONE_RING = ("all_gather", "reduce_scatter")
 # Substitutes for a dtype of 8 bits or less, the first choice first.
 _INSTEAD: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"float4": ("float4", "float8", "bfloat16", "float16"), "float8": ("float8", "bfloat16", "float16")}
@@ -196,12 +198,10 @@ class Machine:
         is_flash = self.stack.attention == "flash"
 
         def kernel_s(width: Numbers) -> Numbers:
-            # Queries from both ends of a sequence see half of it on average. (The constants of stacks with fused
-            # kernels were fitted with half of a whole kernel.)
-            in_mean = is_flash
-            seen = mean_causal_keys(keys, self.device) if in_mean else keys
+            # Queries from both ends of a sequence see half of it on average.
+            seen = mean_causal_keys(keys, self.device) if is_flash else keys
             time_s = attention_time_s(batch, heads, queries, seen, width, self.plain, self.device, backward=backward)
-            return time_s * (causal_share(keys, keys) if is_flash and not in_mean else 1.0) / self.attention_share
+            return time_s / self.derating.matmul_share
 
         return self._by_generation(kernel_s, d) if is_flash else kernel_s(d)
 
@@ -220,7 +220,7 @@ class Machine:
         def kernel_s(width: Numbers) -> Numbers:
             sizes = (batch, heads, queries, keys, width)
             time_s = attention_time_s(*sizes, self.plain, self.device, causal=is_causal, backward=backward)
-            return time_s / self.attention_share
+            return time_s / self.derating.matmul_share
 
         return self._by_generation(kernel_s, d)
 
@@ -230,11 +230,6 @@ class Machine:
             return kernel_s(d)
         slower = self.derating.generation_share**self.generations_behind
         return maximum(kernel_s(d), kernel_s(USUAL_WIDTH) * (d / USUAL_WIDTH) / slower)
-
-    @cached_property
-    def attention_share(self) -> float:
-        """Share of the cost model's rate that the newest attention kernel reaches."""
-        return min(self.derating.matmul_share, self.device.step_share)
 
     @cached_property
     def generations_behind(self) -> int:
@@ -262,8 +257,13 @@ class Machine:
 
     def collective_s(self, name: str, size_bytes: Numbers, n: Numbers, stride: Numbers = 1) -> Numbers:
         """Seconds of a collective ("send": a message) of `size_bytes` over n ranks, `stride` ranks apart."""
-        groups = self.messages if name == "send" else self.groups
-        return groups.time_s(name, size_bytes, n, stride) + self.derating.collective_s * (n > 1)
+        groups, derating = self.messages if name == "send" else self.groups, self.derating
+        time_s = groups.time_s(name, size_bytes, n, stride) + derating.collective_s * (n > 1)
+        if name == "send" or not derating.rank_s + derating.node_s:
+            return time_s
+        inside = self.in_node(n, stride)
+        time_s = time_s + derating.rank_s * (inside - 1)
+        return time_s + derating.node_s * (n / inside - 1) if name in _ONE_RING else time_s
 
     def exposed_s(self, wires_s: Numbers, compute_s: Numbers) -> Numbers:
         """Seconds that communication of `wires_s` adds to `compute_s` at the same time: the rest, and contention."""

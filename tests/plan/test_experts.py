@@ -108,7 +108,7 @@ def test_experts_over_tensor_ranks_stay_in_the_node():
     """Folding's point (arXiv 2504.14960, section 3): beside 8 tensor ranks, 8 expert ranks leave the node or do not."""
     parallel = Parallel(data=8, tensor=8, expert=8)
     across, inside, cut = (
-        predict(MIXTRAL, DGX, each, 64, seq_len=4096)
+        predict(MIXTRAL, DGX, each, 512, micro_batch=64, seq_len=4096)
         for each in (parallel, replace(parallel, expert_tensor=1), replace(parallel, expert=1))
     )
     assert inside.communication["expert"][0] < across.communication["expert"][0] / 5

@@ -202,7 +202,7 @@ def sharded_layer_s(
     copies_s = (apart_s, regathered * apart_s + trained * together_s + added_s)
     hidden_s = (forward_s, backward_s) if machine.stack.data_overlap else (0.0, 0.0)
     shown_s = [
-        maximum(wire - hidden, 0.0) + copy for wire, hidden, copy in zip(wires_s, hidden_s, copies_s, strict=True)
+        machine.exposed_s(wire, hidden) + copy for wire, hidden, copy in zip(wires_s, hidden_s, copies_s, strict=True)
     ]
     # No layer before the first one hides its gather.
     shown_s[0] = shown_s[0] + minimum(gather_s, hidden_s[0]) * setup.pipeline / setup.model.num_layers
