@@ -13,6 +13,8 @@ baseline.py         a naive estimate, to compare every error with
 score.py            errors by family and in total
 tables.py           tables of the report
 page.py             the report as a page
+measured_runs.py    the rows with the planner's answers, as points
+evidence.py         measured runs near a prediction, and a band for its step time
 doubts.py           limits of its figures
 cross_validate.py   constants fitted without one source, tested on it
 constants.py        the fitted constants, and their bounds
@@ -20,6 +22,7 @@ constants.py        the fitted constants, and their bounds
 
 from lablib.validation.case import Case, cases_of
 from lablib.validation.cross_validate import Constant, HeldOut, cross_validate
+from lablib.validation.evidence import Evidence, evidence_of
 from lablib.validation.rows import PublishedRow, published_mixtures, published_rows, read_rows
 from lablib.validation.score import ScoreReport, score
 
@@ -35,4 +38,6 @@ __all__ = [
     "Constant",
     "HeldOut",
     "cross_validate",
+    "Evidence",
+    "evidence_of",
 ]
