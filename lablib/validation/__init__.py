@@ -5,13 +5,15 @@ rows.py             a file of published measurements, read strictly
 architecture.py     transformer of a row
 machine.py          cluster of a row
 synonyms.py         other names that sources use
-software.py         software, precision and recomputation of a row
+row_software.py     software of a row
+software.py         precision, recomputation, optimizer and offload of a row
 splits.py           split over GPUs
 case.py             arguments of the predictor
 measured.py         measured time and memory of a step
 baseline.py         a naive estimate, to compare every error with
 score.py            errors by family and in total
 tables.py           tables of the report
+conditions.py       errors with more and with less knowledge of a row
 page.py             the report as a page
 measured_runs.py    the rows with the planner's answers, as points
 evidence.py         measured runs near a prediction, and a band for its step time
