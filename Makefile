@@ -59,7 +59,8 @@ map: $(STAMP)  ## write docs/map.md, the list of files, from their docstrings
 picture: $(STAMP)  ## draw the README's timeline anew, from a simulated run
 	@$(BIN)/python tools/timeline_picture.py
 
-validation: $(STAMP)  ## put published runs to the planner and write docs/validation.md; ARGS=--cross-validate: minutes
+validation: $(STAMP)  ## put published runs to the planner; write its evidence and docs/validation.md; ARGS=--cross-validate: minutes
+	@$(BIN)/python tools/measured_runs.py
 	@$(BIN)/lab validate --page docs/validation.md --readme README.md $(ARGS)
 
 lock:  ## pin every package anew in requirements.lock; ARGS=--upgrade takes the newest

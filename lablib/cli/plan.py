@@ -161,7 +161,7 @@ def text(found: SearchResult, top: int) -> str:
             "",
         ]
         lines += [table(_HEADING, [_row(place, each) for place, each in enumerate(found.top(top), 1)]), ""]
-        lines += [f"Software: {best.software}."]
+        lines += [f"Software: {best.software}.", best.evidence_sentence()]
     else:
         lines += [found.sentence(), ""]
     possible, fit = int(found.plans.is_possible.sum()), len(found.order)
@@ -223,6 +223,7 @@ def to_json(found: SearchResult, top: int) -> dict[str, Any]:
         "fit": len(found.order),
         "best": [row_of(each) for each in found.top(top)],
         "pareto": [row_of(each) for each in found.pareto],
+        "evidence": found.best.evidence.to_json() if len(found.order) else None,
         "nearest": None if nearest is None else row_of(nearest),
         "rejected": {
             kind: {"plans": count, "example": kinds[kind].reason} for kind, count in found.rejected.counts.items()

@@ -4,13 +4,21 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.table import table
 from lablib.text.files import read_text, write_text
 from lablib.text.units import plural
+from lablib.validation.conditions import (
+    CONDITIONS_HEADING,
+    REFUSED_HEADING,
+    condition_lines,
+    refused_lines,
+    software_name,
+    with_default_software,
+)
 from lablib.validation.cross_validate import HeldOut, cross_validate, held_out_text, read_held_out
 from lablib.validation.page import markdown, mixtures_sentence, with_section
 from lablib.validation.rows import PublishedRow, published_mixtures, published_rows, read_rows
@@ -46,7 +54,8 @@ def validate_command(
         as_json: print JSON instead of tables.
         page: also write the report there, with its picture next to it.
         readme: a file with a marked section for the picture and the error; needs `page`.
-        leaves_out: fit the constants without each source in turn, which takes minutes; saved next to the page.
+        leaves_out: fit the constants without each source and each software in turn, which takes many minutes; saved
+            next to the page.
 
     Raises:
         CourseError: the rows cannot be read or are impossible, or invalid arguments.
@@ -61,16 +70,18 @@ def validate_command(
         report = score(rows, _planner())
         _check_any(rows, report)
         mixtures = score(published_mixtures(), _planner()) if file is None else None
-        held_out = _leave_out(rows) if leaves_out else []
+        default = score(with_default_software(rows), _planner())
+        held_out = _leave_out(rows, lambda row: row.family) if leaves_out else []
+        without_software = _leave_out(rows, software_name) if leaves_out else []
     except ValueError as error:
         raise CourseError(str(error)) from None
     if page is not None:
-        _write(report, held_out, page, readme, mixtures)
+        _write(report, (held_out, without_software), page, readme, mixtures, default)
     if as_json:
         answer = report.to_json() | ({"mixtures": mixtures.to_json()} if mixtures else {})
         print(json.dumps(answer, indent=2))
     else:
-        print(text(report, rows, held_out, mixtures))
+        print(text(report, rows, held_out, mixtures, default, without_software))
     return 0
 
 
@@ -79,6 +90,8 @@ def text(
     rows: Sequence[PublishedRow] = (),
     held_out: Sequence[HeldOut] = (),
     mixtures: ScoreReport | None = None,
+    default: ScoreReport | None = None,
+    without_software: Sequence[HeldOut] = (),
 ) -> str:
     """The report as tables for a terminal; the unused fields of `rows` are named."""
     parts = [table(HEADING, time_lines(report))]
@@ -86,6 +99,8 @@ def text(
         parts.append(table(MEMORY_HEADING, memory_lines(report)))
     if held_out:
         parts.append(table(HELD_OUT_HEADING, held_out_lines(held_out)))
+    if default is not None:
+        parts.append(table(CONDITIONS_HEADING, condition_lines(report, default, held_out, without_software)))
     if report.scored:
         parts.append(table(SOFTWARE_HEADING, software_lines(report)))
     if report.timed:
@@ -93,6 +108,7 @@ def text(
     if mixtures is not None and mixtures.all()["rows"]:
         parts += [mixtures_sentence(mixtures), table(HEADING, time_lines(mixtures))]
     if report.skipped:
+        parts.append(table(REFUSED_HEADING, refused_lines(report.skipped)))
         parts.append(
             table(("not scored", "line", "why"), [(one.id, str(one.line), one.reason) for one in report.skipped])
         )
@@ -118,41 +134,49 @@ def _planner() -> Predictor:
     return predict
 
 
-def _leave_out(rows: Sequence[PublishedRow]) -> list[HeldOut]:
-    """Every source left out in turn, under a progress bar."""
+def _leave_out(rows: Sequence[PublishedRow], group: Callable[[PublishedRow], str]) -> list[HeldOut]:
+    """Every group of rows left out in turn, under a progress bar."""
     from tqdm import tqdm
 
     from lablib.validation.constants import constants, planner_with
 
-    with tqdm(total=len({row.family for row in rows}) + 1, file=sys.stderr, ascii=True) as bar:
+    with tqdm(total=len(set(map(group, rows))) + 1, file=sys.stderr, ascii=True) as bar:
 
         def progress(source: str) -> None:
             bar.set_description_str(f"without {source}")
             bar.update()
 
-        return cross_validate(rows, constants(), planner_with, progress=progress)
+        return cross_validate(rows, constants(), planner_with, progress=progress, group=group)
 
 
 def _write(
-    report: ScoreReport, held_out: Sequence[HeldOut], page: Path, readme: Path | None, mixtures: ScoreReport | None
+    report: ScoreReport,
+    fits: tuple[Sequence[HeldOut], Sequence[HeldOut]],
+    page: Path,
+    readme: Path | None,
+    mixtures: ScoreReport | None,
+    default: ScoreReport,
 ) -> None:
     """Write the page, its picture and the held-out errors next to it, and the README's section."""
     from lablib.figures.plans.validation import validation_svg
     from lablib.validation.constants import constants
 
-    picture, beside = page.with_suffix(".svg"), page.with_name(f"{page.stem}_held_out.json")
+    picture, saved = page.with_suffix(".svg"), page
     try:
-        if held_out:
-            write_text(beside, held_out_text(held_out, constants()))
-        elif beside.exists():
-            held_out, _ = read_held_out(read_text(beside))
-        write_text(page, markdown(report, picture.name, held_out, mixtures))
+        results = []
+        for fit, name in zip(fits, ("held_out", "held_out_software"), strict=True):
+            saved = page.with_name(f"{page.stem}_{name}.json")
+            if fit:
+                write_text(saved, held_out_text(fit, constants()))
+            results.append(read_held_out(read_text(saved))[0] if saved.exists() else [])
+        held_out, without_software = results
+        write_text(page, markdown(report, picture.name, held_out, mixtures, default, without_software))
         write_text(picture, validation_svg(report))
         if readme is not None:
             to_picture, to_page = (Path(os.path.relpath(path, readme.parent)).as_posix() for path in (picture, page))
-            section = with_section(read_text(readme), report, to_picture, to_page, held_out, mixtures)
-            write_text(readme, section)
+            shown = (report, to_picture, to_page, held_out, mixtures, default, without_software)
+            write_text(readme, with_section(read_text(readme), *shown))
     except OSError as error:
         raise CourseFailure(f"the page cannot be written to {page}: {error.strerror or error}") from None
     except ValueError as error:
-        raise CourseError(f"{readme or beside}: {error}") from None
+        raise CourseError(f"{readme or saved}: {error}") from None

@@ -120,6 +120,7 @@ def prediction_of(setup: Setup) -> Prediction:
         power_w=device.power_w,
         software=setup.software,
         notes=_order_note(machine),
+        setup=setup,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,9 @@ from lablib.text.units import format_quantity, plural
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
+
+    from lablib.plan.setup import Setup
+    from lablib.validation.evidence import Evidence
 
 AXES = ("tensor", "context", "expert", "data", "pipeline", "host")  # of communication
 TIGHT = 0.95  # share of the memory limit
@@ -50,6 +55,7 @@ class Prediction:
         power_w: watts of one GPU, if the catalogue has it.
         software: the generation of training software (stack.py), with the reason for it.
         notes: remarks, shown below the table.
+        setup: the checked arguments; `evidence` compares them with published runs.
     """
 
     name: str
@@ -77,6 +83,16 @@ class Prediction:
     power_w: float | None = None
     software: Software = Software("", "")
     notes: tuple[str, ...] = field(default=())
+    setup: Setup | None = field(default=None, repr=False, compare=False)
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """Published runs near this one, the planner's error there, and a band for the step time.
+
+        Raises ValueError for a prediction without setup, as it is not from `predict`.
+        """
+        # validation/ is above plan/ in the order of imports: by name, as figures (record/draw.py).
+        return import_module("lablib.validation.evidence").evidence_of(self)
 
     @property
     def tokens_per_step(self) -> int:
@@ -200,13 +216,17 @@ class Prediction:
         """Seconds of communication on every axis, exposed and hidden."""
         return draw("figure_communication", self, **options)
 
+    def evidence_sentence(self) -> str:
+        """The evidence in one sentence; "" for a prediction without setup."""
+        return f"Evidence: {self.evidence}." if self.setup else ""
+
     def __repr__(self) -> str:
         return f"Prediction({self.sentence()})"
 
     def _repr_html_(self) -> str:
         table = self.table()
         table["share"] = [f"{share:.1%}" for share in table["share"]]
-        notes = "".join(paragraph(note) for note in self.notes)
+        notes = "".join(map(paragraph, filter(None, (self.evidence_sentence(), *self.notes))))
         return paragraph(self.sentence()) + table_html(table, float_format="{:.4g}".format) + notes
 
 

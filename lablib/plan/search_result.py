@@ -140,7 +140,8 @@ class SearchResult:
         return f"SearchResult({self.sentence()})"
 
     def _repr_html_(self) -> str:
-        return paragraph(self.sentence()) + table_html(self.table(), float_format="{:.4g}".format)
+        said = [self.sentence(), *([self.best.evidence_sentence()] if len(self.order) else [])]
+        return "".join(map(paragraph, said)) + table_html(self.table(), float_format="{:.4g}".format)
 
 
 def row_of(prediction: Prediction) -> dict[str, Any]:

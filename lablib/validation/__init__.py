@@ -5,14 +5,18 @@ rows.py             a file of published measurements, read strictly
 architecture.py     transformer of a row
 machine.py          cluster of a row
 synonyms.py         other names that sources use
-software.py         software, precision and recomputation of a row
+row_software.py     software of a row
+software.py         precision, recomputation, optimizer and offload of a row
 splits.py           split over GPUs
 case.py             arguments of the predictor
 measured.py         measured time and memory of a step
 baseline.py         a naive estimate, to compare every error with
 score.py            errors by family and in total
 tables.py           tables of the report
+conditions.py       errors with more and with less knowledge of a row
 page.py             the report as a page
+measured_runs.py    the rows with the planner's answers, as points
+evidence.py         measured runs near a prediction, and a band for its step time
 doubts.py           limits of its figures
 cross_validate.py   constants fitted without one source, tested on it
 constants.py        the fitted constants, and their bounds
@@ -20,6 +24,7 @@ constants.py        the fitted constants, and their bounds
 
 from lablib.validation.case import Case, cases_of
 from lablib.validation.cross_validate import Constant, HeldOut, cross_validate
+from lablib.validation.evidence import Evidence, evidence_of
 from lablib.validation.rows import PublishedRow, published_mixtures, published_rows, read_rows
 from lablib.validation.score import ScoreReport, score
 
@@ -35,4 +40,6 @@ __all__ = [
     "Constant",
     "HeldOut",
     "cross_validate",
+    "Evidence",
+    "evidence_of",
 ]

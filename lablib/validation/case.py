@@ -1,7 +1,7 @@
 """Arguments of the predictor for a row: every convention is a numbered rule.
 
-C1 to C14 are listed here (C4 to C6 and C12 to C14 are applied in software.py, C1, C8 and C9 in splits.py), A1 to A7 in
-architecture.py, M1 to M5 in machine.py.
+C1 to C14 are listed here (C5 is applied in row_software.py, C4, C6 and C12 to C14 in software.py, C1, C8 and C9 in
+splits.py), A1 to A7 in architecture.py, M1 to M5 in machine.py.
 
     C1  Ranks: dp, tp, pp, cp as stated; dp not stated is gpus / (tp pp cp). Their product must be the number of GPUs.
         Experts: ep x etp divides the ranks of a stage. etp not stated: experts are split as attention is, over data and
@@ -13,15 +13,19 @@ architecture.py, M1 to M5 in machine.py.
     C4 Precision: the first of fp4, fp8, tf32, bf16, fp16, fp32 in the text before any bracket; a text with both 16-bit
         kinds, or none, is bfloat16 if the GPU has it, otherwise float16. But "bf16/fp16" of BLOOM's topology search is
         float16 unless its notes say "load-balanced": from there on its text has the BF16 optimizer.
-    C5  Software, as `stack` states it; otherwise by the source's title and address.
-        llm-foundry: "fsdp-flash".
-        torchtitan: "torch-compile" if its notes say "compile" or it has FP8 (which is faster only with it),
-        "torch-compile-2024" if in addition its title or address has a month of that year or earlier; otherwise
-        "fsdp-flash". Megatron and software built on it, on GPUs before Hopper: "megatron-deepspeed" if DeepSpeed, BLOOM
-        or vTrain (which measured it) is named.
-        Otherwise the usual software (default_stack.py) at the row's `date`, or the latest year in title and address
-        (arXiv numbers among them); without a date, and on Hopper and later GPUs, of today. A row without a source is
-        taken for Megatron.
+    C5  Software: a generation of lablib/plan/stack.py, by the first part that applies:
+        C5a The row's `stack`.
+        C5b Its name in the row's `software`, title, address or notes. llm-foundry: "fsdp-flash". torchtitan:
+            "torch-compile" if its notes say "compile" or it has FP8 (which is faster only with it), otherwise
+            "fsdp-flash". "torch.compile" or "eager" in the notes of another program that is not Megatron: the same two.
+            Compiled programs of 2024 or earlier: "torch-compile-2024". Megatron and software built on it, on GPUs
+            before Hopper: "megatron-deepspeed" if DeepSpeed, BLOOM or vTrain (which measured it) is named;
+            "megatron-core" if Megatron-Core, Megatron-Bridge or NeMo is named, unless its date is earlier.
+        C5c The usual software (default_stack.py) at the row's `date`, or the latest year in title and address (arXiv
+            numbers among them), or in its notes; on Hopper and later GPUs 2023 at the earliest. "flash attention" in
+            the text is 2023 at the earliest, without it ("no flash attention") 2022 at the latest.
+        C5d Megatron without a date on Hopper and later GPUs: today's, as older software never ran on them.
+        C5e Unknown: the usual software today. A row without a source is taken for Megatron.
     C6  Recomputation: the first word stated ("full (use_checkpoint=true ...)" is full; "none (moe_act)" is none:
         single modules are not counted; other words: synonyms.py). Not stated is none for "megatron-core": flash
         attention keeps no scores, and NVIDIA's recipes recompute nothing but offload to host memory if needed
@@ -58,13 +62,13 @@ from lablib.plan.parallel import Parallel
 from lablib.plan.stack import Stack, find_stack
 from lablib.validation.architecture import transformer_of
 from lablib.validation.machine import cluster_of
+from lablib.validation.row_software import stack_of
 from lablib.validation.rows import PublishedRow
 from lablib.validation.software import (
     offload_of,
     optimizer_of,
     precision_of,
     recompute_of,
-    stack_of,
     with_dispatcher,
 )
 from lablib.validation.splits import data_ranks, parallel_of

@@ -1,4 +1,4 @@
-"""Leave-one-source-out cross-validation of the planner's fitted constants.
+"""Leave-one-source-out cross-validation of the planner's fitted constants; also leave-one-software-out.
 
 For each source: the constants are fitted to the rows of all other sources, and the error on the source's rows is the
 held-out error. It is compared with the error after a fit to all sources: if the two are close, the constants describe
@@ -69,11 +69,13 @@ def cross_validate(
     predictor: Maker,
     *,
     progress: Callable[[str], None] = lambda source: None,
+    group: Callable[[PublishedRow], str] = lambda row: row.family,
 ) -> list[HeldOut]:
     """The error of every source with constants that were fitted without it, in the order of the rows.
 
     Arguments:
         rows: of at least two sources.
+        group: the name of a row's group, which is left out as a whole: its source, or its software.
         constants: name to value and bounds.
         predictor: called with the values of all constants, returns the `predict` of `score`.
         progress: called before each fit with the source that is left out, "none" first.
@@ -83,7 +85,7 @@ def cross_validate(
     """
     as_is = predictor({name: constant.value for name, constant in constants.items()})
     ready, refused = _settled(rows, as_is)
-    sources = list(dict.fromkeys(one.row.family for one in ready))
+    sources = list(dict.fromkeys(group(one.row) for one in ready))
     if len(sources) < 2:
         raise ValueError(f"leaving one source out needs two or more: got {', '.join(sources) or 'none'}")
     progress("none")
@@ -91,9 +93,9 @@ def cross_validate(
     results = []
     for source in sources:
         progress(source)
-        values = fit([one for one in ready if one.row.family != source], constants, predictor)
-        inside = [one for one in ready if one.row.family == source]
-        outside = [one for one in refused if one.row is not None and one.row.family == source]
+        values = fit([one for one in ready if group(one.row) != source], constants, predictor)
+        inside = [one for one in ready if group(one.row) == source]
+        outside = [one for one in refused if one.row is not None and group(one.row) == source]
         reports = [report(inside, predict, outside).all() for predict in (as_is, fitted, predictor(values))]
         errors = [each["mape"] for each in reports]
         results.append(HeldOut(source, int(reports[0]["rows"]), errors[0], errors[1], errors[2], values))

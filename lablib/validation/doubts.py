@@ -6,8 +6,8 @@ as their rows are.
 """
 
 DOUBTS = (
-    "**The software is chosen by the source.** Rule C5 (`case.py`) reads a row's title, address and date, and takes"
-    " one of the generations of `lablib/plan/stack.py`. These records count the operations of the programs. But"
+    "**The software is chosen by the source.** Rule C5 (`case.py`) reads a row's title, address, notes and date, and"
+    " takes one of the generations of `lablib/plan/stack.py`. These records count the operations of the programs. But"
     " separate records for 2021 and 2022 were a decision made with these rows at hand, and leaving a source out of"
     " the fit does not test it. With the record of 2021 for all of Megatron before Hopper, `korthikanti22` is off by"
     " 8% instead of 3%; with the record of 2022, `megatron-sc21` by 7% instead of 3%.",

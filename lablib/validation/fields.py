@@ -40,7 +40,8 @@ _MEMORY = Field(NUMBER, 0.05, 1000, "of that unit for one GPU")
 
 FIELDS: Mapping[str, Mapping[str, Field]] = {
     "": _texts(
-        "id attention_flops date dispatcher graphs how_read kind notes optimizer precision recompute schedule stack"
+        "id attention_flops date dispatcher graphs how_read kind notes optimizer precision recompute schedule software "
+        "stack"
     )
     | {"scorable": Field(FLAG)},
     "model": _counts("layers experts experts_per_token shared_experts dense_layers mtp_layers", 10_000)

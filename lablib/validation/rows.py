@@ -11,6 +11,7 @@ One JSON object per line:
     batch       global (sequences in a step), micro, grad_accum, local (sequences of one replica in a step)
     measured    iteration_s, tokens_per_s, model_tflops_per_gpu, mfu, memory_gib_per_gpu, ... (measured.py)
     precision, recompute, schedule, optimizer, dispatcher, graphs, attention_flops, notes, kind, how_read: text
+    software    its name if the source states it, otherwise the rule that chose it, "deduced by C5c", or "unknown"
     stack       the software, a name of lablib/plan/stack.py;  date: of the measurement, its year first (2024-06)
     source      title and url;  scorable: true or false
 

@@ -20,8 +20,8 @@ from lablib.validation.architecture import transformer_of
 from lablib.validation.baseline import naive_step_time_s
 from lablib.validation.case import Case, cases_of
 from lablib.validation.measured import MeasuredStep, measured_of
+from lablib.validation.row_software import RowSoftware, software_of
 from lablib.validation.rows import PublishedRow
-from lablib.validation.software import software_of
 
 
 class PredictionLike(Protocol):
@@ -76,9 +76,9 @@ class Scored:
     naive_s: float
 
     @property
-    def software(self) -> str:
+    def software(self) -> RowSoftware:
         """Software assumed for the row, with the reason."""
-        return str(software_of(self.row, self.case.cluster))
+        return software_of(self.row, self.case.cluster)
 
     @property
     def error(self) -> float:
@@ -172,7 +172,7 @@ class ScoreReport:
     def to_json(self) -> dict[str, Any]:
         """The report as plain numbers, errors in percent."""
         skipped = [{"id": one.id, "line": one.line, "reason": one.reason} for one in self.skipped]
-        software = {one.row.id: one.software for one in self.scored}
+        software = {one.row.id: str(one.software) for one in self.scored}
         return {
             **{"families": self.families(), "all": self.all(), "memory": self.memory(), "skipped": skipped},
             "software": software,

@@ -1,19 +1,14 @@
-"""Software, precision and recomputation of a row: rules C4, C5, C6 and C12 to C14 of case.py."""
+"""Precision, recomputation, optimizer and offload of a row: rules C4, C6 and C12 to C14 of case.py."""
 
-import re
 from dataclasses import replace
 
 from lablib.hardware import Cluster
 from lablib.plan.arguments import OFFLOAD
-from lablib.plan.default_stack import NAMED, Software, default_stack
 from lablib.plan.optimizers import OPTIMIZERS
 from lablib.plan.stack import Stack, find_stack
 from lablib.validation.rows import PublishedRow
 from lablib.validation.synonyms import is_named, offload_named, recompute_named
 
-MEGATRON = ("megatron", "nemo", "simumax", "bigscience", "bloom", "vtrain", "reducing activation recomputation")
-BEFORE_HOPPER = ("V100", "A100", "A800")
-DEEPSPEED = ("deepspeed", "bloom", "bigscience", "vtrain")
 OLD_MEGATRON = ("megatron-2021", "megatron-2022", "megatron-deepspeed")
 PRECISIONS = (
     ("fp4", "float4"),
@@ -26,53 +21,6 @@ PRECISIONS = (
 RECOMPUTE = ("none", "selective", "full")
 # Names of implementations of an optimizer: "FusedAdam" and "DeepSpeedCPUAdam" are Adam, "NAdam" is not.
 _MAKERS = "(?:fused|paged|decoupled|distributed|(?:deepspeed)?cpu)?-?"
-
-
-def software_of(row: PublishedRow, cluster: Cluster) -> Software:
-    """A generation of software, and the reason for it (rule C5). Raises ValueError for an unknown stated name."""
-    title = f"{row.source.get('title', '')} {row.source.get('url', '')}".lower()
-    if "stack" in row.texts:
-        return Software(find_stack(row.texts["stack"]).name, NAMED)
-    if "llm-foundry" in title:
-        return Software("fsdp-flash", "llm-foundry's")
-    if "torchtitan" in title:
-        return Software(_torchtitan(row), "torchtitan's")
-    is_megatron = any(word in title for word in MEGATRON)
-    if (
-        is_megatron
-        and cluster.device.name.startswith(BEFORE_HOPPER)
-        and any(is_named(title, word) for word in DEEPSPEED)
-    ):
-        return Software("megatron-deepspeed", "DeepSpeed's")
-    # Hopper came with flash attention: older software never ran on it.
-    year = year_of(row) if cluster.device.name.startswith(BEFORE_HOPPER) else None
-    return default_stack(cluster.device, year, is_megatron or not title.strip())
-
-
-def stack_of(row: PublishedRow, cluster: Cluster) -> str:
-    """Name of the software."""
-    return software_of(row, cluster).name
-
-
-def year_of(row: PublishedRow) -> int | None:
-    """The year of a row: of its `date`, or the latest in its source's title and address; None without a year.
-
-    An arXiv number begins with year and month; 202412 and 2024-12 are months, other long numbers are not.
-    """
-    text = row.text("date") or f"{row.source.get('title', '')} {row.source.get('url', '')}".lower()
-    papers = re.findall(r"arxiv(?:\.org/abs/|[: ]*)(\d\d)\d\d\.\d{4,5}", text)
-    years = re.findall(r"(?<![\w.])(20\d\d)(?:[-_ .,;:)/]|$)", text)
-    months = re.findall(r"(?<!\d)(20\d\d)-?(?:0[1-9]|1[0-2])(?!\d)", text)
-    return max(map(int, [*(f"20{paper}" for paper in papers), *years, *months]), default=None)
-
-
-def _torchtitan(row: PublishedRow) -> str:
-    notes, is_float8 = row.text("notes"), "fp8" in row.text("precision")
-    is_compiled = is_named(notes, "compiled?") and not is_named(notes, "eager")
-    if not (is_compiled or is_float8):
-        return "fsdp-flash"
-    year = year_of(row)
-    return "torch-compile-2024" if year and year <= 2024 else "torch-compile"
 
 
 def with_dispatcher(row: PublishedRow, stack: str) -> str | Stack:

@@ -66,7 +66,7 @@ def worst_lines(report: ScoreReport, number: int) -> list[tuple[str, ...]]:
             f"{one.measured.step_time_s:.4g} s",
             f"{one.step_time_s:.4g} s",
             f"{one.error:+.1f}%",
-            one.software,
+            str(one.software),
         )
         for one in report.worst(number)
     ]
@@ -81,7 +81,7 @@ def worst_memory_lines(report: ScoreReport, number: int) -> list[tuple[str, ...]
             f"{(one.measured.memory_bytes or 0.0) / GIB:.1f} GiB",
             f"{one.memory_bytes / GIB:.1f} GiB",
             f"{one.memory_error:+.1f}%",
-            one.software,
+            str(one.software),
         )
         for one in worst[:number]
     ]
@@ -89,7 +89,7 @@ def worst_memory_lines(report: ScoreReport, number: int) -> list[tuple[str, ...]
 
 def software_lines(report: ScoreReport) -> list[tuple[str, ...]]:
     """Number of rows by assumed software and reason: the columns of SOFTWARE_HEADING."""
-    counts = Counter((one.row.family, one.software) for one in report.scored)
+    counts = Counter((one.row.family, str(one.software)) for one in report.scored)
     return [(family, software, str(count)) for (family, software), count in counts.items()]
 
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from lablib.figures import describe, figure_plans, figure_predictions, table
 from lablib.figures.plans.plans import MAX_POINTS, pareto_front
-from lablib.plan import Parallel
+from lablib.plan import Parallel, Prediction
 from lablib.plan.predictions import Predictions
+from tests.figures.examples import some_prediction
 
 # Two on the front (a, b), one that b beats in both (c), one beyond the limit and faster than all (d).
 TIMES, SIZES, NAMES = [10.0, 20.0, 21.0, 9.0], [60e9, 30e9, 40e9, 120e9], ["a", "b", "c", "d"]
@@ -136,6 +137,9 @@ def test_predictions_are_called_by_their_choices():
 
         def arguments(self, i: int) -> dict[str, Any]:
             return {"parallel": Parallel(data=2, tensor=4), "micro_batch": 8, "recompute": "full"}
+
+        def __getitem__(self, i: int) -> Prediction:
+            return some_prediction()
 
     figure = figure_predictions(Two(), groups=["full", "none"])
     assert list(table(figure)["plan"]) == ["data 2, tensor 4, micro-batch 8, recompute full"]

@@ -5,7 +5,7 @@ import pytest
 from lablib.plan.parallel import Parallel
 from lablib.validation.case import cases_of
 from lablib.validation.machine import cluster_of
-from lablib.validation.software import stack_of
+from lablib.validation.row_software import stack_of
 
 
 def only(row):

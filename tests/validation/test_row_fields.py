@@ -12,9 +12,10 @@ from lablib.plan import predict
 from lablib.validation import rows
 from lablib.validation.case import cases_of
 from lablib.validation.fields import ANY, COUNT, FIELDS, FLAG, LABELS, NUMBER, TEXT, path_of
+from lablib.validation.row_software import software_of, year_of
 from lablib.validation.rows import PublishedRow, parse_rows
 from lablib.validation.score import prepare
-from lablib.validation.software import offload_of, optimizer_of, software_of, year_of
+from lablib.validation.software import offload_of, optimizer_of
 from tests.validation.conftest import change
 
 EXPERTS = {
@@ -41,6 +42,7 @@ TEXTS = {
     "precision": ["fp32", "fp8"],
     "recompute": ["none", "selective"],
     "schedule": ["gpipe", "zb-h1"],
+    "software": ["Megatron-DeepSpeed"],
     "stack": ["torch-compile", "no such"],
     "model.name": ["Llama 3 8B"],
     "hardware.gpu": ["V100", "H100"],

@@ -40,6 +40,7 @@ def figure_plans(
     front: Sequence[int] | None = None,
     groups: Sequence[str] | None = None,
     title: str = "Plans in time and memory",
+    note: str = "",
 ) -> go.Figure:
     """One point per plan: step time over the peak memory of its fullest GPU.
 
@@ -52,6 +53,7 @@ def figure_plans(
         names: of the plans, or a function from the index of a plan to its name.
         front: indices of the plans on the Pareto front; None: computed here, among the plans that fit.
         groups: of each plan, such as its recomputation: each group has a colour and a symbol.
+        note: a sentence after the summary.
 
     Table: the plans of the front, then the fastest others, at most 200.
     """
@@ -72,7 +74,7 @@ def figure_plans(
         if isfinite(time) and isfinite(size)
     ]
     plans.sort(key=lambda plan: (plan.time_s, plan.size_bytes))
-    note = ""
+    note = f" {note}" if note else ""
     shown = plans
     if len(plans) > MAX_POINTS:
         chosen = {int(k * len(plans) / MAX_POINTS) for k in range(MAX_POINTS)}
@@ -135,7 +137,7 @@ def _panel(plans: Sequence[_Plan], shown: Sequence[_Plan], limit: float) -> tupl
 
 @checked
 def figure_predictions(predictions: Predictions, title: str = "Plans in time and memory", **options: Any) -> go.Figure:
-    """Many predicted plans, each named by its split, its micro-batch and its recomputation.
+    """Many predicted plans, each named by its split, its micro-batch and its recomputation; evidence of the fastest.
 
     Args:
         predictions: of `predict_many`, all of one batch.
@@ -147,6 +149,9 @@ def figure_predictions(predictions: Predictions, title: str = "Plans in time and
         return f"{chosen['parallel']}, micro-batch {chosen['micro_batch']}, recompute {chosen['recompute']}"
 
     p = predictions
+    fitting = np.flatnonzero(p.fits)
+    if len(fitting):
+        options.setdefault("note", p[int(fitting[p.step_time_s[fitting].argmin()])].evidence_sentence())
     return figure_plans(p.step_time_s, p.peak_memory_bytes, p.memory_limit_bytes, name, title=title, **options)
 
 

@@ -84,7 +84,7 @@ def figure_waterfall(prediction: Prediction, title: str = "") -> go.Figure:
     if not p.fits:
         needed, limit = (format_quantity(size, "B") for size in (p.peak_memory_bytes, p.memory_limit_bytes))
         text += f" It does not fit: it needs {needed} of {limit} a GPU."
-    return _figure([p], [""], title or f"Where the step of {p.name} goes", text)
+    return _figure([p], [""], title or f"Where the step of {p.name} goes", f"{text} {p.evidence_sentence()}".strip())
 
 
 @checked
@@ -274,7 +274,8 @@ def _comparison(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
     for i in order[1:]:
         text += f"; {names[i]} ({speeds[i]:,.0f}), {_lost(predictions[i], predictions[best])}"
     over = [names[i] for i in range(len(names)) if not predictions[i].fits]
-    return text + "." + (f" Too large for a GPU's memory: {', '.join(over)}." if over else "")
+    text += "." + (f" Too large for a GPU's memory: {', '.join(over)}." if over else "")
+    return f"{text} {predictions[best].evidence_sentence()}".strip()
 
 
 def _lost(prediction: Prediction, best: Prediction) -> str:

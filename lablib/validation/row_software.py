@@ -1,0 +1,104 @@
+"""Software of a row: a generation of plan/stack.py by name, notes, date or device (rule C5 of case.py)."""
+
+import re
+from typing import NamedTuple
+
+from lablib.hardware import Cluster
+from lablib.plan.default_stack import NAMED, default_stack
+from lablib.plan.stack import find_stack
+from lablib.validation.rows import PublishedRow
+from lablib.validation.synonyms import is_named
+
+MEGATRON = ("megatron", "nemo", "simumax", "bigscience", "bloom", "vtrain", "reducing activation recomputation")
+MEGATRON_CORE = ("megatron[-/ ]core", "megatron-bridge", "nemo")
+DEEPSPEED = ("deepspeed", "bloom", "bigscience", "vtrain")
+BEFORE_HOPPER = ("V100", "A100", "A800")
+WITHOUT_FLASH, WITH_FLASH = 2022, 2023  # the last year of programs without flash attention, the first with it
+_FLASH = r"flash[- ]?att(?:entio)?n(?:[- ]?\d)?"
+# Programs that notes compare with, and Megatron as the author of a formula.
+_ASIDE = re.compile(
+    r"(?:than|vs\.?|versus|against|unlike|instead of|compared (?:with|to))\s+\S+"
+    r"|megatron(?=[\w' -]{0,6}(?:formula|flop|style|convention|definition))"
+)
+
+
+class RowSoftware(NamedTuple):
+    """Software of a row: the generation, the reason, and the part of rule C5 that chose it."""
+
+    name: str
+    why: str
+    rule: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.why})"
+
+    @property
+    def basis(self) -> str:
+        """ "named", "deduced by C5c" or "unknown"; the field `software` of the published rows has it, or the name."""
+        return {"C5a": "named", "C5b": "named", "C5e": "unknown"}.get(self.rule, f"deduced by {self.rule}")
+
+
+def software_of(row: PublishedRow, cluster: Cluster) -> RowSoftware:
+    """The software, and the reason for it. Raises ValueError for an unknown stated name."""
+    if "stack" in row.texts:
+        return RowSoftware(find_stack(row.texts["stack"]).name, NAMED, "C5a")
+    title, notes = _title(row), _ASIDE.sub("", row.text("notes"))
+    if "llm-foundry" in title or is_named(notes, "llm-foundry"):
+        return RowSoftware("fsdp-flash", "llm-foundry's", "C5b")
+    if "torchtitan" in title or is_named(notes, "torchtitan"):
+        is_eager = is_named(notes, "eager") or not is_named(notes, "compiled?")
+        name = "fsdp-flash" if is_eager and "fp8" not in row.text("precision") else _compiled(row)
+        return RowSoftware(name, "torchtitan's", "C5b")
+    is_megatron = any(word in title for word in MEGATRON) or is_named(notes, "megatron|nemo")
+    if not is_megatron and cluster.device.has_flash_attention:
+        if is_named(notes, r"torch[. ]?compiled?"):
+            return RowSoftware(_compiled(row), "compiled by its notes", "C5b")
+        if is_named(notes, "eager(?! attention)"):
+            return RowSoftware("fsdp-flash", "eager by its notes", "C5b")
+    words, is_old = f"{title} {notes}", cluster.device.name.startswith(BEFORE_HOPPER)
+    if is_megatron and is_old and any(is_named(words, word) for word in DEEPSPEED):
+        return RowSoftware("megatron-deepspeed", "DeepSpeed's", "C5b")
+    found = default_stack(cluster.device, _year_with_flash(row, words, is_old), is_megatron or not title.strip())
+    if is_megatron and found.name == "megatron-core" and any(is_named(words, word) for word in MEGATRON_CORE):
+        return RowSoftware(found.name, "Megatron-Core's", "C5b")
+    why = found.why.replace("none was named", "Megatron was named") if is_megatron else found.why
+    rule = "C5c" if "usual in" in why else "C5d" if is_megatron and not is_old else "C5e"
+    return RowSoftware(found.name, why, rule)
+
+
+def _year_with_flash(row: PublishedRow, words: str, is_old: bool) -> int | None:
+    """The year of a row, in the years of flash attention if the row names it, or if its GPU is of these years."""
+    year = year_of(row)
+    if is_old and re.search(r"\b(?:no|not|without) flash", words):
+        return min(year or WITHOUT_FLASH, WITHOUT_FLASH)
+    return max(year, WITH_FLASH) if year and (not is_old or is_named(words, _FLASH)) else year
+
+
+def stack_of(row: PublishedRow, cluster: Cluster) -> str:
+    """Name of the software."""
+    return software_of(row, cluster).name
+
+
+def year_of(row: PublishedRow) -> int | None:
+    """The year of a row: of its `date`; otherwise the latest of its source's title and address, or of its notes.
+
+    An arXiv number begins with year and month; 202412 and 2024-12 are months, other long numbers are not.
+    """
+    texts = (row.text("date") or _title(row), row.text("notes"))
+    return next((year for year in map(_latest_year, texts) if year), None)
+
+
+def _latest_year(text: str) -> int | None:
+    papers = re.findall(r"arxiv(?:\.org/abs/|[: ]*)(\d\d)\d\d\.\d{4,5}", text)
+    years = re.findall(r"(?<![\w.])(20\d\d)(?:[-_ .,;:)/]|$)", text)
+    months = re.findall(r"(?<!\d)(20\d\d)-?(?:0[1-9]|1[0-2])(?!\d)", text)
+    return max(map(int, [*(f"20{paper}" for paper in papers), *years, *months]), default=None)
+
+
+def _title(row: PublishedRow) -> str:
+    return f"{row.source.get('title', '')} {row.source.get('url', '')} {row.texts.get('software', '')}".lower()
+
+
+def _compiled(row: PublishedRow) -> str:
+    year = year_of(row)
+    return "torch-compile-2024" if year and year <= 2024 else "torch-compile"
