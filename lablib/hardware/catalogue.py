@@ -99,6 +99,37 @@ CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
                 devices_per_node=4,
                 topology=Torus((8, 8, 16)),  # of hosts, each 2 x 2 x 1 chips
             ),
+            *(
+                _cluster(
+                    *(f"tpu-{name}-slice", f"TPU-{name}", f"ici-{name}-slice", "ethernet-25"),
+                    f"a slice of {chips} chips, whose axes work at once, and 25 Gb/s per chip between slices "
+                    f"({_UNVERIFIED})",
+                    devices_per_node=chips,
+                )
+                for name, chips in (("v4", 4096), ("v5e", 256), ("v5p", 8960), ("v6e", 256), ("7x", 9216))
+            ),
+            _cluster(
+                *("gaudi2", "Gaudi-2", "gaudi2", "gaudi2-out"),
+                f"8 Gaudi 2: 21 ports of 100 Gb/s inside the node, 3 outside ({_UNVERIFIED})",
+            ),
+            *(
+                _cluster(
+                    *(name.lower(), name, "pcie4", "roce-100"), f"8 {name} on PCIe 4, 100 Gb/s per GPU ({_UNVERIFIED})"
+                )
+                for name in ("A100-80GB-PCIe", "RTX-A6000", "RTX-4090", "L40S", "H100-80GB-PCIe")
+            ),
+            _cluster(
+                *("hgx-h20", "H20", "nvlink4", "infiniband-ndr"), f"8 H20, NVSwitch, 400 Gb/s each ({_UNVERIFIED})"
+            ),
+            _cluster(
+                *("mi325x", "MI325X", "xgmi", "roce-400"),
+                f"AMD MI325X platform: 8 GPUs, each wired to the seven others; 8 x 400 Gb/s RoCE ({_UNVERIFIED})",
+            ),
+            _cluster(
+                *("frontier", "MI250X", "xgmi-mi250x", "slingshot-11"),
+                f"OLCF Frontier: 4 MI250X (2 dies each) and 4 x 200 Gb/s Slingshot per node ({_UNVERIFIED})",
+                devices_per_node=4,
+            ),
             _cluster(
                 *("perlmutter", "A100-40GB-SXM", "nvlink3", "slingshot-11"),
                 f"NERSC Perlmutter: 4 GPUs and 4 x 200 Gb/s Slingshot a node ({_UNVERIFIED}; group sizes ours)",

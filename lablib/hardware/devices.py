@@ -11,7 +11,7 @@ products with other rows take equally long (github.com/EleutherAI/cookbook, 27df
 sizing/results/gemm_data/mm/ksweep_low).
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -38,6 +38,8 @@ _BLACKWELL_FLOPS_PER_JOULE_BY_DTYPE = {"float8": 2.35e12, "float4": 2.9e12}
 # Two whole steps of a GPT (124 M and 1.3 G parameters, bfloat16, eager) on an H200 take as long as simulated if their
 # products reach 0.922 and 0.913 of their rate alone (tests/operators/measured/h200.jsonl). Every Hopper has its cores.
 _HOPPER_STEP_SHARE = 0.918
+# Of an MI300X in one step of torchtitan (pytorch/ao, torchao/float8/README.md): 450 of its 668 TFLOP/s alone.
+_CDNA_FLOPS_PER_JOULE = 0.6e12
 _COMMON = f"{_UNVERIFIED} 0.85 of the bandwidth, 5 us a launch"
 
 GB = 1e9
@@ -135,6 +137,51 @@ _AMPERE = {
     "compute_capability": (8, 0),
 }
 _AMPERE_NOTES = f"{_UNVERIFIED} L2 at 5,120 bytes a clock of 1.41 GHz (NVIDIA A100 white paper), 400 W; {_COMMON}"
+
+
+def _by_datasheet() -> Iterator[Device]:
+    """Devices with no measurement of their own: peaks and sizes of their data sheets, rates of their generation.
+
+    float16 with sums in 32 bits, float8 if it has units for it, and float32: in TFLOP/s; GB, GB/s, W; cores.
+    """
+    kinds: Mapping[str, dict[str, Any]] = {
+        "Ampere": {"matmul_efficiency": 0.85, "flops_per_joule": _AMPERE_FLOPS_PER_JOULE, "compute_capability": (8, 0)},
+        "GA102": {"matmul_efficiency": 0.85, "compute_capability": (8, 6)},
+        "Ada": {"matmul_efficiency": 0.8, "compute_capability": (8, 9)},
+        "Hopper": _HOPPER_TILES | {"matmul_efficiency": 0.8},
+        "CDNA": {"matmul_efficiency": 0.5, "flops_per_joule": _CDNA_FLOPS_PER_JOULE},
+        "Gaudi": {"matmul_efficiency": 0.75, "launch_s": 0.0},
+        "TPU": {"matmul_efficiency": 0.85, "launch_s": 0.0},
+    }
+    # A v6e's whole steps in MaxText (AI-Hypercomputer/tpu-recipes, training/trillium) take a fifth longer than at 0.85.
+    own = {"TPU-v6e": {"matmul_efficiency": 0.7}}
+    rows = (
+        ("A100-80GB-PCIe", "Ampere", 312, 0, 19.5, 80, 1935, 300, 108),
+        ("RTX-A6000", "GA102", 154.8, 0, 38.7, 48, 768, 300, 84),
+        ("RTX-4090", "Ada", 165.2, 330.3, 82.6, 24, 1008, 450, 128),
+        ("L40S", "Ada", 362, 733, 91.6, 48, 864, 350, 142),
+        ("H100-80GB-PCIe", "Hopper", 756, 1513, 51, 80, 2000, 350, 114),
+        ("H20", "Hopper", 148, 296, 44, 96, 4000, 400, 78),
+        ("MI250X", "CDNA", 383, 0, 47.9, 128, 3277, 560, 220),
+        ("MI325X", "CDNA", 1307, 2614, 163.4, 256, 6000, 1000, 304),
+        ("Gaudi-2", "Gaudi", 432, 865, 11, 96, 2450, 600, 0),
+        ("TPU-v5e", "TPU", 197, 0, 197 / 6, 16, 819, None, 4),
+        ("TPU-v6e", "TPU", 918, 0, 918 / 6, 32, 1640, None, 2),
+        ("TPU-7x", "TPU", 2307, 4614, 2307 / 6, 192, 7370, None, 4),
+    )
+    for name, kind, half, narrow, single, memory_gb, gb_per_s, power_w, cores in rows:
+        halves = ("bfloat16",) if kind == "TPU" else ("bfloat16", "float16")
+        peaks = {"float32": single, **dict.fromkeys(halves, half), **({"float8": narrow} if narrow else {})}
+        tile = {"matmul_tile": (256, 256)} if kind == "TPU" and name != "TPU-v5e" else {"matmul_tile": (128, 128)}
+        yield _gpu(
+            **{"name": name, "num_cores": cores, **tile} | kinds[kind] | own.get(name, {}),
+            peak_flops_per_s={dtype: peak * TFLOPS for dtype, peak in peaks.items()},
+            memory_bytes=memory_gb * GB,
+            memory_bandwidth_bytes_per_s=gb_per_s * GB,
+            power_w=power_w,
+            source=f"data sheet, {_UNVERIFIED} all figures; efficiency of its generation, guessed; {_COMMON}",
+        )
+
 
 DEVICES: Mapping[str, Device] = MappingProxyType(
     {
@@ -319,6 +366,8 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                     "float8": 2610 * TFLOPS,
                 },
                 matmul_efficiency=_efficiency(668.4, 1300, 128),
+                flops_per_joule=_CDNA_FLOPS_PER_JOULE,
+                flops_per_joule_by_dtype={"float8": 1.1 * _CDNA_FLOPS_PER_JOULE},
                 num_cores=304,
                 matmul_tile=(256, 256),
                 matmul_half_depth=128.0,
@@ -361,6 +410,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                     f"efficiency guessed; {_COMMON}"
                 ),
             ),
+            *_by_datasheet(),
             Device(
                 name="laptop-core",
                 peak_flops_per_s={"float32": 60e9, "float64": 30e9, "bfloat16": 20e9, "float16": 20e9},

@@ -18,6 +18,7 @@ _LIMITED = (
     "400 GB/s, both directions together: DeepSeek-AI, Insights into DeepSeek-V3, 2025, arXiv 2505.09343, section 4.1 "
     "(H800: 900 reduced to 400); Reuters, 2022-11-08, on NVIDIA's A800 (600 reduced to 400)"
 )
+_SCALING_BOOK = "jax-ml/scaling-book, tpus.md: one-way bandwidth of a link; 7x: from memory, not verified; about 1 us"
 _UNVERIFIED = "from memory, not verified:"
 
 GB = 1e9
@@ -40,10 +41,20 @@ LINKS: Mapping[str, Link] = MappingProxyType(
         "xgmi": Link(
             "xGMI, 7 wires of 64 GB/s", 1.9e-6, 448 * GB, f"{_NETWORK}; latency: as NVLink, without another source"
         ),
+        "xgmi-mi250x": Link(
+            "xGMI of an MI250X, 4 wires of 50 GB/s", 1.9e-6, 200 * GB, f"{_UNVERIFIED} AMD CDNA 2 white paper"
+        ),
         # A ring along one axis of the torus sends in both directions.
         "ici-v4": Link(
             "TPU v4 ICI, one axis", 1e-6, 100 * GB, f"{_UNVERIFIED} 2 of 6 wires of about 50 GB/s each way; about 1 us"
         ),
+        # All wires of a chip, one way: collectives over a slice use every axis.
+        **{
+            f"ici-{name}-slice": Link(f"TPU {name} ICI, {wires} wires", 1e-6, wires * each * GB, _SCALING_BOOK)
+            for name, wires, each in (("v4", 6, 45), ("v5e", 4, 45), ("v5p", 6, 90), ("v6e", 4, 90), ("7x", 6, 100))
+        },
+        "gaudi2": Link("21 ports of 100 Gb/s", 5.0e-6, 21 * _gbps(100), f"{_UNVERIFIED} Intel Gaudi 2 data sheet"),
+        "gaudi2-out": Link("3 ports of 100 Gb/s", 5.0e-6, 3 * _gbps(100), f"{_UNVERIFIED} Intel Gaudi 2 data sheet"),
         "pcie3": Link("PCIe 3 x16", 2.5e-6, 15.75 * GB, f"{_NETWORK}; {_NCCL}"),
         "pcie4": Link("PCIe 4 x16", 2.5e-6, 31 * GB, f"{_NETWORK}; {_NCCL}"),
         "pcie5": Link("PCIe 5 x16", 2.5e-6, 63 * GB, f"{_NETWORK}; {_NCCL}"),

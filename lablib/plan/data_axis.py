@@ -11,7 +11,8 @@ sends P g (n - 1) / n bytes in a reduce-scatter, as many in an all-gather, twice
     ZeRO-3      every layer of every micro-batch: parameters gathered before its forward and, if they were dropped,
                 before its backward; gradients reduced after that. The slower of compute and communication counts:
                     added = max( gather - forward, 0 ) + max( gather + reduce - backward, 0 )
-                Nothing hides the first layer's gather, the last one's sum, or the traffic of embedding and head.
+                Nothing hides the first layer's gather, the last sum, or the traffic of embedding and head; without
+                `data_overlap`, all of it is added. With `gathers_matrices` each matrix has its own collectives.
     ZeRO++      qwZ gathers one byte per parameter; hpZ gathers for backward inside the node, w bytes per parameter;
                 qgZ reduces half a byte per gradient in an all-to-all
     experts     the same over the t d c / (x e) ranks with the same experts; a sharded state has `replicas` copies, or
@@ -70,6 +71,8 @@ def sharded_layer(setup: Setup, parameters: ParametersPerRank, forward_s: Number
     regather_s = _layer_gather_s(setup, parameters, is_backward=True) * setup.reshard_after_forward
     reduce_s = _layer_reduce_s(setup, parameters) * setup.has_weight_gradients
     each = 1 - _is_gathered_once(setup)
+    if not setup.machine.stack.data_overlap:
+        forward_s = backward_s = 0.0
     return Waiting(
         each * setup.machine.exposed_s(gather_s, forward_s),
         each * setup.machine.exposed_s(regather_s + reduce_s, backward_s),
@@ -168,17 +171,25 @@ def _reduced_experts_s(setup: Setup, numbers: Numbers) -> Numbers:
 
 def _layer_gather_s(setup: Setup, parameters: ParametersPerRank, is_backward: bool = False) -> Numbers:
     """All-gather of a layer: its experts over the ranks with the same experts, the rest over all."""
-    shared_s = _gather_s(setup, parameters.layer, is_backward)
+    shared_s = _gather_s(setup, parameters.layer, is_backward) + _apart_s(setup, "all_gather")
     if not setup.model.experts:
         return shared_s
     return shared_s + _gathered_s(setup, parameters.expert_layer, *_expert_shards(setup), is_backward)
 
 
 def _layer_reduce_s(setup: Setup, parameters: ParametersPerRank) -> Numbers:
-    shared_s = _reduce_s(setup, parameters.layer)
+    shared_s = _reduce_s(setup, parameters.layer) + _apart_s(setup, "reduce_scatter")
     if not setup.model.experts:
         return shared_s
     return shared_s + _summed_s(setup, parameters.expert_layer, *_expert_shards(setup), setup.expert_replicas)
+
+
+def _apart_s(setup: Setup, name: str) -> Numbers:
+    """Additional fixed time if each matrix of a layer has a collective of its own: queries, keys and values are one."""
+    if not setup.machine.stack.gathers_matrices:
+        return 0.0
+    matrices = 5 if setup.model.activation == "swiglu" else 4
+    return (matrices - 1) * setup.machine.collective_s(name, 0, setup.shards, setup.tensor)
 
 
 def _expert_shards(setup: Setup) -> tuple[Numbers, Numbers]:

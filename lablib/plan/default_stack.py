@@ -3,7 +3,7 @@
               a plan, or Megatron             any other program
     to 2021   megatron-2021                   megatron-2021
     2022      megatron-2022                   megatron-2022
-    2023      megatron-core                   fsdp-flash            flash attention came in the middle of 2022, and is
+    2023      megatron-core                   fsdp                  flash attention came in the middle of 2022, and is
     2024      megatron-core                   torch-compile-2024    in the usual programs since 2023
     today     megatron-core                   torch-compile
 
@@ -20,7 +20,7 @@ from lablib.hardware.device import Device
 
 NAMED = "as named"
 _OLD = MappingProxyType({2021: "megatron-2021", 2022: "megatron-2022"})
-_OTHERS = MappingProxyType({2023: "fsdp-flash", 2024: "torch-compile-2024"})
+_OTHERS = MappingProxyType({2023: "fsdp", 2024: "torch-compile-2024"})
 
 
 class Software(NamedTuple):

@@ -26,9 +26,9 @@ class Derating:
             further rank of the node: the start of its kernel, hops, and ranks that are not quite in step. Of NCCL on 8
             B200, as measured between products: 22 to 26 us, and 5.5 to 9.2 us per rank (MooreThreads/SimuMax,
             configs/system/b200_bf16_ceperm.json, 4dcaae5).
-        node_s: the same for each further node of an all-gather or reduce-scatter, which NCCL runs as one ring: hwLat of
-            the protocol for large messages (NVIDIA/nccl, src/graph/tuning.cc: NET, ring, Simple). An all-reduce has
-            trees.
+        node_s, hop_s: the same of an all-gather or reduce-scatter, which NCCL runs as one ring, for each further node,
+            and for each rank of the further nodes: hwLat of the protocol for large messages (NVIDIA/nccl,
+            src/graph/tuning.cc: ring, Simple, NET and NVLink). An all-reduce has trees.
         contention: share of hidden communication that compute loses to it: NCCL's kernels take cores and bandwidth.
         dispatch_s: seconds in which the host starts one eager operator; the device waits where its kernels are shorter.
             Fitted, in effect to one source: only vTrain's rows of small models on few GPUs depend on it.
@@ -53,6 +53,7 @@ class Derating:
     collective_s: NonNegative = 25e-6
     rank_s: NonNegative = 9e-6
     node_s: NonNegative = 14e-6
+    hop_s: NonNegative = 3.4e-6
     contention: NonNegative = 0.12
     dispatch_s: NonNegative = 23e-6
     step_s: NonNegative = 5e-3
@@ -88,6 +89,7 @@ IDEAL = Derating(
     collective_s=0.0,
     rank_s=0.0,
     node_s=0.0,
+    hop_s=0.0,
     contention=0.0,
     dispatch_s=0.0,
     step_s=0.0,

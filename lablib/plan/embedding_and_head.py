@@ -20,7 +20,7 @@ Simplified: the kernels of the embedding and of the loss are counted as 5 each w
 
 from lablib.cost.arrays import ceil_div
 from lablib.models.transformer import Transformer
-from lablib.plan.layer import Sizes, Work, linear, passes
+from lablib.plan.layer import Sizes, Work, linear, norm
 from lablib.plan.machine import Machine, PassTime
 
 
@@ -40,7 +40,7 @@ def head(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """Final norm, logits and loss."""
     columns = ceil_div(model.vocab_size, sizes.tensor)
     outside = sizes.rows * model.d_model / sizes.sequence_shards
-    work = passes(machine, outside, *machine.stack.passes_norm, saved_bytes=outside * machine.width)
+    work = norm(machine, model, outside)
     logits = linear(machine, sizes.rows, model.d_model, columns, machine.plain)
     sum_s = machine.collective_s("all_reduce", sizes.rows * model.d_model * machine.width, sizes.tensor)
     kernels = (sizes.tensor > 1) * 1.0

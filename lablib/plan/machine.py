@@ -258,12 +258,17 @@ class Machine:
     def collective_s(self, name: str, size_bytes: Numbers, n: Numbers, stride: Numbers = 1) -> Numbers:
         """Seconds of a collective ("send": a message) of `size_bytes` over n ranks, `stride` ranks apart."""
         groups, derating = self.messages if name == "send" else self.groups, self.derating
-        time_s = groups.time_s(name, size_bytes, n, stride) + derating.collective_s * (n > 1)
+        time_s = groups.time_s(name, size_bytes, n, stride)
+        if not self.device.is_gpu:  # no NCCL
+            return time_s
+        time_s = time_s + derating.collective_s * (n > 1)
         if name == "send" or not derating.rank_s + derating.node_s:
             return time_s
         inside = self.in_node(n, stride)
         time_s = time_s + derating.rank_s * (inside - 1)
-        return time_s + derating.node_s * (n / inside - 1) if name in _ONE_RING else time_s
+        if name not in _ONE_RING:
+            return time_s
+        return time_s + derating.node_s * (n / inside - 1) + derating.hop_s * (n - inside)
 
     def exposed_s(self, wires_s: Numbers, compute_s: Numbers) -> Numbers:
         """Seconds that communication of `wires_s` adds to `compute_s` at the same time: the rest, and contention."""

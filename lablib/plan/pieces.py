@@ -128,18 +128,29 @@ def pieces_of(setup: Setup) -> Pieces:
 
 
 def accumulated(setup: Setup, pieces: Pieces) -> Pieces:
-    """The pieces, with the accumulation of gradients by all micro-batches but the first, averaged over all."""
-    machine = setup.machine
-    if not setup.is_eager or setup.zero_stage == 3:  # only shards are added: eager/data.py
+    """The pieces, with the accumulation of gradients, as a mean over the micro-batches."""
+    machine, share = setup.machine, _added_share(setup)
+    if isinstance(share, float) and not share:
         return pieces
-    later = 1 - 1 / setup.num_microbatches
-    work = pieces.layer._replace(weight=pieces.layer.weight.plus(pieces.layer.accumulate.times(later)))
+    work = pieces.layer._replace(weight=pieces.layer.weight.plus(pieces.layer.accumulate.times(share)))
     ends_s = (
-        time._replace(weight_s=time.weight_s + later * machine.time_s(end.accumulate))
+        time._replace(weight_s=time.weight_s + share * machine.time_s(end.accumulate))
         for time, end in ((pieces.embedding_s, pieces.embedding), (pieces.head_s, pieces.head))
     )
     embedding_s, head_s = ends_s
     return pieces._replace(layer=work, weight_s=machine.time_s(work.weight), embedding_s=embedding_s, head_s=head_s)
+
+
+def _added_share(setup: Setup) -> Numbers:
+    """Share of `Work.accumulate` per micro-batch.
+
+    Kept buffers are added to by all, other gradients by all but the first. ZeRO-3 adds shards (in eager programs:
+    eager/data.py), after a cast to the width of the sum.
+    """
+    machine = setup.machine
+    if setup.zero_stage == 3:
+        return 0.0 if setup.is_eager else (machine.width + machine.gradient_bytes) / (3 * machine.gradient_bytes)
+    return 1.0 if machine.stack.keeps_gradients and not setup.is_eager else 1 - 1 / setup.num_microbatches
 
 
 def layer_work(machine: Machine, model: Transformer, sizes: Sizes) -> Work:

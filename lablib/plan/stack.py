@@ -15,13 +15,26 @@ stack describes such software in physical terms; there is one record per generat
                         cross-entropy of the logits (llm-foundry)
     torch-compile-2024  FSDP2 with compiled layers: one kernel between two products; the loss is eager
     torch-compile       the same since 2025: the loss is compiled too (torchtitan)
+    fsdp                eager FSDP of torch with its own flash attention; each operator outside of norms and attention
+                        is a kernel (torchtitan, torchtune and fms-fsdp without compilation)
+    flash-attention     eager programs with the kernels of the flash-attn library: norms with residuals, rotary, loss
+                        (its own training code, TinyLlama, nanotron)
+    internevo           the same, with gradients of 16 bits and a data axis that does not overlap (XTuner, too)
+    transformers-2022   Hugging Face's models before fused attention: scores are scaled, masked and cast one by one
+    transformers        the same with flash attention; RMS norms, rotation and loss are sequences of operators
+    transformers-deepspeed  the same under DeepSpeed: 16-bit gradients, ZeRO-3 gathers one matrix at a time
+    liger               Hugging Face's models with fused norms, rotation, gate, and a loss in chunks without logits
+    xla-2023            JAX programs: a chain of cheap operators is one kernel, the host does nothing; attention unfused
+    xla                 the same with cuDNN's or Splash attention
+    llm.c               hand-written kernels with cuDNN's attention and a fused classifier
     megatron-core       Megatron-Core with Transformer Engine: fused norms, the newest attention, gradients accumulated
                         by products, the data axis and messages hidden
 
 Source: Shoeybi et al., 2019, arXiv 1909.08053; Narayanan et al., SC21, arXiv 2104.04473, sections 4.1 and 4.2 (messages
 split over tensor ranks, fused kernels); Korthikanti et al., 2022, arXiv 2205.05198; Zhao et al., FSDP, 2023, arXiv
-2304.11277; Liang et al., "TorchTitan", 2024, arXiv 2410.06511; the programs' own sources (the metrics: mosaicml/
-llm-foundry, modeling_mpt.py, `use_train_metrics`, and mosaicml/composer, Trainer._train_microbatch).
+2304.11277; Liang et al., "TorchTitan", 2024, arXiv 2410.06511; Hsu et al., "Liger Kernel", 2024, arXiv 2410.10989; the
+programs' own sources (the metrics: mosaicml/llm-foundry, modeling_mpt.py, `use_train_metrics`, and mosaicml/composer,
+Trainer._train_microbatch; operators of LlamaRMSNorm, with its casts: huggingface/transformers, modeling_llama.py).
 Simplified: one record per generation; versions in between differ by some percent.
 """
 
@@ -48,6 +61,9 @@ class Stack:
         has_dropout: whether masks are drawn, stored and applied.
         passes_norm, passes_activation, passes_residual: reads and writes of the tensor, forward and backward, by a
             norm, by the MLP's activation, and by bias, dropout and residual.
+        passes_rms_norm: of a norm without a mean, where it is not as `passes_norm`.
+        passes_rotary: of the rotation of queries and keys.
+        passes_scores: of unfused attention's scores, without dropout.
         copies: tensors of the model's width that are copied around attention to move heads, forward and again backward.
         loss_bytes: bytes per logit moved by the loss, forward and backward together.
         loss_saved_bytes, loss_peak_bytes: bytes per logit kept until backward, and temporary in backward.
@@ -65,6 +81,8 @@ class Stack:
         has_reduce_scatter: whether ZeRO-1 reduces each gradient to its owner alone.
         bucket_bytes: buffers of the data axis's communication.
         data_overlap: whether the data axis communicates during compute.
+        gathers_matrices: whether ZeRO-3 gathers and sums each matrix in a collective of its own, not a layer at
+            once.
         hides_backward_exchange: whether the tensor axis's sums in backward hide behind the weights' products.
         dispatcher: how tokens travel to experts: "alltoall", or "deduplicated" as DeepEP's (layer/dispatch.py).
         hides_dispatch: whether tokens travel while another micro-batch computes, in any schedule
@@ -88,6 +106,9 @@ class Stack:
     attention_generation: Count = 2
     has_dropout: bool = False
     passes_norm: tuple[NonNegative, NonNegative] = (2, 3)
+    passes_rms_norm: tuple[NonNegative, NonNegative] | None = None
+    passes_rotary: tuple[NonNegative, NonNegative] = (2, 2)
+    passes_scores: tuple[NonNegative, NonNegative] = (2, 3)
     passes_activation: tuple[NonNegative, NonNegative] = (2, 3)
     passes_residual: tuple[NonNegative, NonNegative] = (3, 1)
     copies: NonNegative = 0
@@ -107,6 +128,7 @@ class Stack:
     has_reduce_scatter: bool = True
     bucket_bytes: NonNegative = 0.0
     data_overlap: bool = True
+    gathers_matrices: bool = False
     hides_backward_exchange: bool = False
     dispatcher: Annotated[str, OneOf(DISPATCHERS)] = "alltoall"
     hides_dispatch: bool = False
@@ -136,6 +158,40 @@ _MEGATRON_2021 = {
     "data_overlap": False,
 }
 
+# In 16-bit widths: the gate's SiLU and product (4 and 7 with the two tensors that a gate adds), two gradients that a
+# residual adds; per logit a cast (2 and 4 bytes), the logarithm of the softmax (4 and 4), its gradient (4, 8 and 4), a cast
+# back (4 and 2).
+_EAGER = {
+    "passes_norm": (2, 4),
+    "passes_activation": (4, 7),
+    "passes_residual": (3, 3),
+    "loss_bytes": 36,
+    "loss_peak_bytes": 8,
+    "keeps_gradients": False,
+}
+_HUGGING_FACE = _EAGER | {
+    "passes_rms_norm": (18, 37),
+    "passes_rotary": (10, 10),
+    "copies": 1,
+    "calls_per_kernel": 6.0,  # Python modules: 125 ms per micro-step of 7B on one A100 (QwenLM/Qwen, README)
+}
+_FLASH_ATTN = {
+    "passes_norm": (2, 4),
+    "passes_residual": (3, 2),
+    "loss_bytes": 14,
+    "loss_saved_bytes": 2,
+    "loss_peak_bytes": 4,
+    "keeps_gradients": False,
+}
+_XLA = {
+    "passes_norm": (1.5, 3),
+    "passes_residual": (1.5, 1),
+    "loss_bytes": 12,
+    "calls_per_kernel": 0,
+    "selective": "products",
+    "keeps_gradients": False,
+}
+
 _COMPILED = {
     "passes_norm": (1.5, 3),
     "passes_residual": (1.5, 1),
@@ -157,6 +213,7 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
                 **_MEGATRON_2021,
                 extra_gradient_bytes=2,
                 bucket_bytes=2e9,
+                gathers_matrices=True,
                 splits_messages=False,
                 keeps_outputs=True,
             ),
@@ -177,6 +234,43 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
             Stack("torch-compile-2024", **_COMPILED, loss_bytes=36, loss_peak_bytes=8, split_loss_peak_bytes=12),
             # Read for the softmax's maximum and sum, kept; read again for the gradient, which is written.
             Stack("torch-compile", **_COMPILED, loss_bytes=8, loss_saved_bytes=2, loss_peak_bytes=2),
+            Stack("fsdp", **_EAGER, selective="products", split_loss_peak_bytes=12),
+            Stack("flash-attention", **_FLASH_ATTN),
+            Stack("internevo", **_FLASH_ATTN, gradient_bytes=2, data_overlap=False),
+            Stack(
+                "transformers-2022",
+                **_HUGGING_FACE | {"copies": 3, "passes_activation": (14, 25)},  # GPT-2's GELU of seven operators
+                attention="unfused",
+                passes_scores=(10, 14),
+                has_dropout=True,
+            ),
+            Stack("transformers", **_HUGGING_FACE),
+            Stack("transformers-deepspeed", **_HUGGING_FACE, gradient_bytes=2, gathers_matrices=True),
+            Stack(
+                "liger",
+                **_HUGGING_FACE
+                | {
+                    "passes_norm": (2, 3),
+                    "passes_rms_norm": (2, 3),
+                    "passes_rotary": (2, 2),
+                    "passes_activation": (2, 3),
+                }
+                | {"loss_bytes": 8, "loss_peak_bytes": 0},
+                loss_saved_bytes=0,
+            ),
+            Stack("xla-2023", **_XLA, attention="unfused"),
+            Stack("xla", **_XLA, attention_generation=4),
+            Stack(
+                "llm.c",
+                attention_generation=4,
+                passes_norm=(1.5, 3),
+                passes_residual=(1.5, 1),
+                loss_bytes=8,
+                loss_saved_bytes=2,
+                calls_per_kernel=1.0,
+                gradient_bytes=2,
+                fused_accumulation=True,
+            ),
             Stack(
                 "megatron-core",
                 attention_generation=4,

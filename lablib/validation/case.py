@@ -1,6 +1,6 @@
 """Arguments of the predictor for a row: every convention is a numbered rule.
 
-C1 to C14 are listed here (C5 is applied in row_software.py, C4, C6 and C12 to C14 in software.py, C1, C8 and C9 in
+C1 to C15 are listed here (C5 is applied in row_software.py, C4, C6 and C12 to C15 in software.py, C1, C8 and C9 in
 splits.py), A1 to A7 in architecture.py, M1 to M5 in machine.py.
 
     C1  Ranks: dp, tp, pp, cp as stated; dp not stated is gpus / (tp pp cp). Their product must be the number of GPUs.
@@ -15,12 +15,15 @@ splits.py), A1 to A7 in architecture.py, M1 to M5 in machine.py.
         float16 unless its notes say "load-balanced": from there on its text has the BF16 optimizer.
     C5  Software: a generation of lablib/plan/stack.py, by the first part that applies:
         C5a The row's `stack`.
-        C5b Its name in the row's `software`, title, address or notes. llm-foundry: "fsdp-flash". torchtitan:
-            "torch-compile" if its notes say "compile" or it has FP8 (which is faster only with it), otherwise
-            "fsdp-flash". "torch.compile" or "eager" in the notes of another program that is not Megatron: the same two.
-            Compiled programs of 2024 or earlier: "torch-compile-2024". Megatron and software built on it, on GPUs
-            before Hopper: "megatron-deepspeed" if DeepSpeed, BLOOM or vTrain (which measured it) is named;
-            "megatron-core" if Megatron-Core, Megatron-Bridge or NeMo is named, unless its date is earlier.
+        C5b Its name in the row's `software`, title, address or notes, without programs that it is compared with.
+            Programs with a generation of their own: PROGRAMS of row_software.py. torch's FSDP programs (torchtitan,
+            torchtune, fms-fsdp, AutoModel): "torch-compile" if their notes say "compile" or they have FP8 (which is
+            faster only with it), otherwise "fsdp". "torch.compile" or "eager" in the notes of another program that is
+            not Megatron: the same two. Compiled programs of 2024 or earlier: "torch-compile-2024". Hugging Face's
+            models: "transformers", to 2022 and without flash attention "transformers-2022", with DeepSpeed
+            "transformers-deepspeed". Megatron and software built on it, on GPUs before Hopper: "megatron-deepspeed" if
+            DeepSpeed, BLOOM or vTrain (which measured it) is named; "megatron-core" if Megatron-Core, Megatron-Bridge
+            or NeMo is named, unless its date is earlier.
         C5c The usual software (default_stack.py) at the row's `date`, or the latest year in title and address (arXiv
             numbers among them), or in its notes; on Hopper and later GPUs 2023 at the earliest. "flash attention" in
             the text is 2023 at the earliest, without it ("no flash attention") 2022 at the latest.
@@ -46,6 +49,7 @@ splits.py), A1 to A7 in architecture.py, M1 to M5 in machine.py.
     C13 Optimizer: the name in the text; AdamW if not stated. Other texts are refused.
     C14 Offload: "optimizer" and "activations" in the text of `offload` are kept on the host. A text without an object
         ("cpu", "true") means the optimizer, as in ZeRO-Offload. Parameters and others are refused.
+    C15 Masters: none, and gradients of 16 bits, where the notes say so ("no masters", "all of the model in bf16").
 
 A row that these rules cannot interpret raises ValueError, and is reported as skipped with that reason.
 """
@@ -69,7 +73,7 @@ from lablib.validation.software import (
     optimizer_of,
     precision_of,
     recompute_of,
-    with_dispatcher,
+    stack_as_stated,
 )
 from lablib.validation.splits import data_ranks, parallel_of
 from lablib.validation.synonyms import is_named, schedule_named
@@ -130,7 +134,7 @@ def cases_of(row: PublishedRow) -> tuple[Case, ...]:
         recompute="none",
         schedule=_schedule(row),
         optimizer=optimizer_of(row),
-        stack=with_dispatcher(row, stack),
+        stack=stack_as_stated(row, stack),
         trainable="lora" if is_named(row.text("notes"), "q?lora") else "all",
         offload=offload_of(row),
     )

@@ -27,18 +27,24 @@ from lablib.validation.synonyms import gpu_key
 
 
 def _gpus() -> Iterator[tuple[str, tuple[str, str]]]:
-    """Names of the catalogue's GPUs without punctuation, each with device and cluster: the family's first cluster.
+    """Names of the catalogue's accelerators without punctuation, each with device and cluster, the first of its device.
 
-    A family alone ("A100") means the device of that cluster.
+    A family alone ("A100") means the device of its first cluster; TPUs have no family.
     """
+    clusters = [cluster for cluster in CLUSTERS.values() if cluster.name not in _OTHER_VIEWS]
     for device in DEVICES.values():
         family = device.name.partition("-")[0]
-        if device.is_gpu:
-            node = next(one for one in CLUSTERS.values() if one.device.name.startswith(family))
-            yield gpu_key(family), (node.device.name, node.name)
-            yield gpu_key(device.name), (device.name, node.name)
+        if device.name == "laptop-core":
+            continue
+        of_family = [one for one in clusters if one.device.name.startswith(family)]
+        node = next((one for one in of_family if one.device.name == device.name), of_family[0])
+        if family not in ("TPU", "RTX"):
+            yield gpu_key(family), (of_family[0].device.name, of_family[0].name)
+        yield gpu_key(device.name), (device.name, node.name)
 
 
+# Host by host, for labs on topologies; rows name slices.
+_OTHER_VIEWS = ("tpu-v4",)
 # torchtitan's rows name GPUs by bandwidth and power.
 _TORCHTITANS = {"h10096gb24tbs500w": ("H100-96GB-SXM-500W", "dgx-h100")}
 GPUS: Mapping[str, tuple[str, str]] = MappingProxyType(dict(_gpus()) | _TORCHTITANS)

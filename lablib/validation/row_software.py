@@ -10,6 +10,17 @@ from lablib.validation.rows import PublishedRow
 from lablib.validation.synonyms import is_named
 
 MEGATRON = ("megatron", "nemo", "simumax", "bigscience", "bloom", "vtrain", "reducing activation recomputation")
+# Programs by name, the first that is found: the stack, and before it was usual on their GPUs an older one.
+PROGRAMS = (
+    (r"llm-foundry", "fsdp-flash", "llm-foundry's"),
+    (r"xtuner|internevo", "internevo", "flash-attn's kernels"),
+    (r"tinyllama|lit-?gpt|nanotron|flash-?attention training", "flash-attention", "flash-attn's kernels"),
+    (r"llm\.c", "llm.c", "llm.c's"),
+    (r"liger", "liger", "Liger's kernels"),
+    (r"jax|xla|maxtext|paxml|levanter|t5x|palm|gspmd|tpu|gaudi\d?", "xla", "XLA's"),
+)
+TORCH = "torchtitan|torchtune|fms-fsdp|automodel"
+HUGGING_FACE = "hugging ?face|transformers"
 MEGATRON_CORE = ("megatron[-/ ]core", "megatron-bridge", "nemo")
 DEEPSPEED = ("deepspeed", "bloom", "bigscience", "vtrain")
 BEFORE_HOPPER = ("V100", "A100", "A800")
@@ -17,7 +28,7 @@ WITHOUT_FLASH, WITH_FLASH = 2022, 2023  # the last year of programs without flas
 _FLASH = r"flash[- ]?att(?:entio)?n(?:[- ]?\d)?"
 # Programs that notes compare with, and Megatron as the author of a formula.
 _ASIDE = re.compile(
-    r"(?:than|vs\.?|versus|against|unlike|instead of|compared (?:with|to))\s+\S+"
+    r"measured by the \S+ authors|(?:than|vs\.?|versus|against|unlike|instead of|compared (?:with|to))\s+\S+"
     r"|megatron(?=[\w' -]{0,6}(?:formula|flop|style|convention|definition))"
 )
 
@@ -42,23 +53,31 @@ def software_of(row: PublishedRow, cluster: Cluster) -> RowSoftware:
     """The software, and the reason for it. Raises ValueError for an unknown stated name."""
     if "stack" in row.texts:
         return RowSoftware(find_stack(row.texts["stack"]).name, NAMED, "C5a")
-    title, notes = _title(row), _ASIDE.sub("", row.text("notes"))
-    if "llm-foundry" in title or is_named(notes, "llm-foundry"):
-        return RowSoftware("fsdp-flash", "llm-foundry's", "C5b")
-    if "torchtitan" in title or is_named(notes, "torchtitan"):
-        is_eager = is_named(notes, "eager") or not is_named(notes, "compiled?")
-        name = "fsdp-flash" if is_eager and "fp8" not in row.text("precision") else _compiled(row)
-        return RowSoftware(name, "torchtitan's", "C5b")
-    is_megatron = any(word in title for word in MEGATRON) or is_named(notes, "megatron|nemo")
-    if not is_megatron and cluster.device.has_flash_attention:
+    title, notes = (_ASIDE.sub("", text) for text in (_title(row), row.text("notes")))
+    words, is_old = f"{title} {notes}", cluster.device.name.startswith(BEFORE_HOPPER)
+    is_torch = is_named(words, TORCH)
+    is_megatron = not is_torch and (any(word in title for word in MEGATRON) or is_named(notes, "megatron|nemo"))
+    has_flash = cluster.device.has_flash_attention and not _is_without_flash(words)
+    if is_torch:
+        is_eager = is_named(notes, "eager") or not is_named(notes, r"(?:torch[. ]?)?compiled?|compile on|te")
+        name = "fsdp" if is_eager and "fp8" not in row.text("precision") else _compiled(row)
+        return RowSoftware(name, "torch's FSDP", "C5b")
+    if not is_megatron and (found := next((one for one in PROGRAMS if is_named(words, one[0])), None)):
+        _, name, why = found
+        return RowSoftware("xla-2023" if name == "xla" and not has_flash else name, why, "C5b")
+    year = _year_with_flash(row, f"{row.source.get('title', '').lower()} {notes}", is_old)
+    if not is_megatron and is_named(words, HUGGING_FACE):
+        is_2022 = not has_flash or (year or WITH_FLASH) <= WITHOUT_FLASH
+        deepspeed = "-deepspeed" if is_named(words, "deepspeed") else ""
+        return RowSoftware("transformers-2022" if is_2022 else f"transformers{deepspeed}", "Hugging Face's", "C5b")
+    if not is_megatron and has_flash:
         if is_named(notes, r"torch[. ]?compiled?"):
             return RowSoftware(_compiled(row), "compiled by its notes", "C5b")
         if is_named(notes, "eager(?! attention)"):
-            return RowSoftware("fsdp-flash", "eager by its notes", "C5b")
-    words, is_old = f"{title} {notes}", cluster.device.name.startswith(BEFORE_HOPPER)
+            return RowSoftware("fsdp", "eager by its notes", "C5b")
     if is_megatron and is_old and any(is_named(words, word) for word in DEEPSPEED):
         return RowSoftware("megatron-deepspeed", "DeepSpeed's", "C5b")
-    found = default_stack(cluster.device, _year_with_flash(row, words, is_old), is_megatron or not title.strip())
+    found = default_stack(cluster.device, year, is_megatron or not title.strip())
     if is_megatron and found.name == "megatron-core" and any(is_named(words, word) for word in MEGATRON_CORE):
         return RowSoftware(found.name, "Megatron-Core's", "C5b")
     why = found.why.replace("none was named", "Megatron was named") if is_megatron else found.why
@@ -66,12 +85,16 @@ def software_of(row: PublishedRow, cluster: Cluster) -> RowSoftware:
     return RowSoftware(found.name, why, rule)
 
 
+def _is_without_flash(words: str) -> bool:
+    return re.search(r"\b(?:no|not|without) flash", words) is not None
+
+
 def _year_with_flash(row: PublishedRow, words: str, is_old: bool) -> int | None:
     """The year of a row, in the years of flash attention if the row names it, or if its GPU is of these years."""
     year = year_of(row)
-    if is_old and re.search(r"\b(?:no|not|without) flash", words):
+    if is_old and _is_without_flash(words):
         return min(year or WITHOUT_FLASH, WITHOUT_FLASH)
-    return max(year, WITH_FLASH) if year and (not is_old or is_named(words, _FLASH)) else year
+    return max(year, WITH_FLASH) if year and (not is_old or is_named(_ASIDE.sub("", words), _FLASH)) else year
 
 
 def stack_of(row: PublishedRow, cluster: Cluster) -> str:

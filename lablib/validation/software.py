@@ -1,5 +1,6 @@
-"""Precision, recomputation, optimizer and offload of a row: rules C4, C6 and C12 to C14 of case.py."""
+"""Precision, recomputation, optimizer and offload of a row: rules C4, C6 and C12 to C15 of case.py."""
 
+import re
 from dataclasses import replace
 
 from lablib.hardware import Cluster
@@ -23,14 +24,19 @@ RECOMPUTE = ("none", "selective", "full")
 _MAKERS = "(?:fused|paged|decoupled|distributed|(?:deepspeed)?cpu)?-?"
 
 
-def with_dispatcher(row: PublishedRow, stack: str) -> str | Stack:
-    """The software with the dispatcher of tokens to experts (rule C12)."""
-    is_deduplicated = any(name in row.text("dispatcher") for name in ("deepep", "hybridep"))
-    is_hidden = row.parallel.get("ep_overlap", False)
-    if not (is_deduplicated or is_hidden):
-        return stack
-    dispatcher = "deduplicated" if is_deduplicated else "alltoall"
-    return replace(find_stack(stack), dispatcher=dispatcher, hides_dispatch=is_hidden)
+_NO_MASTERS = r"no (?:fp32|32-bit|float32)?[ -]?masters?|all (?:of the model |states )?in (?:bf16|fp16|16[ -]bits?)"
+
+
+def stack_as_stated(row: PublishedRow, name: str) -> str | Stack:
+    """The software with the dispatcher of tokens to experts (rule C12), and without masters (rule C15)."""
+    changes = {}
+    if any(name in row.text("dispatcher") for name in ("deepep", "hybridep")):
+        changes["dispatcher"] = "deduplicated"
+    if row.parallel.get("ep_overlap", False):
+        changes["hides_dispatch"] = True
+    if re.search(_NO_MASTERS, row.text("notes")):
+        changes |= {"has_master": False, "gradient_bytes": 2}
+    return replace(find_stack(name), **changes) if changes else name
 
 
 def optimizer_of(row: PublishedRow) -> str:

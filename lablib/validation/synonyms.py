@@ -36,7 +36,9 @@ _OFFLOAD = {
 }
 _NOT_IN_FRONT = "".join(f"(?<!{word})" for word in ("no ", "not ", "non-", "without ", "[a-z]"))
 # Words of a GPU's full name that do not identify it.
-_ABOUT_GPUS = re.compile(r"nvidia|amd|tesla|instinct|hgx|dgx|gpus?|tensor|core|nvl72|sxm\d?|hbm\d?e?|oam")
+_ABOUT_GPUS = re.compile(
+    r"nvidia|amd|intel|google|habana|geforce|ironwood|tesla|instinct|hgx|dgx|gpus?|tensor|core|nvl72|sxm\d?|hbm\d?e?|oam"
+)
 
 
 def is_named(text: str, pattern: str) -> bool:

@@ -34,7 +34,7 @@ from lablib.plan.layer import dispatch
 from lablib.plan.layer.attention import attention, core_attention
 from lablib.plan.layer.experts import experts
 from lablib.plan.layer.mlp import inner_mlp, mlp
-from lablib.plan.layer.parts import linear, passes, tensor_exchange
+from lablib.plan.layer.parts import linear, norm, passes, tensor_exchange
 from lablib.plan.layer.work import Sizes, Work
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "inner_mlp",
     "linear",
     "mlp",
+    "norm",
     "passes",
     "tensor_exchange",
 ]

@@ -10,7 +10,7 @@ Legend, source, simplifications: `__init__.py`.
 
 from lablib.cost.arrays import Numbers, maximum, minimum
 from lablib.models.transformer import Latent, Transformer
-from lablib.plan.layer.parts import linear, passes, residual, tensor_exchange
+from lablib.plan.layer.parts import linear, norm, passes, residual, tensor_exchange
 from lablib.plan.layer.work import Sizes, Work
 from lablib.plan.machine import Machine, PassTime
 
@@ -21,7 +21,7 @@ def attention(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     rows, d_model = sizes.rows, model.d_model
     outside = rows * d_model / sizes.sequence_shards
     heads, kv_heads = model.num_heads / sizes.tensor, maximum(model.kv_heads / sizes.tensor, 1)
-    work = passes(machine, outside, *stack.passes_norm, saved_bytes=outside * width)
+    work = norm(machine, model, outside)
     if model.latent:
         work = work.plus(_latent(machine, model, model.latent, sizes))
     else:
@@ -31,7 +31,7 @@ def attention(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
         work = work.plus(projected._replace(saved_bytes=projected.saved_bytes / sizes.sequence_shards))
         work = work._replace(saved_bytes=work.saved_bytes + rows * (q_width + kv_width) * width)
         if model.positions == "rotary":
-            work = work.plus(passes(machine, rows * (q_width + kv_width / 2), 2, 2))
+            work = work.plus(passes(machine, rows * (q_width + kv_width / 2), *stack.passes_rotary))
     if stack.copies:
         work = work.plus(passes(machine, rows * heads * model.head_size, 2 * stack.copies, 2 * stack.copies))
     core = core_attention(machine, model, sizes)
@@ -94,11 +94,12 @@ def _unfused(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     )
     backward_products = 2 * machine.product_s(keys, d, tokens, pairs, machine.plain, is_over_tokens=True) + products
     dropped = machine.stack.has_dropout
-    # Softmax: scores read and written; dropout: read, written, its mask written.
-    forward = PassTime(products, 0.0, machine.stream_s(scores * (2 * width + dropped * (2 * width + 1))), kernels=4)
-    backward = PassTime(
-        backward_products, 0.0, machine.stream_s(scores * (3 * width + dropped * (2 * width + 1))), kernels=6
+    # Dropout: scores read, written, their mask written.
+    forward_s, backward_s = (
+        machine.stream_s(scores * (each * width + dropped * (2 * width + 1))) for each in machine.stack.passes_scores
     )
+    forward = PassTime(products, 0.0, forward_s, kernels=4)
+    backward = PassTime(backward_products, 0.0, backward_s, kernels=6)
     saved = scores * (width + dropped * (1 + width))
     return Work(forward, backward, PassTime(), saved_bytes=saved, core_bytes=saved)
 

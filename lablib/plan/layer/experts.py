@@ -11,17 +11,17 @@ from lablib.cost.arrays import Numbers
 from lablib.models.transformer import Experts, Transformer
 from lablib.plan.layer import dispatch
 from lablib.plan.layer.mlp import inner_mlp
-from lablib.plan.layer.parts import linear, passes, residual, tensor_exchange
+from lablib.plan.layer.parts import linear, norm, residual, tensor_exchange
 from lablib.plan.layer.work import Sizes, Work
 from lablib.plan.machine import Machine, PassTime
 
 
 def experts(machine: Machine, model: Transformer, mixture: Experts, sizes: Sizes) -> Work:
     """Norm, router, tokens to their experts and back (two all-to-alls a pass), shared experts, residual."""
-    width, stack, d_model = machine.width, machine.stack, model.d_model
+    width, d_model = machine.width, model.d_model
     # With sequence parallelism each tensor rank routes and sends its own tokens; otherwise each handles all tokens.
     rows, is_own = sizes.rows / sizes.sequence_shards, 1.0 * (sizes.sequence_shards == sizes.tensor)
-    work = passes(machine, rows * d_model, *stack.passes_norm, saved_bytes=rows * d_model * width)
+    work = norm(machine, model, rows * d_model)
     work = work.plus(linear(machine, rows, d_model, mixture.num_experts, machine.plain))
     local, sent = mixture.num_experts / sizes.expert, rows * mixture.num_active
     # All expert ranks together send as many tokens as this rank sends; ranks that share an expert gather theirs.

@@ -7,16 +7,15 @@ Legend, source, simplifications: `__init__.py`.
 
 from lablib.cost.arrays import Numbers
 from lablib.models.transformer import Transformer
-from lablib.plan.layer.parts import linear, passes, residual, tensor_exchange
+from lablib.plan.layer.parts import linear, norm, passes, residual, tensor_exchange
 from lablib.plan.layer.work import Sizes, Work
 from lablib.plan.machine import Machine
 
 
 def mlp(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """Norm, the MLP, residual."""
-    width, stack = machine.width, machine.stack
     outside = sizes.rows * model.d_model / sizes.sequence_shards
-    work = passes(machine, outside, *stack.passes_norm, saved_bytes=outside * width)
+    work = norm(machine, model, outside)
     work = work.plus(
         inner_mlp(machine, model, sizes, sizes.rows, model.hidden_size / sizes.tensor, sizes.sequence_shards)
     )

@@ -43,17 +43,17 @@ def linear(
         cast_forward_s = machine.stream_s(rows * k * (width + 2))
         cast_backward_s = machine.stream_s(rows * n * (width + 2))
     # Without fused accumulation of weight gradients: sum and gradient are read, the sum is written.
-    adding_s = (
-        0.0 if machine.stack.fused_accumulation else machine.stream_s(matrices * k * n * machine.gradient_bytes * 3)
-    )
+    is_added = not machine.stack.fused_accumulation
+    adding_s = machine.stream_s(matrices * k * n * machine.gradient_bytes * 3) if is_added else 0.0
     each = rows / matrices
     weight_s = machine.product_s(k, n, each, matrices, dtype, is_over_tokens=True)
     return Work(
         PassTime(product_s=machine.product_s(each, n, k, matrices, dtype), memory_s=cast_forward_s, kernels=1),
         PassTime(product_s=machine.product_s(each, k, n, matrices, dtype), memory_s=cast_backward_s, kernels=1),
-        PassTime(product_s=weight_s, memory_s=adding_s, kernels=2),
+        PassTime(product_s=weight_s, kernels=1),
         saved_bytes=rows * k * NARROW.get(dtype, width) if keeps_input else 0.0,
         output_bytes=rows * n * width,
+        accumulate=PassTime(memory_s=adding_s, kernels=1),
     )
 
 
@@ -66,6 +66,13 @@ def passes(machine: Machine, numbers: Numbers, forward: float, backward: float, 
         PassTime(),
         saved_bytes=saved_bytes,
     )
+
+
+def norm(machine: Machine, model: Transformer, outside: Numbers) -> Work:
+    """The norm of a tensor of `outside` elements, which is kept."""
+    stack = machine.stack
+    reads = stack.passes_rms_norm if model.norm == "rms" and stack.passes_rms_norm else stack.passes_norm
+    return passes(machine, outside, *reads, saved_bytes=outside * machine.width)
 
 
 def residual(machine: Machine, outside: Numbers) -> Work:

@@ -42,7 +42,7 @@ class Work(NamedTuple):
         peak_bytes: temporary bytes of backward.
         output_bytes: of its linear layers' outputs.
         attention_bytes: of attention's own output, with one number per row.
-        accumulate: work of every micro-batch after the first to accumulate gradients, unless products do it.
+        accumulate: work to add a micro-batch's gradients to the sum, unless products do it (pieces.py).
         skipped: part of the forward pass that recomputation leaves out.
     """
 
