@@ -1,25 +1,58 @@
 """Minimum, maximum, rounding up and divisors, for numbers and numpy arrays with one formula.
 
 The simulator prices one operator at a time, with plain numbers; a planner prices thousands of plans at once, with
-arrays. Plain numbers stay plain (numpy's scalars are ten times slower).
+arrays. Plain numbers stay plain (numpy's scalars are ten times slower). They need no numpy, which `np` imports on first
+use: so predictions and replays also run where it is not installed, as in a browser.
 """
 
 import math
-from typing import Any
-
-import numpy as np
+import sys
+from typing import TYPE_CHECKING, Any
 
 Numbers = Any  # a number, or a numpy array of them
+_PLAIN = frozenset({int, float, bool})
+
+
+class _Numpy:
+    """The module numpy, imported on the first use of one of its names."""
+
+    def __getattr__(self, name: str) -> Any:
+        import numpy
+
+        found = getattr(numpy, name)
+        setattr(self, name, found)
+        return found
+
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy import ndarray as Array
+else:
+    np, Array = _Numpy(), Any
+
+
+def is_array(value: Numbers) -> bool:
+    """Whether a value is a numpy array. Does not import numpy."""
+    return type(value) not in _PLAIN and has_numpy() and isinstance(value, np.ndarray)
+
+
+def has_numpy() -> bool:
+    """Whether numpy is imported already: without it there are no arrays."""
+    return sys.modules.get("numpy") is not None
 
 
 def minimum(a: Numbers, b: Numbers) -> Numbers:
     """The smaller of two, element by element."""
-    return np.minimum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else min(a, b)
+    if type(a) in _PLAIN and type(b) in _PLAIN:
+        return b if b < a else a
+    return np.minimum(a, b) if is_array(a) or is_array(b) else min(a, b)
 
 
 def maximum(a: Numbers, b: Numbers) -> Numbers:
     """The larger of two, element by element."""
-    return np.maximum(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else max(a, b)
+    if type(a) in _PLAIN and type(b) in _PLAIN:
+        return b if b > a else a
+    return np.maximum(a, b) if is_array(a) or is_array(b) else max(a, b)
 
 
 def ceil_div(a: Numbers, b: Numbers) -> Numbers:
@@ -29,10 +62,33 @@ def ceil_div(a: Numbers, b: Numbers) -> Numbers:
 
 def gcd(a: Numbers, b: Numbers) -> Numbers:
     """The largest whole number that divides both."""
-    return np.gcd(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else math.gcd(a, b)
+    return np.gcd(a, b) if is_array(a) or is_array(b) else math.gcd(a, b)
 
 
-def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def lowest(values: Numbers) -> Numbers:
+    """The smallest number of an array; a number itself."""
+    return values.min() if is_array(values) else values
+
+
+def highest(values: Numbers) -> Numbers:
+    """The largest number of an array; a number itself."""
+    return values.max() if is_array(values) else values
+
+
+def arrays(*columns: list[float]) -> tuple[Any, ...]:
+    """Lists of numbers as arrays; the lists themselves where numpy is not installed."""
+    try:
+        return tuple([np.array(column, float) for column in columns])
+    except ImportError:
+        return columns
+
+
+def plain(values: Any) -> list[float]:
+    """An array or a list of numbers as a list."""
+    return values.tolist() if is_array(values) else values
+
+
+def distinct(values: Array) -> tuple[Array, Array]:
     """The distinct whole numbers of an array, and the index of each element among them.
 
     As np.unique with its inverse; small numbers use a table instead of sorting.
@@ -46,7 +102,7 @@ def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return found, table[values]
 
 
-def distinct_rows(*columns: Numbers) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+def distinct_rows(*columns: Numbers) -> tuple[tuple[Array, ...], Array]:
     """The distinct rows of some columns of whole numbers (arrays of one length, or one number for all), as columns;
     and the index of each row among them."""
     arrays = np.broadcast_arrays(*columns)

@@ -15,9 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from lablib.cost.algorithms import DIRECT_ALL_TO_ALL, GROUPED_ALL_TO_ALL
+from lablib.cost.arrays import Array, np
 from lablib.cost.collective import CollectiveCost
 from lablib.cost.collectives import COLLECTIVES
 from lablib.cost.network import GroupNetwork
@@ -37,7 +36,7 @@ class ExchangeRoute:
     """
 
     network: GroupNetwork
-    size_bytes: np.ndarray
+    size_bytes: Array
 
     def __call__(self) -> dict[tuple[int, int], float]:
         ranks = self.network.ranks
@@ -53,7 +52,7 @@ class ExchangeRoute:
 
 
 def exchange_cost(
-    size_bytes: Sequence[Sequence[float]] | np.ndarray, net: GroupNetwork, algorithm: str = "auto"
+    size_bytes: Sequence[Sequence[float]] | Array, net: GroupNetwork, algorithm: str = "auto"
 ) -> CollectiveCost:
     """Seconds and bytes of an all-to-all with messages of any sizes.
 
@@ -87,7 +86,7 @@ def exchange_cost(
     return CollectiveCost(name, time_s + call_s, sent, latency_s + call_s, route)
 
 
-def _matrix(size_bytes: Any, n: int) -> np.ndarray:
+def _matrix(size_bytes: Any, n: int) -> Array:
     try:
         sizes = np.array(size_bytes, dtype=float)
     except (TypeError, ValueError):
@@ -103,7 +102,7 @@ def _matrix(size_bytes: Any, n: int) -> np.ndarray:
     return sizes
 
 
-def _grouped(sizes: np.ndarray, net: GroupNetwork) -> tuple[float, float]:
+def _grouped(sizes: Array, net: GroupNetwork) -> tuple[float, float]:
     """Seconds of the busiest wire, and its alpha."""
     alpha, beta, is_inside = net.pairs
     times = [(0.0, 0.0)]
@@ -116,7 +115,7 @@ def _grouped(sizes: np.ndarray, net: GroupNetwork) -> tuple[float, float]:
     return max(times)
 
 
-def _direct(sizes: np.ndarray, net: GroupNetwork) -> tuple[float, float]:
+def _direct(sizes: Array, net: GroupNetwork) -> tuple[float, float]:
     """Seconds of the slowest message of each round, and the alpha in them."""
     alpha, beta, _ = net.pairs
     place = np.arange(net.size)

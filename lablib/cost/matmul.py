@@ -37,9 +37,7 @@ Simplified: no split of K over cores, no clock reduction under load; the shares 
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
-import numpy as np
-
-from lablib.cost.arrays import Numbers, maximum
+from lablib.cost.arrays import Array, Numbers, is_array, maximum, np
 from lablib.cost.memory import stream_time_s
 from lablib.cost.precision import bytes_per_number
 from lablib.hardware.device import Device
@@ -138,18 +136,18 @@ def alignment_share(rows: tuple[Numbers, ...], dtype: str, device: Device) -> Nu
         bits = bits | (row if type(row) is int else _whole(row))
     size = bytes_per_number(dtype)
     off_load, off_copy = bits & (int(device.row_alignment_bytes / size) - 1), bits & (int(_MIN_COPY_BYTES / size) - 1)
-    if isinstance(bits, np.ndarray):
+    if is_array(bits):
         return np.where(off_load == 0, 1.0, np.where(off_copy, _SHORT_LOADS, _ASYNC_LOADS))
     return 1.0 if off_load == 0 else _SHORT_LOADS if off_copy else _ASYNC_LOADS
 
 
 def _whole(row: Numbers) -> Numbers:
-    return row.astype(np.int64) if isinstance(row, np.ndarray) else int(row)
+    return row.astype(np.int64) if is_array(row) else int(row)
 
 
 def _least_work(m: Numbers, n: Numbers, batch: Numbers, largest: tuple[int, int], cores: int) -> Numbers:
     """Minimum, over the tiles of a library, of waves times the numbers in a tile over its share of the rate."""
-    if isinstance(m, np.ndarray) or isinstance(n, np.ndarray) or isinstance(batch, np.ndarray):
+    if is_array(m) or is_array(n) or is_array(batch):
         return _least_work_of_each(m, n, batch, largest, cores)
     best, even_work = float("inf"), batch * m * n / cores * (1 - 1e-12)
     for a, b, area, share in _by_share(largest):
@@ -160,7 +158,7 @@ def _least_work(m: Numbers, n: Numbers, batch: Numbers, largest: tuple[int, int]
     return best
 
 
-def _least_work_of_each(m: Numbers, n: Numbers, batch: Numbers, largest: tuple[int, int], cores: int) -> np.ndarray:
+def _least_work_of_each(m: Numbers, n: Numbers, batch: Numbers, largest: tuple[int, int], cores: int) -> Array:
     """The same for arrays. A quotient of floats, rounded up, is exact below 2^45, and five times as fast."""
     tiles = _by_share(largest)
     extents = {extent for tile in tiles for extent in tile[:2]}

@@ -18,8 +18,7 @@ from functools import cached_property
 from math import inf
 from numbers import Integral
 
-import numpy as np
-
+from lablib.cost.arrays import Array, np
 from lablib.hardware.checks import check_places
 from lablib.hardware.cluster import Cluster, Edge
 from lablib.signature import check_type, shown
@@ -110,7 +109,7 @@ class GroupNetwork:
                 yield Edge(level, max(edge.latency_s for edge, _ in wires), 1 / s_per_byte if s_per_byte else inf)
 
     @cached_property
-    def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def pairs(self) -> tuple[Array, Array, Array]:
         """alpha (s), beta (s/B), and whether it is inside a node, of the edge from each rank to each: [n, n] each."""
         edges = [[self.cluster.wire(a, b) for b in self.ranks] for a in self.ranks]
         return (

@@ -26,8 +26,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-
 from lablib.cost.algorithms import (
     RING_GATHER,
     SCATTER_GATHER_BROADCAST,
@@ -36,7 +34,7 @@ from lablib.cost.algorithms import (
     Paths,
     scatter_share,
 )
-from lablib.cost.arrays import Numbers, distinct
+from lablib.cost.arrays import Array, Numbers, distinct, is_array, np
 from lablib.cost.collective import no_nvls
 from lablib.cost.collectives import COLLECTIVES
 from lablib.cost.regular_rounds import Lines, Rounds, rounds_of
@@ -112,7 +110,7 @@ class Sum:
 
 def _slowest_s(size_bytes: Numbers, edges: Lines) -> Numbers:
     times = [alpha + beta * size_bytes for alpha, beta in edges]
-    return np.maximum.reduce(times) if isinstance(size_bytes, np.ndarray) else max(times)
+    return np.maximum.reduce(times) if is_array(size_bytes) else max(times)
 
 
 def _sum(terms: Terms, call_s: float) -> Sum:
@@ -147,10 +145,10 @@ class RegularGroups:
         self, name: str, size_bytes: Numbers, n: Numbers, stride: Numbers = 1, algorithm: str = "auto"
     ) -> Numbers:
         """Seconds of one collective; arguments as in `regular_collective_s`."""
-        if isinstance(n, np.ndarray) or isinstance(stride, np.ndarray):
+        if is_array(n) or is_array(stride):
             return self._many(name, size_bytes, n, stride, algorithm)
         sums = self._sums.get((name, n, stride, algorithm)) or self._look_up(name, n, stride, algorithm)
-        if isinstance(size_bytes, np.ndarray):
+        if is_array(size_bytes):
             return np.minimum.reduce([each.time_s(size_bytes) for each in sums])
         if not size_bytes >= 0:
             raise ValueError(f"size_bytes must be 0 or more: got {size_bytes} for {name}")
@@ -199,7 +197,7 @@ class RegularGroups:
             raise ValueError(no_nvls(algorithm, self.cluster))
         return chosen
 
-    def _many(self, name: str, size_bytes: Numbers, n: Numbers, stride: Numbers, algorithm: str) -> np.ndarray:
+    def _many(self, name: str, size_bytes: Numbers, n: Numbers, stride: Numbers, algorithm: str) -> Array:
         """The lines of each distinct group, and the lowest of them for each element."""
         n, stride, size_bytes = np.broadcast_arrays(n, stride, size_bytes)
         if not np.all(size_bytes >= 0):
@@ -218,7 +216,7 @@ class RegularGroups:
         return time_s
 
 
-def _one_by_one(sums: list[tuple[Sum, ...]], which: np.ndarray, size_bytes: np.ndarray) -> np.ndarray:
+def _one_by_one(sums: list[tuple[Sum, ...]], which: Array, size_bytes: Array) -> Array:
     time_s = np.empty(which.shape)
     for j, group in enumerate(sums):
         chosen = which == j
@@ -226,7 +224,7 @@ def _one_by_one(sums: list[tuple[Sum, ...]], which: np.ndarray, size_bytes: np.n
     return time_s
 
 
-def _distinct(n: np.ndarray, stride: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray]:
+def _distinct(n: Array, stride: Array) -> tuple[list[tuple[int, int]], Array]:
     """The distinct pairs, and the index of each element among them."""
     sizes, which_size = distinct(n)
     strides, which_stride = distinct(stride)

@@ -24,9 +24,8 @@ the axis are shifted copies of it, and have the same edges wherever blocks and s
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Protocol, Self
-
-import numpy as np
 
 from lablib.cost.network import GroupNetwork, Round, round_of
 from lablib.hardware.cluster import Cluster, Edge
@@ -195,13 +194,17 @@ class BlockRounds(_FromFirst):
 
     @property
     def exchange(self) -> Lines:
-        # Ranks of the group in each rank's node, leaf, pod and beyond: those in a block of B ranks are the multiples of
-        # s in it.
-        at, n, s = np.arange(self.size) * self.stride, self.size, self.stride
-        held = [np.minimum(n, -(-(at // b + 1) * b // s)) - -(-(at // b) * b // s) for b in self.levels.blocks]
-        beyond = np.diff(np.stack([*held, np.full(n, n)]), axis=0)  # peers by the outermost border crossed
-        rows = np.unique(np.vstack([held[0] - 1, beyond]).T, axis=0)
-        return slowest(tuple(line for row in rows.tolist() for line in self._shared(*row)))
+        node = self.levels.blocks[0]
+        nodes = {at // node for at in range(0, self.size * self.stride, self.stride)}
+        rows = sorted({self._peers(node * place) for place in nodes})
+        return slowest(tuple(line for row in rows for line in self._shared(*row)))
+
+    def _peers(self, at: int) -> tuple[int, ...]:
+        """The peers of a rank in the node that begins at `at`: inside it, and by the outermost border crossed."""
+        # Members in a node, leaf or pod of B ranks: the multiples of s in it.
+        n, s = self.size, self.stride
+        held = [min(n, -(-(at // b + 1) * b // s)) - -(-(at // b) * b // s) for b in self.levels.blocks]
+        return held[0] - 1, *(wider - within for within, wider in pairwise((*held, n)))
 
     def _shared(self, num_inside: int, *num_beyond: int) -> Iterator[Line]:
         alpha, beta = self.levels.inside

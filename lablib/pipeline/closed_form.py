@@ -40,9 +40,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-import numpy as np
-
-from lablib.cost.arrays import Numbers, minimum
+from lablib.cost.arrays import Numbers, is_array, minimum
 from lablib.errors import unknown_name
 from lablib.pipeline.longest_paths import breadth_first_s, gpipe_s, interleaved_s, one_f_one_b_s
 from lablib.pipeline.longest_paths_split import dualpipe_v_s, v_half_s, zb_h1_s, zb_h2_s, zb_v_s
@@ -117,7 +115,7 @@ def makespan_s(
     if schedule in _OF_ONE_PIECE:
         # One piece on each rank is plain 1F1B.
         is_plain = num_chunks == 1
-        if is_plain.any() if isinstance(is_plain, np.ndarray) else is_plain:
+        if is_plain.any() if is_array(is_plain) else is_plain:
             longest_s = where(is_plain, _OF_ONE_PIECE[schedule](sums), longest_s)
     return where(num_stages == 1, num_microbatches * sums.round_s, longest_s)
 

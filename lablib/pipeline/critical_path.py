@@ -16,8 +16,7 @@ Simplified: of several chains of the same length, one is shown.
 from bisect import bisect_right
 from dataclasses import dataclass
 
-import numpy as np
-
+from lablib.cost.arrays import plain
 from lablib.pipeline.plan import Action
 from lablib.pipeline.replay import Replay
 from lablib.signature import checked
@@ -46,25 +45,26 @@ class Critical:
 def critical_path(replay: Replay) -> tuple[Critical, ...]:
     """The actions that determine the makespan, from the first to the last; empty for a plan without actions."""
     rows, bounds = replay.rows, replay.rows.bounds
-    if not len(rows.key):
+    if not rows.key:
         return ()
-    starts, ends = np.concatenate(replay.start_s), np.concatenate(replay.end_s)
-    maker = np.full(rows.num_ends, -1)
-    maker[rows.key] = np.arange(len(rows.key))  # the action that ends at each moment
+    starts, ends = ([time_s for row in rows for time_s in plain(row)] for rows in (replay.start_s, replay.end_s))
+    maker = [-1] * rows.num_ends
+    for action, key in enumerate(rows.key):  # the action that ends at each moment
+        maker[key] = action
     firsts = set(bounds)
     path: list[Critical] = []
-    at = int(ends.argmax())
+    at = ends.index(max(ends))
     while at >= 0:
         # max(own rank is free, input has arrived): the larger one is bit for bit the number that replay computed.
         own = -1 if at in firsts else at - 1
-        needed = int(maker[rows.need[at]])
+        needed = maker[rows.need[at]]
         free_s = ends[own] + rows.gap_s[at] if own >= 0 else 0.0
         came_s = ends[needed] + rows.lag_s[at] if needed >= 0 else 0.0
         before = own if own >= 0 and free_s >= came_s else needed
-        lag_s = float(starts[at] - ends[before]) if before >= 0 else 0.0
+        lag_s = starts[at] - ends[before] if before >= 0 else 0.0
         rank = bisect_right(bounds, at) - 1
         index = at - bounds[rank]
         action = replay.plan.actions[rank][index]
-        path.append(Critical(rank, index, action, float(starts[at]), float(ends[at]), lag_s))
+        path.append(Critical(rank, index, action, starts[at], ends[at], lag_s))
         at = before
     return tuple(reversed(path))

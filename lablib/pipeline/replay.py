@@ -24,13 +24,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate, pairwise
+from math import fsum
+from operator import sub
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from lablib.cost.arrays import Array, arrays, plain
 from lablib.pipeline.costs import Costs, PieceCosts
 from lablib.pipeline.deadlock import find_deadlock
-from lablib.pipeline.plan import Action, Kind, Plan
+from lablib.pipeline.plan import Kind, Plan
 from lablib.record.draw import draw
 from lablib.record.timeline import COMPUTE, Span, Timeline
 from lablib.signature import checked
@@ -38,10 +40,6 @@ from lablib.text.units import plural
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-_CODES = {Kind.F: 0, Kind.B: 1, Kind.I: 2, Kind.W: 3}
-# The piece before waits for B or for I: they share a row of the table of ends.
-_ROWS = np.array([0, 1, 1, 2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,48 +50,61 @@ class Lowered:
     of W. The last number means none.
     """
 
-    key: np.ndarray  # the moment when the action ends
-    need: np.ndarray  # the moment that it waits for
-    lag_s: np.ndarray  # of the message between them
-    gap_s: np.ndarray  # blocking messages between the rank's previous action and this one
-    time_s: np.ndarray
+    key: list[int]  # the moment when the action ends
+    need: list[int]  # the moment that it waits for
+    lag_s: list[float]  # of the message between them
+    gap_s: list[float]  # blocking messages between the rank's previous action and this one
+    time_s: list[float]
     bounds: list[int]  # first action of each rank, and the end
     num_ends: int
 
     @staticmethod
     def of(plan: Plan, costs: PieceCosts, overlap: bool) -> Lowered:
         """From a plan and the costs of its actions."""
-        pieces, m = plan.num_pieces, plan.num_microbatches
-        bounds = [0, *np.cumsum([len(row) for row in plan]).tolist()]
-        piece = np.array([action.stage for row in plan for action in row], np.int64)
-        kind = np.array([_CODES[action.kind] for row in plan for action in row], np.int64)
-        microbatch = np.array([action.microbatch for row in plan for action in row], np.int64)
-        _check_range(plan, piece, microbatch)
-        row = _ROWS[kind]
-        nothing = 3 * pieces * m
-        key = (row * pieces + piece) * m + microbatch
-        is_turn = (row == 1) & (piece == pieces - 1)
-        # One row back, or one neighbouring piece: F needs the piece before, B and I the piece after.
-        need = np.where(row == 0, key - m, np.where(row == 1, key + m, key - pieces * m))
-        need[is_turn] = key[is_turn] - pieces * m
-        need[(row == 0) & (piece == 0)] = nothing
-        # Piece i receives over boundary i - 1 forward, over boundary i backward.
-        down, up = _messages(plan, costs.send_s)
-        lag = np.where(row == 0, down[piece], np.where(row == 1, up[piece], 0.0))
-        sent = np.where(row == 0, up[piece], np.where(row == 1, down[piece], 0.0))
-        gap = np.zeros(len(key))
-        if not overlap and len(key):
-            gap[1:] = np.maximum(sent[:-1], lag[1:])
-            gap[[b for b in bounds if b < len(key)]] = 0.0
-        times = np.array([costs.forward_s, costs.backward_s, costs.input_s, costs.weight_s], float)
-        return Lowered(key, need, lag, gap, times[kind, piece], bounds, nothing + 1)
+        _check_range(plan)
+        nothing = 3 * plan.num_pieces * plan.num_microbatches
+        table = _table(plan, costs)
+        found = Lowered([], [], [], [], [], list(accumulate(map(len, plan), initial=0)), nothing + 1)
+        for row in plan:
+            before_s = None  # message of the rank's previous action
+            for action in row:
+                first, back, lag_s, sent_s, time_s = table[action.kind][action.stage]
+                key = first + action.microbatch
+                found.key.append(key)
+                found.need.append(nothing if back is None else key - back)
+                found.lag_s.append(lag_s)
+                found.gap_s.append(0.0 if overlap or before_s is None else max(before_s, lag_s))
+                found.time_s.append(time_s)
+                before_s = sent_s
+        return found
 
 
-def _messages(plan: Plan, send_s: list[float]) -> tuple[np.ndarray, np.ndarray]:
+def _table(plan: Plan, costs: PieceCosts) -> dict[Kind, list[tuple[int, int | None, float, float, float]]]:
+    """For each kind and piece: its first moment; how far back the needed moment is; seconds of the message before it,
+    of the message after it, and of the action."""
+    pieces, m = plan.num_pieces, plan.num_microbatches
+    whole = pieces * m
+    # F needs the piece before; B and I the piece after, and the last piece its own F; W its own I.
+    backs = ([None] + [m] * (pieces - 1), [-m] * (pieces - 1) + [whole], [whole] * pieces)
+    down, up = _messages(plan, costs.send_s)
+    none = [0.0] * pieces
+    rows = {
+        Kind.F: (0, down, up, costs.forward_s),
+        Kind.B: (1, up, down, costs.backward_s),
+        Kind.I: (1, up, down, costs.input_s),
+        Kind.W: (2, none, none, costs.weight_s),
+    }
+    return {
+        kind: [(row * whole + piece * m, *rest) for piece, rest in enumerate(zip(backs[row], *columns, strict=True))]
+        for kind, (row, *columns) in rows.items()
+    }
+
+
+def _messages(plan: Plan, send_s: list[float]) -> tuple[list[float], list[float]]:
     """Seconds of the message over the boundary before and after each piece; 0 without a message."""
     crosses = [a != b for a, b in zip(plan.rank_of, plan.rank_of[1:], strict=False)]
-    times = [time_s if is_sent else 0.0 for time_s, is_sent in zip(send_s, crosses, strict=True)]
-    return np.array([0.0, *times]), np.array([*times, 0.0])
+    times = [float(time_s) if is_sent else 0.0 for time_s, is_sent in zip(send_s, crosses, strict=True)]
+    return [0.0, *times], [*times, 0.0]
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,22 +113,24 @@ class Replay:
 
     Attributes:
         plan, costs: of the replay.
-        start_s, end_s: of each rank, one entry per action, in the plan's order.
+        start_s, end_s: of each rank, one entry per action, in the plan's order; arrays, or lists without numpy.
         makespan_s: the end of the last action.
         rows: the plan as numbers.
     """
 
     plan: Plan
     costs: Costs
-    start_s: tuple[np.ndarray, ...]
-    end_s: tuple[np.ndarray, ...]
+    start_s: tuple[Array, ...]
+    end_s: tuple[Array, ...]
     makespan_s: float
     rows: Lowered = field(repr=False)
 
     @cached_property
     def busy_s(self) -> tuple[float, ...]:
         """Seconds each rank computes."""
-        return tuple(float((end - start).sum()) for start, end in zip(self.start_s, self.end_s, strict=True))
+        return tuple(
+            fsum(map(sub, plain(end), plain(start))) for start, end in zip(self.start_s, self.end_s, strict=True)
+        )
 
     @property
     def bubble_fraction(self) -> float:
@@ -139,34 +152,44 @@ class Replay:
 
         A micro-batch is held from the start of F to the end of B, or of W.
         """
-        return tuple(float(self.held(rank)[1].max()) for rank in range(self.plan.num_stages))
+        sizes = [1.0] * self.plan.num_pieces
+        return tuple(max(self._held(rank, sizes, 0.0)) / self.plan.num_chunks for rank in range(self.plan.num_stages))
 
     @cached_property
     def peak_bytes(self) -> tuple[float, ...]:
         """The most bytes each rank holds at once, `static_bytes` included."""
-        return tuple(float(size_bytes.max()) for _, size_bytes in self.memory)
+        return tuple(max(size_bytes) for size_bytes in self._held_bytes())
 
     @cached_property
-    def memory(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
+    def memory(self) -> tuple[tuple[Array, Array], ...]:
         """The bytes each rank holds: (seconds, bytes) at each change; a value is valid until the next change.
 
         F allocates its activations when it starts; B and W free them when they end.
         """
-        costs = self.costs.of_pieces(self.plan)
-        released = self.costs.released_at_input
-        courses = [self._course(rank, costs.activation_bytes, released) for rank in range(self.plan.num_stages)]
-        return tuple((times_s, size + held) for size, (times_s, held) in zip(costs.static_bytes, courses, strict=True))
+        return tuple(map(self._course, range(self.plan.num_stages), self._held_bytes()))
 
-    def held(self, rank: int) -> tuple[np.ndarray, np.ndarray]:
+    def held(self, rank: int) -> tuple[Array, Array]:
         """The micro-batches a rank holds, counted as in `in_flight`: (seconds, micro-batches), as `memory`."""
-        times_s, held = self._course(rank, [1.0] * self.plan.num_pieces, 0.0)
-        return times_s, held / self.plan.num_chunks
+        held = self._held(rank, [1.0] * self.plan.num_pieces, 0.0)
+        return self._course(rank, [count / self.plan.num_chunks for count in held])
 
-    def _course(self, rank: int, sizes: list[float], released_at_input: float) -> tuple[np.ndarray, np.ndarray]:
+    def _course(self, rank: int, held: list[float]) -> tuple[Array, Array]:
+        moments = zip(self.plan.actions[rank], plain(self.start_s[rank]), plain(self.end_s[rank]), strict=True)
+        changes_s = [start if action.kind is Kind.F else end for action, start, end in moments]
+        times_s, sizes = arrays([0.0, *changes_s], held)
+        return times_s, sizes
+
+    def _held(self, rank: int, sizes: list[float], released_at_input: float) -> list[float]:
+        """Memory of a rank at the start and after each of its actions; `sizes[piece]` for a micro-batch at a piece."""
+        shares = {Kind.F: 1.0, Kind.B: -1.0, Kind.I: -released_at_input, Kind.W: released_at_input - 1.0}
         row = self.plan.actions[rank]
-        is_forward = np.array([action.kind is Kind.F for action in row], bool)
-        times_s = np.where(is_forward, self.start_s[rank], self.end_s[rank])
-        return np.concatenate(([0.0], times_s)), np.concatenate(([0.0], _held(row, sizes, released_at_input)))
+        return list(accumulate((shares[action.kind] * sizes[action.stage] for action in row), initial=0.0))
+
+    def _held_bytes(self) -> Iterator[list[float]]:
+        costs = self.costs.of_pieces(self.plan)
+        for rank, size in enumerate(costs.static_bytes):
+            held = self._held(rank, costs.activation_bytes, self.costs.released_at_input)
+            yield [size + each for each in held]
 
     @cached_property
     def timeline(self) -> Timeline:
@@ -175,7 +198,7 @@ class Replay:
 
     def _spans(self) -> Iterator[Span]:
         for rank, row in enumerate(self.plan):
-            for action, start, end in zip(row, self.start_s[rank].tolist(), self.end_s[rank].tolist(), strict=True):
+            for action, start, end in zip(row, plain(self.start_s[rank]), plain(self.end_s[rank]), strict=True):
                 yield Span(rank, COMPUTE, str(action), action.kind.phase, start, end)
 
     def figure(self, **options: Any) -> go.Figure:
@@ -204,15 +227,15 @@ def replay(plan: Plan, costs: Costs | None = None) -> Replay:
     costs = costs or Costs()
     rows = Lowered.of(plan, costs.of_pieces(plan), costs.overlap)
     start_s, end_s = _run(plan, rows)
-    makespan_s = max((float(end[-1]) for end in end_s if len(end)), default=0.0)
-    return Replay(plan, costs, start_s, end_s, makespan_s, rows)
+    makespan_s = max((end[-1] for end in end_s if end), default=0.0)
+    return Replay(plan, costs, arrays(*start_s), arrays(*end_s), makespan_s, rows)
 
 
-def _run(plan: Plan, rows: Lowered) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
+def _run(plan: Plan, rows: Lowered) -> tuple[list[list[float]], list[list[float]]]:
     """Starts and ends of each rank's actions: a rank runs until an input is missing, and continues when it arrives."""
-    keys, needs, lags, gaps, times = (c.tolist() for c in (rows.key, rows.need, rows.lag_s, rows.gap_s, rows.time_s))
+    keys, needs, lags, gaps, times = rows.key, rows.need, rows.lag_s, rows.gap_s, rows.time_s
     bounds = rows.bounds
-    ends: list[float | None] = [None] * rows.num_ends
+    ends: list[Any] = [None] * rows.num_ends
     ends[-1] = 0.0
     starts = [0.0] * len(keys)
     waiting = [-1] * rows.num_ends  # for each moment, the one rank that waits for it
@@ -241,18 +264,15 @@ def _run(plan: Plan, rows: Lowered) -> tuple[tuple[np.ndarray, ...], tuple[np.nd
     if at != bounds[1:]:
         waits = "; ".join(map(str, find_deadlock(plan)))
         raise ValueError(f"the plan {plan.name!r} cannot be carried out: {waits}. Put every action after its inputs.")
-    begins, finals = np.array(starts), np.array(ends, float)[rows.key]
-    cuts = bounds[1:-1]
-    return tuple(np.split(begins, cuts)), tuple(np.split(finals, cuts))
+    over = [ends[key] for key in keys]
+    cuts = list(pairwise(bounds))
+    return [starts[a:b] for a, b in cuts], [over[a:b] for a, b in cuts]
 
 
-def _check_range(plan: Plan, piece: np.ndarray, microbatch: np.ndarray) -> None:
-    for name, found, count in (("piece", piece, plan.num_pieces), ("micro-batch", microbatch, plan.num_microbatches)):
-        if len(found) and not 0 <= int(found.min()) <= int(found.max()) < count:
-            raise ValueError(f"a {name} of the plan is between 0 and {count - 1}: got {found.min()} to {found.max()}")
-
-
-def _held(row: tuple[Action, ...], sizes: list[float], released_at_input: float) -> np.ndarray:
-    """Memory of a rank after each of its actions, with `sizes[piece]` for one micro-batch at a piece."""
-    shares = {Kind.F: 1.0, Kind.B: -1.0, Kind.I: -released_at_input, Kind.W: released_at_input - 1.0}
-    return np.cumsum([shares[action.kind] * sizes[action.stage] for action in row])
+def _check_range(plan: Plan) -> None:
+    pieces = [action.stage for row in plan for action in row]
+    microbatches = [action.microbatch for row in plan for action in row]
+    ranges = (("piece", pieces, plan.num_pieces), ("micro-batch", microbatches, plan.num_microbatches))
+    for name, found, count in ranges:
+        if found and not 0 <= min(found) <= max(found) < count:
+            raise ValueError(f"a {name} of the plan is between 0 and {count - 1}: got {min(found)} to {max(found)}")

@@ -6,13 +6,13 @@ Source: replay.py, critical_path.py, deadlock.py, rules.py.
 Simplified: see replay.py.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Annotated
 
-import numpy as np
-
+from lablib.cost.arrays import Array, arrays, plain
 from lablib.pipeline import rules
 from lablib.pipeline.costs import Costs
 from lablib.pipeline.critical_path import Critical, critical_path
@@ -54,19 +54,19 @@ class Simulation:
         return tuple(rank for rank, (most, limit) in enumerate(held) if most > limit + 1e-9)
 
     @cached_property
-    def moments_s(self) -> np.ndarray:
+    def moments_s(self) -> Array:
         """The times at which an action begins or ends, in order, at most `MAX_MOMENTS`."""
-        every = np.unique(np.concatenate([*self.replay.start_s, *self.replay.end_s, [0.0]]))
-        if len(every) <= MAX_MOMENTS:
-            return every
-        return every[np.linspace(0, len(every) - 1, MAX_MOMENTS).round().astype(int)]
+        every = sorted({0.0}.union(*map(plain, (*self.replay.start_s, *self.replay.end_s))))
+        if len(every) > MAX_MOMENTS:
+            every = [every[round(k * (len(every) - 1) / (MAX_MOMENTS - 1))] for k in range(MAX_MOMENTS)]
+        return arrays(every)[0]
 
     def at(self, time_s: float) -> tuple[Action | None, ...]:
         """The action of each rank at this second; None if it idles. At the end of one action the next has begun."""
         found: list[Action | None] = []
         for row, start_s, end_s in zip(self.replay.plan, self.replay.start_s, self.replay.end_s, strict=True):
             # The last that has begun; an action of zero seconds is over when it begins.
-            index = int(np.searchsorted(start_s, time_s, side="right")) - 1
+            index = bisect_right(start_s, time_s) - 1
             found.append(row[index] if index >= 0 and end_s[index] > time_s else None)
         return tuple(found)
 

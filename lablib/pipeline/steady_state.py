@@ -23,8 +23,7 @@ Simplified: the schedule is assumed to continue with m as it did from m to m + q
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
+from lablib.cost.arrays import Array, np
 from lablib.pipeline.costs import Costs
 from lablib.pipeline.plan import Plan
 from lablib.pipeline.replay import Replay, replay
@@ -141,12 +140,12 @@ def _repeats(small: Replay, large: Replay, period: int) -> bool:
     return True
 
 
-def _count_true(flags: np.ndarray) -> int:
+def _count_true(flags: Array) -> int:
     """Number of leading true values."""
     return len(flags) if flags.all() else int(np.argmin(flags))
 
 
-def _ends(of: Replay) -> np.ndarray:
+def _ends(of: Replay) -> Array:
     """The end of each moment that an action can wait for: [F, B or I, and W of each piece, micro-batch]; NaN: none."""
     m = of.plan.num_microbatches
     ends = np.full(3 * of.plan.num_pieces * m, np.nan)
@@ -154,12 +153,12 @@ def _ends(of: Replay) -> np.ndarray:
     return ends.reshape(-1, m)
 
 
-def _row(of: Replay, rank: int) -> tuple[np.ndarray, np.ndarray]:
+def _row(of: Replay, rank: int) -> tuple[Array, Array]:
     """The moments that each action of a rank makes and needs, as places in `_ends`; (-1, 0): none."""
     m, here = of.plan.num_microbatches, slice(of.rows.bounds[rank], of.rows.bounds[rank + 1])
-    moments = np.stack(np.divmod(of.rows.key[here], m), 1)
-    needs = np.stack(np.divmod(of.rows.need[here], m), 1)
-    needs[of.rows.need[here] == of.rows.num_ends - 1] = (-1, 0)
+    key, need = np.array(of.rows.key[here]), np.array(of.rows.need[here])
+    moments, needs = np.stack(np.divmod(key, m), 1), np.stack(np.divmod(need, m), 1)
+    needs[need == of.rows.num_ends - 1] = (-1, 0)
     return moments, needs
 
 

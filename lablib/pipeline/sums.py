@@ -2,9 +2,7 @@
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from lablib.cost.arrays import Numbers
+from lablib.cost.arrays import Numbers, is_array, np
 
 
 class StageTime(NamedTuple):
@@ -68,6 +66,6 @@ class PipelineSums:
 
 def where(is_so: Any, a: Numbers, b: Numbers) -> Numbers:
     """a where `is_so`, otherwise b; numbers stay numbers."""
-    if isinstance(is_so, np.ndarray):
+    if is_array(is_so):
         return np.where(is_so, a, b)
     return a if is_so else b

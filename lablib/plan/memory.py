@@ -28,9 +28,7 @@ moment to moment instead (eager/peak.py).
 from functools import reduce
 from typing import NamedTuple
 
-import numpy as np
-
-from lablib.cost.arrays import Numbers, maximum, minimum
+from lablib.cost.arrays import Numbers, highest, maximum, minimum
 from lablib.pipeline.closed_form import in_flight
 from lablib.pipeline.sums import where
 from lablib.plan.eager import peak as eager_peak
@@ -126,7 +124,7 @@ def peak_bytes(setup: Setup, step: StepTimes) -> Numbers:
     head. An eager program may peak at another moment (eager/memory.py), so all its stages are compared.
     """
     p, extra = setup.pipeline, setup.model.num_layers % setup.pipeline
-    stages = range(int(np.max(p))) if setup.is_eager else (0 * p, (p - extra) // 2, p - 1)
+    stages = range(int(highest(p))) if setup.is_eager else (0 * p, (p - extra) // 2, p - 1)
     totals = [stage_memory(setup, step, minimum(stage, p - 1)).total for stage in stages]
     return reduce(maximum, totals)
 

@@ -16,9 +16,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from lablib.cost.arrays import Numbers, distinct_rows, minimum
+from lablib.cost.arrays import Array, Numbers, distinct_rows, is_array, minimum, np
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import StageTime
 from lablib.plan import embedding_and_head, layer
@@ -118,7 +116,7 @@ def pieces_of(setup: Setup) -> Pieces:
     """The pieces of a plan, or of many."""
     hides_experts = setup.schedule == "dualpipe-v" or setup.machine.stack.hides_dispatch
     table = _table(setup.machine, setup.model, setup.has_weight_gradients, hides_experts)
-    if not any(isinstance(number, np.ndarray) for number in setup.sizes):
+    if not any(is_array(number) for number in setup.sizes):
         return table.of_one(setup.sizes)
     distinct, which = distinct_rows(*setup.sizes)
     if len(distinct[0]) > _FEW:
@@ -188,8 +186,8 @@ def _side_by_side(pieces: Sequence[Any]) -> Any:
     return first if all(each == first for each in pieces) else np.array(pieces)
 
 
-def _handed_out(piece: Any, which: np.ndarray) -> Any:
+def _handed_out(piece: Any, which: Array) -> Any:
     """Arrays with one number per cut as arrays with one per plan, in nested records; a number of all cuts stays one."""
     if isinstance(piece, tuple):
         return type(piece)(*(_handed_out(each, which) for each in piece))
-    return piece.take(which) if isinstance(piece, np.ndarray) else piece
+    return piece.take(which) if is_array(piece) else piece

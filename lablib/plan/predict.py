@@ -8,8 +8,7 @@ The arguments are checked once (arguments.py); the formulas (step.py, memory.py)
 from collections.abc import Sequence
 from functools import lru_cache
 
-import numpy as np
-
+from lablib.cost.arrays import has_numpy, is_array, np
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.link import Link
 from lablib.models.sizes import GPTConfig
@@ -28,6 +27,8 @@ from lablib.plan.recompute import Recompute
 from lablib.plan.setup import Setup
 from lablib.plan.stack import Stack
 from lablib.plan.step import StepTimes, step_of
+
+_FEW = 4  # up to so many stages are computed one by one, which is faster than as arrays
 
 
 def predict(
@@ -133,12 +134,14 @@ def _order_note(machine: Machine) -> tuple[str, ...]:
 
 
 def _stages(setup: Setup, step: StepTimes) -> tuple[dict[str, float], ...]:
-    """Bytes by category of each stage; all stages at once, as an array of ranks."""
-    if setup.pipeline == 1:
-        return (dict(zip(CATEGORIES, stage_memory(setup, step, 0), strict=True)),)
-    memory = stage_memory(setup, step, np.arange(setup.pipeline))
-    columns = [each.tolist() if isinstance(each, np.ndarray) else [each] * setup.pipeline for each in memory]
-    return tuple(dict(zip(CATEGORIES, stage, strict=True)) for stage in zip(*columns, strict=True))
+    """Bytes by category of each stage: many stages at once, as an array of ranks, where numpy is imported."""
+    if setup.pipeline <= _FEW or not has_numpy():
+        stages = [stage_memory(setup, step, rank) for rank in range(setup.pipeline)]
+    else:
+        memory = stage_memory(setup, step, np.arange(setup.pipeline))
+        columns = [each.tolist() if is_array(each) else [each] * setup.pipeline for each in memory]
+        stages = zip(*columns, strict=True)
+    return tuple(dict(zip(CATEGORIES, stage, strict=True)) for stage in stages)
 
 
 @lru_cache(maxsize=1024)

@@ -16,8 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
+from lablib.cost.arrays import Array, np
 from lablib.hardware.catalogue import find_cluster
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.link import Link
@@ -121,7 +120,7 @@ def predict_many(
     )
 
 
-def _whole_numbers(name: str, given: Any) -> np.ndarray:
+def _whole_numbers(name: str, given: Any) -> Array:
     try:
         array = np.atleast_1d(np.asarray(given))
     except Exception:  # rows of different lengths or endless nesting: any error of numpy means that it is no column
@@ -144,14 +143,14 @@ def _too_large(name: str, value: int) -> ValueError:
     return ValueError(f"{name} must be {_MAX_NUMBER:,} or less: got {got}; `predict` takes any number below 2**63")
 
 
-def _length(columns: Mapping[str, np.ndarray]) -> int:
+def _length(columns: Mapping[str, Array]) -> int:
     lengths = {name: len(column) for name, column in columns.items() if len(column) != 1}
     if len(set(lengths.values())) > 1:
         raise ValueError(f"columns must have one length, or be one value for all plans: got {lengths}")
     return next(iter(lengths.values()), 1)
 
 
-def _groups(columns: Mapping[str, PlanColumn], length: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
+def _groups(columns: Mapping[str, PlanColumn], length: int) -> Iterator[tuple[Array, dict[str, Any]]]:
     """Groups of plans with the same choices, each with its choices."""
     key = np.zeros(length, np.int64)
     for column in columns.values():
@@ -172,7 +171,7 @@ class _Sheet:
         self.obstacle = np.full(length, -1, np.int16)
 
 
-def _fill(found: Any, setup: Setup, plans: np.ndarray) -> None:
+def _fill(found: Any, setup: Setup, plans: Array) -> None:
     """Check the rules, then compute the numbers of plans that break none."""
     broken = first_broken(setup)
     found.obstacle[plans] = broken
@@ -195,7 +194,7 @@ def _fill(found: Any, setup: Setup, plans: np.ndarray) -> None:
         found.exposed_s[axis][plans] = getattr(step, axis).exposed_s
 
 
-def first_broken(setup: Setup) -> np.ndarray:
+def first_broken(setup: Setup) -> Array:
     """The number of the first rule that each plan breaks; -1: none."""
     broken = np.full(len(setup.data), -1, np.int16)
     for number in reversed(range(len(RULES))):
@@ -203,7 +202,7 @@ def first_broken(setup: Setup) -> np.ndarray:
     return broken
 
 
-def _flops(setup: Setup, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _flops(setup: Setup, tokens: Array) -> tuple[Array, Array]:
     """Model and hardware FLOPs of the steps, as in predict.py."""
     model, seq_len = setup.model, setup.seq_len
     useful = step_flops(model, tokens, seq_len, has_weight_gradients=setup.has_weight_gradients)

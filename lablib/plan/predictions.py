@@ -4,8 +4,7 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from lablib.cost.arrays import Array, is_array, np
 from lablib.plan.arguments import setup_of
 from lablib.plan.parallel import Parallel
 from lablib.plan.predict import predict
@@ -28,14 +27,14 @@ class PlanColumn(NamedTuple):
     """A choice of each of many plans: the distinct values, and the index of each plan's value."""
 
     values: tuple[Any, ...]
-    codes: np.ndarray
+    codes: Array
 
     @staticmethod
     def of(given: Any) -> "PlanColumn":
         """From a column, an array or list of values, or one value for all."""
         if isinstance(given, PlanColumn):
             return given
-        if isinstance(given, np.ndarray) and not given.ndim:
+        if is_array(given) and not given.ndim:
             given = given.item()
         if not isinstance(given, (np.ndarray, list)):
             if not isinstance(given, Hashable):
@@ -81,39 +80,39 @@ class Predictions:
         memory_limit_bytes: memory of one GPU without the driver.
     """
 
-    numbers: Mapping[str, np.ndarray]
+    numbers: Mapping[str, Array]
     choices: Mapping[str, PlanColumn]
     fixed: Mapping[str, Any]
-    step_time_s: np.ndarray
-    tokens_per_s: np.ndarray
-    mfu: np.ndarray
-    hfu: np.ndarray
-    peak_memory_bytes: np.ndarray
-    bubble_fraction: np.ndarray
-    exposed_s: Mapping[str, np.ndarray]
-    obstacle: np.ndarray
+    step_time_s: Array
+    tokens_per_s: Array
+    mfu: Array
+    hfu: Array
+    peak_memory_bytes: Array
+    bubble_fraction: Array
+    exposed_s: Mapping[str, Array]
+    obstacle: Array
     memory_limit_bytes: float
 
     def __len__(self) -> int:
         return len(self.step_time_s)
 
     @property
-    def is_possible(self) -> np.ndarray:
+    def is_possible(self) -> Array:
         """Whether a plan breaks no rule; it may still not fit."""
         return self.obstacle < 0
 
     @property
-    def fits(self) -> np.ndarray:
+    def fits(self) -> Array:
         """Whether the fullest stage is within the GPU's memory; False if a plan is impossible."""
         return self.over_bytes <= 0
 
     @property
-    def over_bytes(self) -> np.ndarray:
+    def over_bytes(self) -> Array:
         """Bytes of the fullest stage beyond the GPU's memory; below 0 if it fits."""
         return self.peak_memory_bytes - self.memory_limit_bytes
 
     @property
-    def num_gpus(self) -> np.ndarray:
+    def num_gpus(self) -> Array:
         """GPUs of each plan."""
         n = self.numbers
         return n["data"] * n["tensor"] * n["pipeline"] * n["context"]

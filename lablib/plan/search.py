@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Any
 
-import numpy as np
-
+from lablib.cost.arrays import is_array, np
 from lablib.errors import unknown_name
 from lablib.hardware.catalogue import find_cluster
 from lablib.hardware.cluster import Cluster
@@ -124,7 +123,7 @@ def _several(given: Any) -> tuple[Any, ...]:
     """One or several given values as a tuple, empty for None. An array without dimensions is one."""
     if given is None:
         return ()
-    if isinstance(given, np.ndarray) and not given.ndim:
+    if is_array(given) and not given.ndim:
         return (given.item(),)
     return tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else (given,)
 

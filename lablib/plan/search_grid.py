@@ -18,8 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isqrt
 from typing import Any
 
-import numpy as np
-
+from lablib.cost.arrays import Array, np
 from lablib.hardware.cluster import Cluster
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import V_SHAPED
@@ -35,7 +34,7 @@ _MAX_CHUNKS = 12
 
 def splits_of(
     model: Transformer, cluster: Cluster, total: int, seq_len: int, given: Mapping[str, tuple[int, ...]]
-) -> dict[str, np.ndarray]:
+) -> dict[str, Array]:
     """Tensor, pipeline, context and expert ranks that leave a whole number of data ranks.
 
     Arguments:
@@ -80,7 +79,7 @@ def splits_of(
 
 def grid_of(
     model: Transformer,
-    splits: Mapping[str, np.ndarray],
+    splits: Mapping[str, Array],
     schedules: Sequence[str],
     chunks: Sequence[int],
     micro_batches: Sequence[int],

@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
+from lablib.cost.arrays import Array, np
 from lablib.plan.prediction import Prediction
 from lablib.plan.predictions import Predictions
 from lablib.plan.rules import RULES
@@ -33,7 +32,7 @@ class Rejected:
     """The plans that are not possible or do not fit. Messages are made on demand."""
 
     plans: Predictions
-    which: np.ndarray
+    which: Array
 
     def __len__(self) -> int:
         return len(self.which)
@@ -79,7 +78,7 @@ class SearchResult:
     """
 
     plans: Predictions
-    order: np.ndarray
+    order: Array
 
     @property
     def best(self) -> Prediction:

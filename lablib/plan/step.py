@@ -24,9 +24,7 @@ Simplified: every layer takes as long as the average one (dense ones and those w
 from functools import reduce
 from typing import NamedTuple
 
-import numpy as np
-
-from lablib.cost.arrays import Numbers, ceil_div, maximum, minimum
+from lablib.cost.arrays import Numbers, ceil_div, lowest, maximum, minimum
 from lablib.pipeline.closed_form import V_SHAPED, StageTime, makespan_s
 from lablib.pipeline.sums import where
 from lablib.plan.data_axis import Waiting, data_axis, sharded_layer
@@ -82,7 +80,7 @@ class StepTimes(NamedTuple):
 
     def check_takes_time(self) -> None:
         """Raises ValueError for a step of 0 s, which has no speed."""
-        if np.min(self.step_s) > 0:
+        if lowest(self.step_s) > 0:
             return
         raise ValueError(
             "a step must take some time: got 0 s, with a device that computes in no time, no communication and no "

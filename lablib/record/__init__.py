@@ -19,9 +19,6 @@ draw.py           a figure by its name
 The simulator, real processes, scripts and the replay of a pipeline make the same records.
 """
 
-from lablib.record.memory import Allocation, Memory
-from lablib.record.summary import Summary
-from lablib.record.timeline import Span, Timeline
-from lablib.record.traffic import Traffic, Transfer
+from lablib.index import attach
 
-__all__ = ["Allocation", "Memory", "Span", "Summary", "Timeline", "Traffic", "Transfer"]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

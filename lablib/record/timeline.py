@@ -23,8 +23,6 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from lablib.record.draw import draw
 from lablib.record.phase_path import is_inside
 from lablib.record.rank_text import ranks_in_words
@@ -377,6 +375,8 @@ def intersection(a: list[Interval], b: list[Interval]) -> list[Interval]:
     """The intersection of two lists of disjoint, sorted intervals, sorted."""
     if not a or not b:
         return []
+    import numpy as np  # on demand: a replay needs none
+
     both = [np.array(some) for some in (a, b)]
     edges = np.unique(np.concatenate([some.ravel() for some in both]))
     # Between two adjacent edges, each list covers everything or nothing.

@@ -1,5 +1,6 @@
-"""The planner needs no torch: its packages import without it, `lab plan` answers, and a figure can be drawn."""
+"""The planner needs no torch, and a single plan no numpy: packages import, and answers are equal to the bit."""
 
+import json
 import os
 import subprocess
 import sys
@@ -19,6 +20,57 @@ TORCH_FREE = {
     "validation": (),
 }
 WITHOUT = "import sys; sys.modules['torch'] = None\n"
+
+
+# Neither numpy nor torch can be imported, and both were not.
+REFUSED = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("numpy", "torch"):
+            raise ImportError(f"{name} is refused")
+sys.meta_path.insert(0, Refuse())
+"""
+ANSWERS = """
+from lablib.pipeline import Costs, simulate
+from lablib.pipeline.schedules import SCHEDULES, make
+from lablib.plan import Parallel, predict
+
+def lists(values):
+    return [float(value) for value in values]
+
+def predictions():
+    plain, experts = ("gpt3-175b", "llama-3-70b"), ("mixtral-8x7b", "deepseek-v3")
+    for model, expert in ((name, 1 + 7 * (name in experts)) for name in plain + experts):
+        for stack in ("megatron-core", "fsdp-flash", "torch-megatron", "torch"):
+            for pipeline, zero, recompute, schedule in (
+                (1, 3, "none", "1f1b"), (2, 1, "full", "zb-h1"), (6, 1, "none", "1f1b"), (8, 0, "selective", "zb-v"),
+            ):
+                chunks = 2 if schedule == "zb-v" else 1
+                split = dict(data=8, tensor=2, pipeline=pipeline, expert=expert, zero_stage=zero, chunks=chunks)
+                try:
+                    found = predict(
+                        model, "dgx-h100", Parallel(**split), 256, seq_len=2048, recompute=recompute,
+                        schedule=schedule, stack=stack,
+                    )
+                    yield [found.step_time_s, found.mfu, found.parts, found.memory, found.communication]
+                except ValueError as refusal:
+                    yield str(refusal)
+
+def replays():
+    costs = Costs(forward_s=1.1, backward_s=2.3, send_s=0.07, overlap=False, static_bytes=3.3)
+    for name in SCHEDULES:
+        found = simulate(make(name, 4, 8, 2 if name not in ("gpipe", "1f1b", "zb-h1", "zb-h2") else 1), costs)
+        replay = found.replay
+        yield [
+            name, replay.makespan_s, replay.bubble_fraction, replay.in_flight, replay.peak_bytes, replay.busy_s,
+            list(map(lists, replay.start_s)), [list(map(lists, rank)) for rank in replay.memory],
+            lists(found.moments_s), [str(each) for each in found.critical_path], list(map(str, found.at(9.0))),
+            replay.timeline.makespan_s,
+        ]
+
+answers = [list(predictions()), list(replays())]
+"""
 
 
 def run(program: str) -> str:
@@ -52,3 +104,12 @@ def test_a_search_is_drawn_without_torch():
         "print(len(figure_predictions(search('gpt2', 'dgx-a100', gpus=2, batch=8).plans).data))"
     )
     assert int(run(program)) > 0
+
+
+def test_one_plan_and_a_replay_need_no_numpy_and_are_equal_to_the_bit():
+    printed = "import json\nprint(json.dumps(answers))"
+    without, found = json.loads(run(REFUSED + ANSWERS + printed)), {}
+    exec("import numpy\n" + ANSWERS, found)
+    assert without == json.loads(json.dumps(found["answers"]))
+    predictions, replays = without
+    assert len(replays) >= 9 and sum(not isinstance(each, str) for each in predictions) > 40

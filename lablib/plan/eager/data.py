@@ -21,9 +21,7 @@ without, the program waits for each collective, as torch does on a CPU.
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
-from lablib.cost.arrays import Numbers, distinct_rows, maximum, minimum
+from lablib.cost.arrays import Numbers, distinct_rows, is_array, maximum, minimum, np
 from lablib.plan.eager.optimizer import layer_pass_s, layer_tensors
 from lablib.plan.machine import AxisTime
 from lablib.plan.parameters_per_rank import ParametersPerRank
@@ -123,7 +121,7 @@ def _behind_s(
 
 def _buckets(setup: Setup) -> Buckets:
     cut = (setup.tensor, setup.pipeline)
-    if not any(isinstance(number, np.ndarray) for number in cut):
+    if not any(is_array(number) for number in cut):
         return _filled(setup)
     distinct, which = distinct_rows(*cut)
     found = np.array(

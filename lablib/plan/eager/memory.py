@@ -21,9 +21,7 @@ their last use are not modelled.
 
 from typing import NamedTuple
 
-import numpy as np
-
-from lablib.cost.arrays import Numbers, minimum
+from lablib.cost.arrays import Numbers, highest, is_array, minimum, np
 from lablib.plan.eager.experts import sent_bytes
 from lablib.plan.eager.ring import held_in_backward
 from lablib.plan.setup import Setup
@@ -211,7 +209,7 @@ def largest(moments: list[Moment]) -> Moment:
     best = moments[0]
     for moment in moments[1:]:
         is_more = sum(moment) > sum(best)
-        if isinstance(is_more, np.ndarray):
+        if is_array(is_more):
             best = Moment(*[np.where(is_more, a, b) for a, b in zip(moment, best, strict=True)])
         elif is_more:
             best = moment
@@ -235,7 +233,7 @@ def stage_of(setup: Setup, step: StepTimes, rank: Numbers, layers: Numbers) -> S
     kept = policy.saved_bytes(work, machine.stack, entering, layers)
     recomputed = policy.working_bytes(work, kept, layers) - (policy.kind == "full") * entering
     tied = is_first * is_last * parameters.tied
-    has_ring = bool(np.any(setup.context > 1)) and not model.latent
+    has_ring = bool(highest(setup.context) > 1) and not model.latent
     entrance_columns = (model.num_heads + 2 * model.kv_heads) * model.head_size / setup.tensor  # Q, K and V
     return Stage(
         layers=layers,

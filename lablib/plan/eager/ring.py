@@ -31,9 +31,7 @@ Simplified: the first rank, which keeps a copy of the output unlike the last one
 
 from typing import NamedTuple
 
-import numpy as np
-
-from lablib.cost.arrays import Numbers, maximum
+from lablib.cost.arrays import Numbers, is_array, maximum
 from lablib.models.transformer import Transformer
 from lablib.plan import layer
 from lablib.plan.eager.operators import kernel, kernels
@@ -63,7 +61,7 @@ class _Shard(NamedTuple):
 def core_attention(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """Attention between its products, on H / t heads and T / c queries: the ring where there are several ranks."""
     alone = layer.core_attention(machine, model, sizes)
-    if isinstance(sizes.context, np.ndarray):
+    if is_array(sizes.context):
         is_ring = 1.0 * (sizes.context > 1)
         return alone.times(1 - is_ring).plus(_ring(machine, model, sizes).times(is_ring))
     return alone if sizes.context == 1 else _ring(machine, model, sizes)
