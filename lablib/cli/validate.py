@@ -20,8 +20,8 @@ from lablib.validation.conditions import (
     with_default_software,
 )
 from lablib.validation.cross_validate import HeldOut, cross_validate, held_out_text, read_held_out
-from lablib.validation.page import markdown, mixtures_sentence, with_section
-from lablib.validation.rows import PublishedRow, published_mixtures, published_rows, read_rows
+from lablib.validation.page import Results, markdown, mixtures_sentence, others_sentence, with_section
+from lablib.validation.rows import PublishedRow, published_mixtures, published_others, published_rows, read_rows
 from lablib.validation.score import Predictor, ScoreReport, score
 from lablib.validation.tables import (
     HEADING,
@@ -69,31 +69,30 @@ def validate_command(
         rows = published_rows() if file is None else read_rows(file)
         report = score(rows, _planner())
         _check_any(rows, report)
-        mixtures = score(published_mixtures(), _planner()) if file is None else None
-        default = score(with_default_software(rows), _planner())
-        held_out = _leave_out(rows, lambda row: row.family) if leaves_out else []
-        without_software = _leave_out(rows, software_name) if leaves_out else []
+        results = Results(
+            report,
+            held_out=_leave_out(rows, lambda row: row.family) if leaves_out else [],
+            without_software=_leave_out(rows, software_name) if leaves_out else [],
+            mixtures=score(published_mixtures(), _planner()) if file is None else None,
+            others=score(published_others(), _planner()) if file is None else None,
+            default=score(with_default_software(rows), _planner()),
+        )
     except ValueError as error:
         raise CourseError(str(error)) from None
     if page is not None:
-        _write(report, (held_out, without_software), page, readme, mixtures, default)
+        _write(results, page, readme)
     if as_json:
-        answer = report.to_json() | ({"mixtures": mixtures.to_json()} if mixtures else {})
+        separate = {name: getattr(results, name) for name in ("mixtures", "others")}
+        answer = report.to_json() | {name: each.to_json() for name, each in separate.items() if each}
         print(json.dumps(answer, indent=2))
     else:
-        print(text(report, rows, held_out, mixtures, default, without_software))
+        print(text(results, rows))
     return 0
 
 
-def text(
-    report: ScoreReport,
-    rows: Sequence[PublishedRow] = (),
-    held_out: Sequence[HeldOut] = (),
-    mixtures: ScoreReport | None = None,
-    default: ScoreReport | None = None,
-    without_software: Sequence[HeldOut] = (),
-) -> str:
+def text(results: Results, rows: Sequence[PublishedRow] = ()) -> str:
     """The report as tables for a terminal; the unused fields of `rows` are named."""
+    report, held_out, without_software, mixtures, others, default = results
     parts = [table(HEADING, time_lines(report))]
     if report.memory()["rows"]:
         parts.append(table(MEMORY_HEADING, memory_lines(report)))
@@ -107,6 +106,8 @@ def text(
         parts.append(table(WORST_HEADING, worst_lines(report, _WORST)))
     if mixtures is not None and mixtures.all()["rows"]:
         parts += [mixtures_sentence(mixtures), table(HEADING, time_lines(mixtures))]
+    if others is not None and others.all()["rows"]:
+        parts += [others_sentence(others), table(HEADING, time_lines(others))]
     if report.skipped:
         parts.append(table(REFUSED_HEADING, refused_lines(report.skipped)))
         parts.append(
@@ -149,33 +150,24 @@ def _leave_out(rows: Sequence[PublishedRow], group: Callable[[PublishedRow], str
         return cross_validate(rows, constants(), planner_with, progress=progress, group=group)
 
 
-def _write(
-    report: ScoreReport,
-    fits: tuple[Sequence[HeldOut], Sequence[HeldOut]],
-    page: Path,
-    readme: Path | None,
-    mixtures: ScoreReport | None,
-    default: ScoreReport,
-) -> None:
+def _write(results: Results, page: Path, readme: Path | None) -> None:
     """Write the page, its picture and the held-out errors next to it, and the README's section."""
     from lablib.figures.plans.validation import validation_svg
     from lablib.validation.constants import constants
 
     picture, saved = page.with_suffix(".svg"), page
     try:
-        results = []
-        for fit, name in zip(fits, ("held_out", "held_out_software"), strict=True):
+        for field, name in (("held_out", "held_out"), ("without_software", "held_out_software")):
             saved = page.with_name(f"{page.stem}_{name}.json")
-            if fit:
+            if fit := getattr(results, field):
                 write_text(saved, held_out_text(fit, constants()))
-            results.append(read_held_out(read_text(saved))[0] if saved.exists() else [])
-        held_out, without_software = results
-        write_text(page, markdown(report, picture.name, held_out, mixtures, default, without_software))
-        write_text(picture, validation_svg(report))
+            found = read_held_out(read_text(saved))[0] if saved.exists() else []
+            results = results._replace(**{field: found})
+        write_text(page, markdown(results, picture.name))
+        write_text(picture, validation_svg(results.report))
         if readme is not None:
             to_picture, to_page = (Path(os.path.relpath(path, readme.parent)).as_posix() for path in (picture, page))
-            shown = (report, to_picture, to_page, held_out, mixtures, default, without_software)
-            write_text(readme, with_section(read_text(readme), *shown))
+            write_text(readme, with_section(read_text(readme), results, to_picture, to_page))
     except OSError as error:
         raise CourseFailure(f"the page cannot be written to {page}: {error.strerror or error}") from None
     except ValueError as error:

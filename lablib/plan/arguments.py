@@ -29,7 +29,7 @@ from lablib.signature import Count, OneOf, WrongType, check_arguments, shown
 
 PRECISIONS = ("float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
 NARROW = ("float8", "float4")
-TRAINABLE = ("all", "lora")
+TRAINABLE = ("all", "lora", "qlora")
 OFFLOAD = ("optimizer", "activations")
 _AXES = ("data", "tensor", "pipeline", "context", "expert", "chunks", "replicas")
 

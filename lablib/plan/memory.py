@@ -33,6 +33,7 @@ from lablib.pipeline.closed_form import in_flight
 from lablib.pipeline.sums import where
 from lablib.plan.eager import peak as eager_peak
 from lablib.plan.optimizer_step import own_parameters, state_bytes, update_bytes
+from lablib.plan.pieces import QUANTIZED_BYTES
 from lablib.plan.setup import Setup
 from lablib.plan.step import StepTimes, layers_of
 
@@ -98,7 +99,8 @@ def stage_memory(setup: Setup, step: StepTimes, rank: Numbers) -> RankMemory:
         activation = where(has_one, where(is_early, activation, left), activation)
         gradient = where(has_one & is_early, 0.0 * gradient, gradient)
     return RankMemory(
-        parameter=split_from(machine.width, 3) + _copy_bytes(setup, shared, expert),
+        parameter=split_from(QUANTIZED_BYTES if setup.has_narrow_weights else machine.width, 3)
+        + _copy_bytes(setup, shared, expert),
         gradient=gradient,
         optimizer_state=state,
         activation=activation,

@@ -28,6 +28,7 @@ from lablib.plan.machine import Machine, PassTime
 from lablib.plan.parameters_per_rank import ParametersPerRank, parameters_per_rank
 from lablib.plan.setup import Setup
 
+QUANTIZED_BYTES = 0.516  # 4 bits, and an 8-bit scale for 64 of them (arXiv 2305.14314, section 3)
 _FEW = 512  # up to so many cuts are computed one by one and cached; more are cheaper as arrays
 
 
@@ -63,9 +64,9 @@ class Pieces(NamedTuple):
 class _Table:
     """The pieces of one model on one machine, by the cut of a layer."""
 
-    def __init__(self, machine: Machine, model: Transformer, has_weight_gradients: bool, hides_experts: bool):
+    def __init__(self, machine: Machine, model: Transformer, trainable: str, hides_experts: bool):
         self.machine, self.model = machine, model
-        self.has_weight_gradients, self.hides_experts = has_weight_gradients, hides_experts
+        self.trainable, self.hides_experts = trainable, hides_experts
         self.of_one = lru_cache(maxsize=4096)(self.of)
 
     def of(self, sizes: Sizes) -> Pieces:
@@ -73,7 +74,10 @@ class _Table:
         work = layer_work(machine, model, sizes)
         both = eager if machine.stack.is_eager else embedding_and_head
         embedding, head = both.embedding(machine, model, sizes), both.head(machine, model, sizes)
-        if not self.has_weight_gradients:
+        parameters = parameters_per_rank(model, sizes.tensor, sizes.expert, sizes.expert_tensor)
+        if self.trainable == "qlora":
+            work = work.plus(_widened(machine, parameters))
+        if self.trainable != "all":
             work, embedding, head = (
                 each._replace(weight=PassTime(), accumulate=PassTime()) for each in (work, embedding, head)
             )
@@ -94,7 +98,7 @@ class _Table:
             layer=work,
             embedding=_kernels_alone(embedding),
             head=_kernels_alone(head),
-            parameters=parameters_per_rank(model, sizes.tensor, sizes.expert, sizes.expert_tensor),
+            parameters=parameters,
             forward_s=machine.time_s(forward),
             input_s=machine.time_s(backward),
             weight_s=machine.time_s(work.weight),
@@ -108,14 +112,14 @@ class _Table:
 
 
 @lru_cache(maxsize=256)
-def _table(machine: Machine, model: Transformer, has_weight_gradients: bool, hides_experts: bool) -> _Table:
-    return _Table(machine, model, has_weight_gradients, hides_experts)
+def _table(machine: Machine, model: Transformer, trainable: str, hides_experts: bool) -> _Table:
+    return _Table(machine, model, trainable, hides_experts)
 
 
 def pieces_of(setup: Setup) -> Pieces:
     """The pieces of a plan, or of many."""
     hides_experts = setup.schedule == "dualpipe-v" or setup.machine.stack.hides_dispatch
-    table = _table(setup.machine, setup.model, setup.has_weight_gradients, hides_experts)
+    table = _table(setup.machine, setup.model, setup.trainable, hides_experts)
     if not any(is_array(number) for number in setup.sizes):
         return table.of_one(setup.sizes)
     distinct, which = distinct_rows(*setup.sizes)
@@ -163,6 +167,13 @@ def layer_work(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     if share == 1:  # no dense MLP, so its peak does not count
         return attention.plus(mixed)
     return attention.plus(mixed).plus(block.mlp(machine, model, sizes).times(1 - share))
+
+
+def _widened(machine: Machine, parameters: ParametersPerRank) -> Work:
+    """Weights of 4 bits, read and written as 16 bits before the products of a pass, matrix by matrix."""
+    moved = (parameters.layer + parameters.expert_layer) * (QUANTIZED_BYTES + machine.width)
+    once = PassTime(memory_s=machine.stream_s(moved), kernels=7)
+    return Work(once, once, PassTime())
 
 
 def _stage_time(machine: Machine, work: Work) -> StageTime:

@@ -70,7 +70,8 @@ def predict(
             (default_stack.py). The result names it.
         compression: of the data axis's gradients, a name or a record of gradient_compression.py.
         offload: any of "optimizer" and "activations": kept in the host's memory.
-        trainable: "all", or "lora": the model's own weights have no gradients.
+        trainable: "all"; "lora": the model's own weights have no gradients; "qlora": and 4 bits each (Dettmers et al.,
+            2023, arXiv 2305.14314), which every pass of a layer widens.
         derating: losses of real machines; `lablib.plan.derating.IDEAL` predicts measurements of the simulator.
         host_link: the link between device and host.
         order: the axes from the one with distant ranks to the one with neighbours (order.py); None: pipeline, data,

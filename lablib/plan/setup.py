@@ -34,7 +34,7 @@ class Setup:
         recompute: the policy of activation recomputation.
         schedule: of the pipeline.
         optimizer, compression: records of optimizers.py and gradient_compression.py.
-        trainable: "all", or "lora": the model's own weights have no gradients and no states.
+        trainable: "all", or "lora": the model's own weights have no gradients and no states; "qlora": and 4 bits each.
         offload: any of "optimizer" and "activations": kept in the host's memory.
         host_link: the link between device and host.
         software: the stack's name, and the reason for it.
@@ -94,6 +94,11 @@ class Setup:
     def has_weight_gradients(self) -> bool:
         """Whether the model's own weights are trained."""
         return self.trainable == "all"
+
+    @property
+    def has_narrow_weights(self) -> bool:
+        """Whether the model's own weights have 4 bits, and are widened for every pass."""
+        return self.trainable == "qlora"
 
     @cached_property
     def is_eager(self) -> bool:

@@ -158,9 +158,9 @@ _MEGATRON_2021 = {
     "data_overlap": False,
 }
 
-# In 16-bit widths: the gate's SiLU and product (4 and 7 with the two tensors that a gate adds), two gradients that a
-# residual adds; per logit a cast (2 and 4 bytes), the logarithm of the softmax (4 and 4), its gradient (4, 8 and 4), a cast
-# back (4 and 2).
+# In 16-bit widths: the gate's SiLU and product (4 and 7, with the two tensors that a gate adds), two gradients that a
+# residual adds. Per logit: a cast (2 and 4 bytes), the logarithm of the softmax (4 and 4), its gradient (4, 8 and 4), a
+# cast back (4 and 2).
 _EAGER = {
     "passes_norm": (2, 4),
     "passes_activation": (4, 7),

@@ -25,7 +25,7 @@ constants.py        the fitted constants, and their bounds
 from lablib.validation.case import Case, cases_of
 from lablib.validation.cross_validate import Constant, HeldOut, cross_validate
 from lablib.validation.evidence import Evidence, evidence_of
-from lablib.validation.rows import PublishedRow, published_mixtures, published_rows, read_rows
+from lablib.validation.rows import PublishedRow, published_mixtures, published_others, published_rows, read_rows
 from lablib.validation.score import ScoreReport, score
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "read_rows",
     "published_rows",
     "published_mixtures",
+    "published_others",
     "Case",
     "cases_of",
     "ScoreReport",

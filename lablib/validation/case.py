@@ -1,7 +1,7 @@
 """Arguments of the predictor for a row: every convention is a numbered rule.
 
 C1 to C15 are listed here (C5 is applied in row_software.py, C4, C6 and C12 to C15 in software.py, C1, C8 and C9 in
-splits.py), A1 to A7 in architecture.py, M1 to M5 in machine.py.
+splits.py), A1 to A7 in architecture.py, M1 to M6 in machine.py.
 
     C1  Ranks: dp, tp, pp, cp as stated; dp not stated is gpus / (tp pp cp). Their product must be the number of GPUs.
         Experts: ep x etp divides the ranks of a stage. etp not stated: experts are split as attention is, over data and
@@ -38,10 +38,11 @@ splits.py), A1 to A7 in architecture.py, M1 to M5 in machine.py.
     C8  Sharding: fsdp as named by torch (FULL_SHARD: ZeRO-3; SHARD_GRAD_OP: ZeRO-3 that keeps the parameters gathered;
         HYBRID_SHARD: within a node) or, as a number, the ranks of Megatron-FSDP's sharding group; 0, "none"
         or false is not stated. Otherwise zero_stage; otherwise 1 for "megatron-core" (Megatron-Core's distributed
-        optimizer), 0 for others. torchtitan keeps ZeRO-3's parameters gathered in a pipeline (its default).
+        optimizer), 0 for others. zero_shard_group: the ranks that split its states; not stated: the data axis.
+        torchtitan keeps ZeRO-3's parameters gathered in a pipeline (its default).
     C9 Sequence parallelism: stated; otherwise on with tensor parallelism, except for Megatron before flash attention,
         which did not have it.
-    C10 Notes with the word "LoRA" (not "no LoRA", nor "exploration") train adapters only.
+    C10 Notes with the word "LoRA" or "QLoRA" (not "no LoRA", nor "exploration") train adapters only.
     C11 Open settings (micro-batch, chunks, recomputation) are assumed to be tuned: of all choices that divide, the
         fastest with a predicted memory that fits the GPU. `cases_of` returns all; score.py takes that one.
     C12 Dispatcher: DeepEP and HybridEP send a token once to each node and rank ("deduplicated"); others, or none
@@ -135,7 +136,7 @@ def cases_of(row: PublishedRow) -> tuple[Case, ...]:
         schedule=_schedule(row),
         optimizer=optimizer_of(row),
         stack=stack_as_stated(row, stack),
-        trainable="lora" if is_named(row.text("notes"), "q?lora") else "all",
+        trainable=next((kind for kind in ("qlora", "lora") if is_named(row.text("notes"), kind)), "all"),
         offload=offload_of(row),
     )
     if not (choices := tuple(_choices(row, case))):

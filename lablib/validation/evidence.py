@@ -7,11 +7,11 @@ The distance of two runs is a sum; 1 is a model of twice the size:
     2 for twice the width of the dtype, 1 for other software, 2 for a mixture of experts against a dense model
     infinity for a technique of which only one of them makes use (`Question.apart`)
 
-The band is the predicted time times exp(+-w). w is the second largest |ln(predicted / measured)| of the nearest 12
-runs, widened by a tenth for each unit of their mean distance. If fewer than 12 runs are within RADIUS, there is no
+The band is the predicted time times exp(+-w). w is the third largest |ln(predicted / measured)| of the nearest 12
+runs, widened by a twentieth for each unit of their mean distance. If fewer than 12 runs are within RADIUS, there is no
 band: "no evidence".
 
-For exchangeable errors the second largest of 12 covers 11 of 13 new runs (Lei et al., "Distribution-free predictive
+For exchangeable errors the third largest of 12 covers 10 of 13 new runs (Lei et al., "Distribution-free predictive
 inference for regression", JASA 113, 2018, arXiv 1604.04173, section 2). Two sources are not exchangeable, so
 weights, radius and widening were chosen, and are tested, with all runs of a source left out: 75 to 85% of the runs with
 evidence must be in their band.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 NEAREST = 12
 RADIUS = 5.5
-_WIDENING = 0.1  # of the band, per unit of distance
+_WIDENING = 0.05  # of the band, per unit of distance
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def evidence_at(question: Question, step_time_s: float, runs: Iterable[MeasuredR
         return Evidence(len(near), reason=_reason(question, near, [run for *_, run in known]))
     nearest = nsmallest(NEAREST, near, key=lambda each: (each[0], each[2].id))
     mean_distance = sum(each[0] for each in nearest) / NEAREST
-    width = sorted(each[1] for each in nearest)[-2] * (1 + _WIDENING * mean_distance)
+    width = sorted(each[1] for each in nearest)[-3] * (1 + _WIDENING * mean_distance)
     ratios = [run.ratio for *_, run in near]
     low, middle, high = quantiles(ratios, n=4, method="inclusive")
     return Evidence(

@@ -51,7 +51,7 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
     "hardware": _texts("gpu interconnect cluster")
     | _counts("gpus nodes", 10_000_000)
     | _counts("gpus_per_node", 100_000),
-    "parallel": _counts("dp tp pp cp ep etp model_parallel", 10_000_000)
+    "parallel": _counts("dp tp pp cp ep etp model_parallel zero_shard_group", 10_000_000)
     | _counts("vpp", 10_000)
     | {
         "sequence_parallel": Field(FLAG),

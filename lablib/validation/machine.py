@@ -14,6 +14,7 @@ M4 The text of the interconnect changes bandwidths between nodes. Parts of it (b
     (bigscience-workshop/bigscience, experiments/bandwidth/all_reduce_bench-a100-n4.txt, 41.8 Gb/s of all-reduce).
 M5 Its technology gives the latency (RoCE, EFA, Ethernet, Slingshot; otherwise InfiniBand's). Nothing stated: the node's
     NICs.
+M6 "H100" alone in pages of torchtitan and torchao is Meta's, with 96 GB at 500 W, as torchtitan's benchmarks state.
 """
 
 import re
@@ -23,7 +24,7 @@ from types import MappingProxyType
 from lablib.errors import unknown_name
 from lablib.hardware import CLUSTERS, DEVICES, LINKS, Cluster, Link
 from lablib.validation.rows import PublishedRow
-from lablib.validation.synonyms import gpu_key
+from lablib.validation.synonyms import gpu_key, is_named
 
 
 def _gpus() -> Iterator[tuple[str, tuple[str, str]]]:
@@ -64,6 +65,8 @@ def cluster_of(row: PublishedRow) -> Cluster:
         ValueError: the GPU is not in the catalogue (the message has the nearest names).
     """
     name = row.hardware["gpu"]
+    if gpu_key(name) == "h100" and is_named(row.source.get("title", "").lower(), "torchtitan|torchao"):
+        name = "H100-96GB-SXM-500W"  # M6
     if gpu_key(name) not in GPUS:
         raise unknown_name("GPU", name, list(GPUS))
     device, base = GPUS[gpu_key(name)]

@@ -18,7 +18,7 @@ from lablib.plan.derating import USUAL
 from lablib.plan.predict import predict
 from lablib.plan.prediction import Prediction
 from lablib.text.files import parse_json, read_text
-from lablib.validation.rows import PublishedRow, published_mixtures, published_rows
+from lablib.validation.rows import PublishedRow, published_mixtures, published_others, published_rows
 from lablib.validation.score import best, prepare
 
 FILE = Path(__file__).with_name("measured_runs.jsonl")
@@ -64,7 +64,7 @@ def question_of(prediction: Prediction) -> Question:
         raise ValueError("evidence needs a prediction with its setup: got one without; make it with predict")
     device = setup.machine.cluster.device
     apart = (
-        ("LoRA", setup.trainable == "lora"),
+        ("LoRA", setup.trainable != "all"),
         ("offload", bool(setup.offload)),
         ("compression of gradients", setup.compression.name != "none"),
         ("ZeRO++", bool(setup.zero_plus_plus)),
@@ -95,7 +95,7 @@ def source_of(row: PublishedRow) -> str:
 def compute_runs(rows: Iterable[PublishedRow] | None = None) -> list[MeasuredRun]:
     """The points of rows that state a time and are not refused; None: of all published rows of this package."""
     runs = []
-    for one in prepare([*published_rows(), *published_mixtures()] if rows is None else rows)[0]:
+    for one in prepare([*published_rows(), *published_mixtures(), *published_others()] if rows is None else rows)[0]:
         if one.measured.step_time_s is not None:
             try:
                 _, found = best(one.cases, predict)

@@ -6,7 +6,8 @@ One JSON object per line:
     model layers, hidden, heads, kv_heads, ffn, seq, vocab, name, params or params_b; for mixtures of experts experts,
                 experts_per_token, expert_ffn, shared_experts, dense_layers, mtp_layers
     hardware    gpu, gpus, gpus_per_node, nodes, interconnect, cluster
-    parallel    dp, tp, pp, cp, ep, etp, vpp, zero_stage, fsdp, sequence_parallel, ep_overlap, model_parallel (tp x pp),
+    parallel    dp, tp, pp, cp, ep, etp, vpp, zero_stage, zero_shard_group (ranks that split ZeRO's states), fsdp,
+                sequence_parallel, ep_overlap, model_parallel (tp x pp),
                 offload: states kept by the host, "optimizer", "activations" or both
     batch       global (sequences in a step), micro, grad_accum, local (sequences of one replica in a step)
     measured    iteration_s, tokens_per_s, model_tflops_per_gpu, mfu, memory_gib_per_gpu, ... (measured.py)
@@ -80,6 +81,12 @@ def published_rows() -> list[PublishedRow]:
 def published_mixtures() -> list[PublishedRow]:
     """Published runs of mixtures of experts in this package. They were not used in any fit."""
     return read_rows(Path(__file__).with_name("published_moe_runs.jsonl"))
+
+
+def published_others() -> list[PublishedRow]:
+    """Published runs of other programs and accelerators in this package. No constant was fitted to all of them."""
+    names = ("published_other_runs.jsonl", "published_accelerator_runs.jsonl")
+    return [row for name in names for row in read_rows(Path(__file__).with_name(name))]
 
 
 def read_rows(path: str | Path) -> list[PublishedRow]:

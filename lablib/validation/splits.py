@@ -30,6 +30,9 @@ def parallel_of(row: PublishedRow, data: int, stack: str, cluster: Cluster) -> P
     sharding: dict[str, Any] = {"zero_stage": axes.get("zero_stage", 1 if stack == "megatron-core" else 0)}
     if (name := sharding_named(str(axes.get("fsdp", "none")))) != "none":
         sharding = _fsdp(name, data, axes.get("cp", 1), cluster)
+    group = axes.get("zero_shard_group", data)
+    if group < data and data % group == 0:
+        sharding["replicas"] = data // group
     if sharding["zero_stage"] == 3 and stack.startswith("torch-compile") and axes.get("pp", 1) > 1:
         sharding.setdefault("reshard_after_forward", False)
     sequence_parallel = axes.get("sequence_parallel", False if stack in OLD_MEGATRON else None)

@@ -52,7 +52,7 @@ from lablib.studies.placement import PlacedMesh
 from lablib.studies.step_memory import memory_of_step
 from lablib.text.markup import in_html, in_picture, link_in_markdown, paragraph, plain
 from lablib.validation import published_rows, score
-from lablib.validation.page import markdown
+from lablib.validation.page import Results, markdown
 from lablib.widgets import Choice, explore
 
 MARK = "<img src=x onerror=alert(1)>\"><script>alert(2)</script>&'<a href='javascript:alert(3)'>"
@@ -339,7 +339,7 @@ def test_the_picture_of_the_validation_shows_a_name_as_it_is_written():
 
 
 def test_the_page_of_the_validation_shows_a_name_as_it_is_written():
-    page = markdown(report(), "picture.svg")
+    page = markdown(Results(report()), "picture.svg")
     assert "alert(1)" in page
     assert_dead(page)
     assert link_in_markdown("a", "javascript:alert(1)") == "a"

@@ -94,10 +94,10 @@ def test_error_and_band_are_those_of_the_runs(ratios, step_s):
     low, high = evidence.band_s
     assert low * high == pytest.approx(step_s**2)
     if len(ratios) == NEAREST:  # all at distance 0: no widening
-        width = sorted(abs(log(ratio)) for ratio in ratios)[-2]
+        width = sorted(abs(log(ratio)) for ratio in ratios)[-3]
         assert high == pytest.approx(step_s * exp(width))
-        # As measured times: 11 of the 12 runs are inside.
-        assert sum(low <= step_s / ratio * (1 + 1e-9) and step_s / ratio <= high * (1 + 1e-9) for ratio in ratios) >= 11
+        # As measured times: 10 of the 12 runs are inside.
+        assert sum(low <= step_s / ratio * (1 + 1e-9) and step_s / ratio <= high * (1 + 1e-9) for ratio in ratios) >= 10
 
 
 @given(far=st.floats(0, 2 * RADIUS))
@@ -107,7 +107,7 @@ def test_distant_runs_widen_the_band_until_they_are_no_evidence(far):
     ]
     evidence = evidence_at(ONE, 1.0, runs)
     if far < RADIUS - 1e-6:
-        assert evidence.band_s and evidence.band_s[1] == pytest.approx(1.1 ** (1 + far / 10))
+        assert evidence.band_s and evidence.band_s[1] == pytest.approx(1.1 ** (1 + far / 20))
     elif far > RADIUS + 1e-6:
         assert evidence.band_s is None and evidence.num_runs == 0
         assert str(evidence).startswith("no evidence: no measured run is near; the nearest, run-0, differs most in")
@@ -130,7 +130,6 @@ def test_the_sentence_has_count_error_and_band():
         {"derating": IDEAL},
         {"parallel": Parallel(data=8), "compression": "int8"},
         {"offload": ("optimizer",)},
-        {"trainable": "lora"},
     ],
 )
 def test_a_technique_that_no_run_measured_has_no_evidence(changes):
@@ -141,7 +140,7 @@ def test_a_technique_that_no_run_measured_has_no_evidence(changes):
 
 
 def test_a_device_that_no_run_measured_has_no_evidence():
-    evidence = predict("llama-3-8b", "mi300x", Parallel(data=8), batch=64).evidence
+    evidence = predict("llama-3-8b", "dgx-v100", Parallel(data=8), batch=64, precision="float16").evidence
     assert evidence.band_s is None and "differs most in device" in evidence.reason
 
 

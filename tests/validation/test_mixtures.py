@@ -12,7 +12,7 @@ from lablib.validation.case import cases_of
 from lablib.validation.constants import planner_with
 from lablib.validation.doubts import MIXTURE_DOUBTS
 from lablib.validation.measured import measured_of
-from lablib.validation.page import markdown, mixtures_sentence, with_section
+from lablib.validation.page import Results, markdown, mixtures_sentence, with_section
 from lablib.validation.score import ScoreReport, score
 
 
@@ -83,13 +83,13 @@ def test_every_row_is_scored_and_the_others_do_not_see_them(report):
 
 def test_the_page_has_a_section_of_their_own(report):
     empty = ScoreReport(())
-    page = markdown(empty, "a.svg", (), report)
-    assert "## Mixtures of experts" in page and "Mixtures of experts" not in markdown(empty, "a.svg")
+    page = markdown(Results(empty, mixtures=report), "a.svg")
+    assert "## Mixtures of experts" in page and "Mixtures of experts" not in markdown(Results(empty), "a.svg")
     assert page.index(mixtures_sentence(report)) > page.index("## Mixtures of experts")
     assert all(one.row.id in page for one in report.timed) and all(doubt in page for doubt in MIXTURE_DOUBTS)
     readme = "<!-- validation -->\n<!-- /validation -->"
     made = score([report.scored[0].row], predict)
-    assert mixtures_sentence(report) in with_section(readme, made, "a.svg", "a.md", (), report)
+    assert mixtures_sentence(report) in with_section(readme, Results(made, mixtures=report), "a.svg", "a.md")
 
 
 def test_what_the_page_calls_doubtful_of_them_is_so(report, mixtures, monkeypatch):

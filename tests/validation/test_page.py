@@ -5,13 +5,13 @@ import re
 import pytest
 
 from lablib.validation.cross_validate import HeldOut
-from lablib.validation.page import markdown, sentence, with_section
+from lablib.validation.page import Results, markdown, sentence, with_section
 from lablib.validation.score import ScoreReport
 from lablib.validation.tables import TARGETS, time_lines
 
 
 def test_the_page_has_a_line_for_every_group_and_names_the_worst_row(made_up):
-    page = markdown(made_up, "validation.svg")
+    page = markdown(Results(made_up), "validation.svg")
     for name, figures in made_up.groups().items():
         assert re.search(rf"^\| {name} \| {figures['rows']} \| {figures['mape']:.1f}% \|", page, re.MULTILINE), name
     worst = made_up.worst(1)[0]
@@ -20,17 +20,17 @@ def test_the_page_has_a_line_for_every_group_and_names_the_worst_row(made_up):
 
 
 def test_the_same_report_gives_the_same_page(made_up):
-    assert markdown(made_up, "a.svg") == markdown(made_up, "a.svg")
+    assert markdown(Results(made_up), "a.svg") == markdown(Results(made_up), "a.svg")
 
 
 def test_every_source_is_cited_with_its_address(made_up):
-    page = markdown(made_up, "a.svg")
+    page = markdown(Results(made_up), "a.svg")
     for one in made_up.scored:
         assert one.row.source["url"].split("#")[0] in page, one.row.id
 
 
 def test_a_target_that_is_missed_is_said_with_by_how_much(made_up):
-    page, groups = markdown(made_up, "a.svg"), made_up.groups()
+    page, groups = markdown(Results(made_up), "a.svg"), made_up.groups()
     missed = {name for name in TARGETS if groups[name]["mape"] > TARGETS[name]}
     times, memory = page.split("## Memory")
     assert set(re.findall(r"^- `([\w-]+)` by \d", times, re.MULTILINE)) == missed and missed
@@ -50,13 +50,15 @@ def test_rows_that_were_left_out_are_on_the_page(line, fixed):
     from lablib.validation.score import score
 
     report = score(parse_rows([line(), line({"id": "mine-b", "parallel.dp": 4})]), lambda **_: fixed())
-    assert "| mine-b | 2 | dp x tp x pp x cp must be the number of GPUs: got 16 and 8 |" in markdown(report, "a.svg")
+    assert "| mine-b | 2 | dp x tp x pp x cp must be the number of GPUs: got 16 and 8 |" in markdown(
+        Results(report), "a.svg"
+    )
 
 
 def test_errors_held_out_stand_beside_those_that_were_fitted(made_up):
-    page = markdown(made_up, "a.svg", [HeldOut("bloom", 38, 9.5, 8.25, 9.75, {})])
+    page = markdown(Results(made_up, [HeldOut("bloom", 38, 9.5, 8.25, 9.75, {})]), "a.svg")
     assert "| bloom | 38 | 9.5% | 8.2% | 9.8% |" in page
-    assert "Leave one source out" not in markdown(made_up, "a.svg")
+    assert "Leave one source out" not in markdown(Results(made_up), "a.svg")
 
 
 def test_the_sentence_has_the_error_and_the_naive_one(made_up):
@@ -68,12 +70,12 @@ def test_the_sentence_has_the_error_and_the_naive_one(made_up):
 
 def test_the_readme_changes_between_its_marks_only(made_up):
     readme = "# A\n\n<!-- validation -->\nold\n<!-- /validation -->\n\nlast\n"
-    new = with_section(readme, made_up, "docs/validation.svg", "docs/validation.md")
+    new = with_section(readme, Results(made_up), "docs/validation.svg", "docs/validation.md")
     assert new.startswith("# A\n\n<!-- validation -->\n![Predicted") and new.endswith("<!-- /validation -->\n\nlast\n")
     assert "old" not in new and sentence(made_up) in new and "(docs/validation.svg)" in new
-    assert with_section(new, made_up, "docs/validation.svg", "docs/validation.md") == new
+    assert with_section(new, Results(made_up), "docs/validation.svg", "docs/validation.md") == new
 
 
 def test_a_readme_without_marks_is_not_touched(made_up):
     with pytest.raises(ValueError, match="it has no marks <!-- validation -->"):
-        with_section("# A\n", made_up, "a.svg", "a.md")
+        with_section("# A\n", Results(made_up), "a.svg", "a.md")

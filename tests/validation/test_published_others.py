@@ -1,19 +1,15 @@
 """Published runs of other programs than the fitted ones and of other accelerators: valid rows, each with its source."""
 
-from pathlib import Path
-
 import pytest
 
-from lablib import validation
 from lablib.validation.case import cases_of
-from lablib.validation.rows import read_rows
-from lablib.validation.software import year_of
+from lablib.validation.row_software import year_of
+from lablib.validation.rows import published_others
 
 
 @pytest.fixture(scope="module")
 def others():
-    names = ("published_other_runs.jsonl", "published_accelerator_runs.jsonl")
-    return [row for name in names for row in read_rows(Path(validation.__file__).with_name(name)) if row.is_scorable]
+    return [row for row in published_others() if row.is_scorable]
 
 
 def test_each_row_names_its_source_how_it_was_read_and_its_year(others):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from lablib.figures import validation_svg
 from lablib.text.units import plural
 from lablib.validation.case import cases_of
-from lablib.validation.page import markdown, mixtures_sentence, sentence
+from lablib.validation.page import Results, markdown, mixtures_sentence, sentence
 from lablib.validation.rows import parse_rows
 from lablib.validation.score import best, score, statistics
 from lablib.validation.tables import time_lines
@@ -104,7 +104,7 @@ def test_a_source_of_which_every_row_is_refused_is_in_the_summary(row):
     report = score([row(), row({"id": "mine-two", "measured": {"memory_gib_per_gpu": 30.0}})], refuses)
     assert report.all() == {"rows": 1, "refused": 1, "mape": 100, "median": 100, "bias": -100, "max": 100}
     assert set(report.families()) == {"mine"} and report.memory()["refused"] == 1
-    assert "On 1 published runs of 1 sources (1 refused" in markdown(report, "a.svg")
+    assert "On 1 published runs of 1 sources (1 refused" in markdown(Results(report), "a.svg")
 
 
 def test_a_row_that_its_file_excludes_is_no_failure(line, fixed):
