@@ -101,8 +101,8 @@ CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
             ),
             *(
                 _cluster(
-                    *(f"tpu-{name}-slice", f"TPU-{name}", f"ici-{name}-slice", "ethernet-25"),
-                    f"a slice of {chips} chips, whose axes work at once, and 25 Gb/s per chip between slices "
+                    *(f"tpu-{name}-slice", f"TPU-{name}", f"ici-{name}-slice", "tpu-dcn"),
+                    f"a slice of {chips} chips, whose axes work at once, and 50 Gb/s per chip between slices "
                     f"({_UNVERIFIED})",
                     devices_per_node=chips,
                 )

@@ -53,6 +53,7 @@ LINKS: Mapping[str, Link] = MappingProxyType(
             f"ici-{name}-slice": Link(f"TPU {name} ICI, {wires} wires", 1e-6, wires * each * GB, _SCALING_BOOK)
             for name, wires, each in (("v4", 6, 45), ("v5e", 4, 45), ("v5p", 6, 90), ("v6e", 4, 90), ("7x", 6, 100))
         },
+        "tpu-dcn": Link("data-center network, 50 Gb/s per TPU", 20e-6, _gbps(50), f"{_SCALING_BOOK}; latency guessed"),
         "gaudi2": Link("21 ports of 100 Gb/s", 5.0e-6, 21 * _gbps(100), f"{_UNVERIFIED} Intel Gaudi 2 data sheet"),
         "gaudi2-out": Link("3 ports of 100 Gb/s", 5.0e-6, 3 * _gbps(100), f"{_UNVERIFIED} Intel Gaudi 2 data sheet"),
         "pcie3": Link("PCIe 3 x16", 2.5e-6, 15.75 * GB, f"{_NETWORK}; {_NCCL}"),

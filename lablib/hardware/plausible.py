@@ -77,7 +77,7 @@ def check_plausible(record: Any, file: str, where: str) -> None:
             )
 
 
-_FLOPS_A_BYTE = {"memory": (5.0, 5e3), "intra": (50.0, 5e5), "inter": (500.0, 1e6)}
+_FLOPS_A_BYTE = {"memory": (5.0, 5e3), "intra": (50.0, 3e5), "inter": (500.0, 1e6)}
 _ACCELERATOR_FLOPS_PER_S = 1e12
 _MIN_FLOPS_A_BYTE = 0.5
 

@@ -7,7 +7,8 @@
     2024      megatron-core                   torch-compile-2024    in the usual programs since 2023
     today     megatron-core                   torch-compile
 
-GPUs before Ampere have no flash attention and keep megatron-2022. The result names the stack and the reason.
+Accelerators that are no GPUs have xla. GPUs before Ampere have no flash attention and keep megatron-2022. The result
+names the stack and the reason.
 
 Source: Dao et al., FlashAttention, 2022, arXiv 2205.14135 (and its repository: Ampere and newer); the generations
 themselves: stack.py. Simplified: one generation per year, for early and late adopters.
@@ -40,6 +41,8 @@ def default_stack(device: Device, year: int | None = None, is_megatron: bool = T
         is_megatron: whether the program is Megatron, or a plan for the best software; False: any other program.
     """
     why = "usual today: none was named" if year is None else f"usual in {year}: none was named"
+    if not device.is_gpu:
+        return Software("xla", why)
     if year is not None and year <= max(_OLD):
         return Software(_OLD[max(year, min(_OLD))], why)
     if not device.has_flash_attention:

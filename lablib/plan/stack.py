@@ -236,7 +236,7 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
             Stack("torch-compile", **_COMPILED, loss_bytes=8, loss_saved_bytes=2, loss_peak_bytes=2),
             Stack("fsdp", **_EAGER, selective="products", split_loss_peak_bytes=12),
             Stack("flash-attention", **_FLASH_ATTN),
-            Stack("internevo", **_FLASH_ATTN, gradient_bytes=2, data_overlap=False),
+            Stack("internevo", **_FLASH_ATTN, gradient_bytes=2, narrow_gradient_bytes=2, data_overlap=False),
             Stack(
                 "transformers-2022",
                 **_HUGGING_FACE | {"copies": 3, "passes_activation": (14, 25)},  # GPT-2's GELU of seven operators
@@ -245,7 +245,13 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
                 has_dropout=True,
             ),
             Stack("transformers", **_HUGGING_FACE),
-            Stack("transformers-deepspeed", **_HUGGING_FACE, gradient_bytes=2, gathers_matrices=True),
+            Stack(
+                "transformers-deepspeed",
+                **_HUGGING_FACE,
+                gradient_bytes=2,
+                narrow_gradient_bytes=2,
+                gathers_matrices=True,
+            ),
             Stack(
                 "liger",
                 **_HUGGING_FACE
@@ -269,6 +275,7 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
                 loss_saved_bytes=2,
                 calls_per_kernel=1.0,
                 gradient_bytes=2,
+                narrow_gradient_bytes=2,
                 fused_accumulation=True,
             ),
             Stack(

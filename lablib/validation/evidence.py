@@ -3,7 +3,8 @@
 The distance of two runs is a sum; 1 is a model of twice the size:
 
     |log2| of FLOPs per token, |log2| of the sequence length, half of |log2| of the GPUs
-    0 for the same device, otherwise 1 + the difference of the compute capabilities' major numbers
+    0 for the same device, otherwise 1 + the difference of the compute capabilities' major numbers, or 4 if one of the
+    devices is not NVIDIA's
     2 for twice the width of the dtype, 1 for other software, 2 for a mixture of experts against a dense model
     infinity for a technique of which only one of them makes use (`Question.apart`)
 
@@ -103,12 +104,13 @@ def distance(one: Question, other: Question) -> float:
 
 def _parts(one: Question, other: Question) -> dict[str, float]:
     """The distance as a sum, by name."""
-    is_same_device = one.device == other.device
+    has_other_maker = not one.capability or not other.capability
+    apart = 4.0 if has_other_maker else 1.0 + abs(one.capability - other.capability)
     return {
         "model size": abs(log2(one.flops_per_token / other.flops_per_token)),
         "sequence length": abs(log2(one.seq_len / other.seq_len)),
         "number of GPUs": abs(log2(one.num_gpus / other.num_gpus)) / 2,
-        "device": 0.0 if is_same_device else 1.0 + abs(one.capability - other.capability),
+        "device": 0.0 if one.device == other.device else apart,
         "dtype": 2 * abs(log2(one.bits / other.bits)),
         "software": float(one.software != other.software),
         "experts": 2.0 * (one.has_experts != other.has_experts),

@@ -264,11 +264,11 @@ def test_the_software_follows_from_the_source(published, family, stacks):
     [
         ("compile", "bf16", "torch-compile"),
         ("compile+float8", "fp8 linear", "torch-compile"),
-        ("eager", "bf16", "fsdp-flash"),
-        ("no compile", "bf16", "fsdp-flash"),
-        ("not compiled", "bf16", "fsdp-flash"),
+        ("eager", "bf16", "fsdp"),
+        ("no compile", "bf16", "fsdp"),
+        ("not compiled", "bf16", "fsdp"),
         ("compile, without float8", "bf16", "torch-compile"),
-        (None, "bf16", "fsdp-flash"),
+        (None, "bf16", "fsdp"),
         (None, "fp8 linear + fp8 all-gather", "torch-compile"),
     ],
 )
@@ -305,7 +305,7 @@ def test_sequence_parallel_is_as_stated_or_what_the_software_can(row):
 
 def test_lora_trains_adapters_only(row):
     assert only(row({"notes": "LoRA Performance"})).trainable == "lora"
-    assert only(row({"notes": "QLoRA, rank 16"})).trainable == "lora"
+    assert only(row({"notes": "QLoRA, rank 16"})).trainable == "qlora"
     for notes in ("SFT Performance", "an exploration of sizes", "without LoRA", "not LoRA"):
         assert only(row({"notes": notes})).trainable == "all"
 

@@ -105,7 +105,7 @@ def test_a_gpu_is_known_by_its_usual_names(row, gpu, device):
     assert cluster_of(row({"hardware.gpu": gpu})).device.name == device
 
 
-@pytest.mark.parametrize("gpu", ["H100 PCIe", "H100 NVL", "A100-PCIE-40GB", "V100 16GB", "GH200", "RTX A6000"])
+@pytest.mark.parametrize("gpu", ["H100 PCIe", "H100 NVL", "A100-PCIE-40GB", "V100 16GB", "GH200", "RTX 6000 Ada"])
 def test_a_gpu_that_is_another_device_is_not_taken_for_one_of_a_similar_name(row, gpu):
     with pytest.raises(ValueError, match="unknown GPU"):
         cluster_of(row({"hardware.gpu": gpu}))
@@ -123,5 +123,5 @@ def test_a_gpu_of_the_catalogue_is_known_by_its_name_without_another_table(row, 
     """A new GPU is one record: its node is its family's, and its record names its compute capability."""
     found = cluster_of(row({"hardware.gpu": device.name}))
     assert found.device is device
-    assert (device.compute_capability == (0, 0)) == (device.name == "MI300X")
+    assert (device.compute_capability == (0, 0)) == device.name.startswith("MI")
     assert default_stack(device).name == ("megatron-core" if device.has_flash_attention else "megatron-2022")

@@ -175,7 +175,7 @@ def test_the_year_of_a_row_is_its_date_or_the_latest_of_its_source(row, source, 
 @pytest.mark.parametrize(
     ("changes", "name"),
     [
-        ({"source.title": "a blog", "date": "2023-06"}, "fsdp-flash"),
+        ({"source.title": "a blog", "date": "2023-06"}, "fsdp"),
         ({"source.title": "a blog"}, "torch-compile"),  # Megatron of 2021 before, with unfused attention
         ({"source.title": "Megatron-LM, README"}, "megatron-core"),
         ({"source.title": "a blog of 2022"}, "megatron-2022"),

@@ -11,6 +11,7 @@ from lablib.plan.eager import optimizer as eager_optimizer
 from lablib.plan.eager.memory import Moment, Stage, backward_moments, largest, optimizer_moment, stage_of
 from lablib.plan.eager.sharded import sharded_moments
 from lablib.plan.optimizer_step import Own, state_bytes, update_bytes
+from lablib.plan.pieces import QUANTIZED_BYTES
 from lablib.plan.setup import Setup
 from lablib.plan.step import StepTimes
 
@@ -31,13 +32,19 @@ def peak(setup: Setup, step: StepTimes, rank: Numbers, layers: Numbers, in_fligh
     left_out = (n > 1) * setup.compression.memory_bytes(numbers - expert, ranks=n)  # error feedback
     buckets = buckets * machine.width * (trains and not is_sharded) + left_out
     return (
-        (own * machine.shard_width if is_sharded else numbers * machine.width) + found.parameter,
+        _parameter_bytes(setup, own if is_sharded else numbers) + found.parameter,
         found.gradient,
         _state_bytes(setup, whole, own, numbers) * (trains and "optimizer" not in setup.offload),
         found.activation,
         found.communication + buckets,
         found.other,
     )
+
+
+def _parameter_bytes(setup: Setup, numbers: Numbers) -> Numbers:
+    if setup.has_narrow_weights:
+        return numbers * QUANTIZED_BYTES
+    return numbers * (setup.machine.shard_width if setup.zero_stage == 3 else setup.machine.width)
 
 
 def _moments(setup: Setup, stage: Stage, numbers: Numbers, own: Numbers, in_flight: Numbers) -> list[Moment]:
