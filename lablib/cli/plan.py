@@ -14,7 +14,7 @@ from lablib.cli.plan_written import written_plan
 from lablib.configs.deepspeed import read_deepspeed
 from lablib.configs.hugging_face import read_hugging_face
 from lablib.configs.megatron import parse_megatron
-from lablib.configs.reading import Reading
+from lablib.configs.reading import Reading, text_of
 from lablib.configs.torchtitan import read_torchtitan
 from lablib.configs.writing import TOOLS
 from lablib.course.errors import CourseError
@@ -32,7 +32,6 @@ from lablib.plan.recompute import KINDS
 from lablib.plan.search import search
 from lablib.plan.search_result import SearchResult, row_of
 from lablib.plan.stack import STACKS
-from lablib.text.files import read_text
 from lablib.text.units import format_quantity, plural
 
 WHOLE = ("tensor", "pipeline", "context", "expert", "expert_tensor", "data", "chunks", "micro_batch", "zero_stage")
@@ -106,7 +105,8 @@ def _settings(options: argparse.Namespace) -> Reading[dict[str, Any]]:
     if len(given) > 1:
         raise ValueError(f"{' and '.join(given)} both choose a plan: give one of them")
     if options.megatron:
-        return parse_megatron(read_text(options.megatron) if Path(options.megatron).is_file() else options.megatron)
+        has_options = options.megatron.lstrip().startswith("-")
+        return parse_megatron(options.megatron if has_options else text_of(options.megatron))
     if options.torchtitan:
         gpus = options.gpus
         if options.nodes is not None and options.cluster is not None:

@@ -123,7 +123,7 @@ class Fields:
         """
         value = self.get(name, known[0])
         if value not in known:
-            raise unknown_name(label or name, value, known)
+            raise unknown_name(label or f"{name} of {self._where}", value, known)
         return value
 
     def items(self, name: str, kind: type) -> list[Any]:
@@ -168,14 +168,19 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     return _parsed(path, parse_toml, "TOML")
 
 
-def _parsed(path: str | Path, parse: Callable[[str], Any], kind: str) -> Any:
+def text_of(path: str | Path) -> str:
+    """The text of a configuration file. Raises ValueError: no such file, with the nearest names in its folder."""
     path = Path(path)
     try:
-        text = read_text(path)
+        return read_text(path)
     except OSError as error:
         near = get_close_matches(path.name, os.listdir(path.parent), n=3) if path.parent.is_dir() else []
         hint = f"; did you mean {' or '.join(near)}?" if near and not path.exists() else ""
         raise ValueError(f"{path} cannot be read: {error.strerror}{hint}") from None
+
+
+def _parsed(path: str | Path, parse: Callable[[str], Any], kind: str) -> Any:
+    text = text_of(path)
     try:
         return parse(text)
     except ValueError as error:

@@ -84,6 +84,8 @@ def _parallelism(plan: Draft) -> dict[str, Any]:
     ranks = data * plan["context"]
     if stage in (1, 2) and ranks > 1:
         plan.refuse(f"zero_stage {stage} (it has 0 and 3)")
+    if stage == 3 and ranks > 1 and ranks == replicas:
+        plan.refuse(f"zero_stage 3 over one rank (data {data}, replicas {replicas})")
     if stage == 0 and ranks > 1:
         replicas = data
         if plan["context"] > 1 or plan["tensor"] * plan["pipeline"] > 1:
