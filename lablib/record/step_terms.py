@@ -41,7 +41,7 @@ _ON_GPU = ("kernel", "gpu_memcpy", "gpu_memset")
 _SENT = re.compile(r"nccl|rccl|nvshmem|deep_?ep|cross_device_reduce|memcpy (htod|dtoh|ptop|dtod.*peer)", re.IGNORECASE)
 _FUSED = re.compile(r"triton_(poi|red|per)_")  # inductor names these after all operators that they fuse
 _ATTENTION = re.compile(r"attention|attn|flash|fmha", re.IGNORECASE)
-_PRODUCT = re.compile(r"(?<!fb)gemm|gemv|matmul|nvjet|cutlass|xmma|cijk|splitk|mm($|_|\b)", re.IGNORECASE)
+_PRODUCT = re.compile(r"(?<!fb)gemm|gemv|matmul|nvjet|cutlass|xmma|cijk|splitk|(?<!fbge)mm($|_|\b)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,16 +157,16 @@ def _lanes_of_gpus(spans: Iterable[Mapping[str, Any]]) -> dict[Any, dict[str, li
 def _lanes_of_lablib(events: Iterable[Mapping[str, Any]], spans: Iterable[Mapping[str, Any]]) -> dict[Any, Any]:
     """Rank -> kind -> intervals, of `to_perfetto`: its threads are named after streams."""
     threads = {
-        (event.get("pid"), event.get("tid")): str(event.get("args", {}).get("name", ""))
+        (event.get("pid"), event.get("tid")): str(event["args"].get("name", ""))
         for event in events
-        if event.get("name") == "thread_name"
+        if event.get("name") == "thread_name" and isinstance(event.get("args"), dict)
     }
     lanes: dict[Any, dict[str, list[Interval]]] = defaultdict(lambda: defaultdict(list))
     for event in spans:
         stream = threads.get((event.get("pid"), event.get("tid")), "")
         if stream.startswith(("comm", "compute")):
             kind = "communication" if stream.startswith("comm") else kind_of(str(event.get("name", "")))
-            lanes[event["pid"]][kind].append(_interval(event))
+            lanes[event.get("pid")][kind].append(_interval(event))
     return lanes
 
 

@@ -16,10 +16,12 @@ page.py             the report as a page
 doubts.py           limits of its figures
 cross_validate.py   constants fitted without one source, tested on it
 constants.py        the fitted constants, and their bounds
+explain.py          a measured step next to its prediction, and the changed argument that comes nearest
 """
 
 from lablib.validation.case import Case, cases_of
 from lablib.validation.cross_validate import Constant, HeldOut, cross_validate
+from lablib.validation.explain import Change, Explanation, explain
 from lablib.validation.rows import PublishedRow, published_mixtures, published_rows, read_rows
 from lablib.validation.score import ScoreReport, score
 
@@ -32,7 +34,10 @@ __all__ = [
     "cases_of",
     "ScoreReport",
     "score",
+    "Change",
     "Constant",
+    "Explanation",
+    "explain",
     "HeldOut",
     "cross_validate",
 ]
