@@ -75,15 +75,15 @@ def _run(words: list[str]) -> int:
         words, passed_on = words[:split], words[split + 1 :]
     options, unknown = parser.parse_known_args(words)
     if unknown:
-        raise CourseError(_unrecognized(parser.commands[options.command], unknown))
+        raise CourseError(_unrecognized(parser.commands.get(options.command, parser), unknown))
     options.passed_on = passed_on
     return COMMANDS[options.command](options)
 
 
 def _unrecognized(parser: Parser, words: Sequence[str]) -> str:
     """The error for arguments that a command does not have, with the nearest options."""
-    options = re.findall(r"(?<![\w-])--[a-z][a-z-]*", parser.format_usage())
-    near = get_close_matches(words[0].partition("=")[0], options, n=3)
+    options = re.findall(r"(?<![\w-])--[a-z][a-z-]*", parser.format_help())
+    near = get_close_matches(words[0].partition("=")[0], dict.fromkeys(options), n=3)
     hint = f"; did you mean {' or '.join(near)}?" if near else ";"
     return f"unrecognized arguments: {' '.join(words)}{hint} `{parser.prog} --help` lists the arguments."
 
@@ -461,7 +461,7 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--write",
         nargs="+",
-        metavar="TOOL FILE",
+        metavar=("TOOL", "FILE"),
         help="the best plan as a configuration of deepspeed, megatron or torchtitan; without FILE on stdout",
     )
     command.add_argument(

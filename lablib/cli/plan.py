@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lablib.cli.plan_explained import explained_plan
 from lablib.cli.plan_written import written_plan
 from lablib.configs.deepspeed import read_deepspeed
 from lablib.configs.hugging_face import read_hugging_face
@@ -66,6 +65,9 @@ def plan_command(options: argparse.Namespace) -> int:
         return 0
     if options.top < 1:
         raise CourseError(f"--top must be 1 or more: got {options.top}")
+    asked = [f"--{name}" for name in ("write", "why", "json") if getattr(options, name)]
+    if len(asked) > 1 and asked != ["--why", "--json"]:
+        raise CourseError(f"{' and '.join(asked)} are different outputs: give one of them")
     try:
         settings = _settings(options)
         needed = ("model", "cluster", "batch")
@@ -87,6 +89,8 @@ def plan_command(options: argparse.Namespace) -> int:
         if options.write:
             return written_plan(options, found, remarks)
         if options.why is not None:
+            from lablib.cli.plan_explained import explained_plan  # the only use of lablib/validation
+
             return explained_plan(options, found, remarks)
     except (ValueError, OSError) as error:
         raise CourseError(str(error)) from None

@@ -129,52 +129,57 @@ def parse_torchtitan(
 
 def _split(parallelism: Fields, gpus: int | None, model: Transformer, omissions: list[Omission]) -> dict[str, Any]:
     replicas = parallelism.count("data_parallel_replicate_degree", 1)
-    shards = parallelism.count("data_parallel_shard_degree", -1, minimum=-1)
     tensor, pipeline, context, expert, expert_tensor = (
         parallelism.count(f"{axis}_parallel_degree", 1)
         for axis in ("tensor", "pipeline", "context", "expert", "expert_tensor")
     )
-    if shards == 0:
-        raise ValueError("parallelism.data_parallel_shard_degree must be -1, or at least 1: got 0; try -1")
-    if shards < 0 and gpus is not None:
-        others = replicas * tensor * pipeline * context
-        if gpus % others:
-            raise ValueError(
-                "the number of GPUs must be a multiple of data_parallel_replicate_degree * tensor_, pipeline_ and "
-                f"context_parallel_degree: got {gpus} and {others}"
-            )
-        shards = gpus // others
-    is_sharded = shards != 1 or context > 1
-    split: dict[str, Any] = {"tensor": [tensor], "pipeline": [pipeline], "context": [context]}
-    split["zero_stage"] = [3 if is_sharded else 0]
+    shards = _shards(parallelism, gpus, replicas * tensor * pipeline * context)
+    policy = parallelism.one_of("fsdp_reshard_after_forward", ("default", "always", "never"))
+    split: dict[str, Any] = {"tensor": [tensor], "pipeline": [pipeline], "context": [context], "zero_stage": [0]}
     if shards > 0:
         split["data"] = [replicas * shards]
-    if is_sharded:
-        policy = parallelism.one_of("fsdp_reshard_after_forward", ("default", "always", "never"))
+    if shards != 1 or context > 1:
+        split["zero_stage"] = [3]
+        split |= {"replicas": replicas} if replicas > 1 else {}
         if policy == "never" or policy == "default" and pipeline > 1:
             split["reshard_after_forward"] = False
-        if replicas > 1:
-            split["replicas"] = replicas
-    else:
-        parallelism.get("fsdp_reshard_after_forward")
-        if replicas > 1 and tensor * pipeline > 1:
-            raise ValueError(
-                "torchtitan replicates without shards on one axis only: got data_parallel_replicate_degree "
-                f"{replicas}, tensor_parallel_degree {tensor} and pipeline_parallel_degree {pipeline}; shard the data"
-            )
+    elif replicas > 1 < tensor * pipeline:
+        raise ValueError(
+            f"torchtitan replicates without shards on one axis only: got data_parallel_replicate_degree {replicas}, "
+            f"tensor_parallel_degree {tensor} and pipeline_parallel_degree {pipeline}; shard the data"
+        )
     if model.experts:
         split["expert"], split["expert_tensor"] = [expert], [expert_tensor if expert > 1 else tensor]
-        if expert > 1 and parallelism.text("expert_parallel_comm_backend", "standard") != "standard":
-            omissions.append(Omission("expert_parallel_comm_backend: tokens are priced with plain all-to-alls"))
-    parallelism.get("expert_parallel_comm_backend")
-    if parallelism.flag("disable_loss_parallel", False) and tensor > 1:
-        omissions.append(Omission("disable_loss_parallel: the logits are priced as split over tensor ranks"))
-    if parallelism.flag("enable_async_tensor_parallel", False) and tensor > 1:
-        omissions.append(Omission("enable_async_tensor_parallel: exchanges of tensor ranks are priced as exposed"))
-    parallelism.get("context_parallel_rotate_method")
-    if context > 1:
-        omissions.append(Omission("context_parallel_rotate_method: keys and values are priced as sent round a ring"))
+    _name_unpriced(parallelism, tensor, context, expert if model.experts else 1, omissions)
     return split
+
+
+def _shards(parallelism: Fields, gpus: int | None, others: int) -> int:
+    """Data ranks that share the states; -1 if they are the rest of an unknown number of GPUs."""
+    shards = parallelism.count("data_parallel_shard_degree", -1, minimum=-1)
+    if shards == 0:
+        raise ValueError("parallelism.data_parallel_shard_degree must be -1, or at least 1: got 0; try -1")
+    if shards > 0 or gpus is None:
+        return shards
+    if gpus % others:
+        raise ValueError(
+            "the number of GPUs must be a multiple of data_parallel_replicate_degree * tensor_, pipeline_ and "
+            f"context_parallel_degree: got {gpus} and {others}"
+        )
+    return gpus // others
+
+
+def _name_unpriced(parallelism: Fields, tensor: int, context: int, expert: int, omissions: list[Omission]) -> None:
+    """Name the choices of an axis that the planner does not have, if the axis has several ranks."""
+    choices = {
+        "disable_loss_parallel": (tensor, False, "the logits are priced as split over tensor ranks"),
+        "enable_async_tensor_parallel": (tensor, False, "exchanges of tensor ranks are priced as exposed"),
+        "context_parallel_rotate_method": (context, "", "keys and values are priced as sent round a ring"),
+        "expert_parallel_comm_backend": (expert, "standard", "tokens are priced with plain all-to-alls"),
+    }
+    for name, (ranks, usual, text) in choices.items():
+        if parallelism.get(name, "allgather" if usual == "" else usual) != usual and ranks > 1:
+            omissions.append(Omission(f"{name}: {text}"))
 
 
 def _pipeline(parallelism: Fields, model: Transformer, pipeline: int) -> dict[str, Any]:

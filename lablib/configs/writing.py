@@ -59,7 +59,7 @@ class Draft:
         return self._plan[name]
 
     def named(self, *names: str) -> str:
-        """Those of the settings that are not the default, as text."""
+        """The settings of these names that are not the default, as text."""
         return ", ".join(f"{name} {self[name]}" for name in names if self[name] != DEFAULTS[name])
 
     def choose(self, name: str, known: Mapping[Any, Any]) -> Any:

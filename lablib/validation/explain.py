@@ -31,7 +31,7 @@ Simplified: one change at a time; a change that the planner refuses is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,6 +146,8 @@ class Explanation:
         if self.nearest is None:
             return f"{text}No single change of the list comes nearer."
         near = self.nearest
+        if near.gap > self.gap / 2:
+            text += "No single change of the list explains half of it. "
         text += f"Nearest is {near.kind}: with {near.text} the prediction is {format_quantity(near.step_s, 's')}"
         text += f" ({near.step_s / measured_s - 1:+.1%}"
         text += f", terms {near.gap:.1%})" if self.measured.terms else ")"
@@ -276,5 +278,6 @@ def changes_of(arguments: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[st
 
 def _staged(split: Parallel, stage: int) -> Parallel:
     """The split with another ZeRO stage, without the options of stage 3 alone."""
-    values = {each.name: getattr(split, each.name) for each in fields(Parallel)} | {"zero_stage": stage}
-    return Parallel(**values | ({} if stage == 3 else {"reshard_after_forward": True, "zero_plus_plus": ()}))
+    if stage == 3:
+        return replace(split, zero_stage=3)
+    return replace(split, zero_stage=stage, reshard_after_forward=True, zero_plus_plus=())

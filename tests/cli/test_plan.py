@@ -141,6 +141,7 @@ def test_long_searches_show_a_bar_that_is_gone_at_the_end(monkeypatch, capsys: p
         (["--recompute", "ful"], "got 'ful'; try \"full\""),
         (["--precision", "bf16"], "precision must be one of float32"),
         (["--gpus", "8"], "give nodes or gpus, one of the two"),
+        (["--write", "megatron", "--json"], "--write and --json are different outputs: give one of them"),
         (["--top", "0"], "--top must be 1 or more: got 0"),
         (["--optimizer", "adamv"], "did you mean"),
         (["--offload", "weights"], "one of optimizer, activations: got 'weights'"),
@@ -361,10 +362,15 @@ def test_a_measured_step_is_explained(tmp_path, capsys: pytest.CaptureFixture):
 
 
 @pytest.mark.parametrize(
-    ("words", "hint"), [(["--modle", "gpt2"], "did you mean --model"), (["--torchtitn=x"], "did you mean --torchtitan")]
+    ("command", "words", "hint"),
+    [
+        (ASKED, ["--modle", "gpt2"], "did you mean --model"),
+        (ASKED, ["--torchtitn=x"], "did you mean --torchtitan"),
+        (["run", "09"], ["--bakend", "gloo"], "did you mean --backend"),
+    ],
 )
-def test_a_misspelt_option_has_its_nearest(words, hint, capsys: pytest.CaptureFixture):
-    assert main([*ASKED, *words]) == 2
+def test_a_misspelt_option_has_its_nearest(command, words, hint, capsys: pytest.CaptureFixture):
+    assert main([*command, *words]) == 2
     assert f"unrecognized arguments: {' '.join(words)}; {hint}" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""Plans written as configurations: reading one back gives the plan, and what a tool does not have is refused."""
+"""Plans written as configurations are read back as the same plans; choices that a tool does not have are refused."""
 
 import inspect
 import json
@@ -76,9 +76,9 @@ def is_same(model: Transformer, other: Transformer) -> bool:
 
 def searched(gpus: int, model: Transformer, record: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the one plan that a reader's record describes."""
-    record = {"micro_batch": 1, "recompute": "none", "schedule": "1f1b", "expert_tensor": None} | dict(record)
-    record = {"pipeline": 1, "tensor": 1, "context": 1} | record
-    found = search(record.pop("model", model), "dgx-h100", gpus=gpus, **record)
+    given: dict[str, Any] = {"recompute": "none", "schedule": "1f1b", "expert_tensor": None, "micro_batch": 1}
+    given |= {"pipeline": 1, "tensor": 1, "context": 1, **record}
+    found = search(given.pop("model", model), "dgx-h100", gpus=gpus, **given)
     assert len(found.plans) == 1, found
     return settings_of(found.plans.arguments(0))
 

@@ -54,7 +54,7 @@ PLACES = {"aten.mm": 0, "flash_fwd": 1, "copy": 2, "ncclDevKernel_AllReduce_Sum_
 def by_microsecond(events: list[tuple], first: int, last: int) -> dict[str, float]:
     """Each microsecond of each rank has the first kind that is active, counted one by one."""
     ranks = sorted({rank for *_, rank in events})
-    seconds = dict.fromkeys(KINDS, 0.0)
+    seconds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
     for rank in ranks:
         for time in range(first, last):
             active = [PLACES[name] for name, start, dur, own in events if own == rank and start <= time < start + dur]

@@ -95,9 +95,9 @@ def test_every_changed_argument_of_the_list_is_found_by_its_own_step(name):
 
 
 def known_rows() -> list[tuple[dict[str, Any], float]]:
-    """Published runs of which every setting is stated: arguments and measured seconds; every twelfth row."""
+    """Published runs of which every setting is stated: arguments and measured seconds; every 24th row."""
     rows = []
-    for row in [row for row in published_rows() if row.is_scorable][::12]:
+    for row in [row for row in published_rows() if row.is_scorable][::24]:
         case, *others = cases_of(row)
         about = (case.cluster.device, case.batch, case.precision, case.recompute)
         measured_s = measured_of(row, case.model, *about).step_time_s
@@ -111,7 +111,7 @@ SETTINGS = ("software", "recomputation", "precision", "placement", "micro-batch"
 
 
 def test_with_the_right_arguments_the_difference_is_the_known_error():
-    assert len(ROWS) > 20
+    assert len(ROWS) > 10
     for arguments, measured_s in ROWS:
         found, predicted_s = explain(arguments, measured_s), predict(**arguments).step_time_s
         assert found.rows()[-1]["difference_s"] == predicted_s - measured_s
@@ -121,8 +121,8 @@ def test_with_the_right_arguments_the_difference_is_the_known_error():
 def test_a_wrong_argument_is_named_by_the_measured_step_of_a_published_run():
     """One argument of each run is changed by 15% of the step or more; the change back is among the explanations.
 
-    On every row of the package it is the first of 543 in 53%, and among the first three in 85%. With terms whose sizes
-    are known but for the error of the row, it is the first in 87%.
+    On 60 rows, 543 changes, it is first in 53% and among the first three in 85%; with terms, each off by the error of
+    the row, it is first in 87%.
     """
     first = three = by_terms = total = 0
     for arguments, measured_s in ROWS:
@@ -136,7 +136,7 @@ def test_a_wrong_argument_is_named_by_the_measured_step_of_a_published_run():
             total += 1
             places = [_place(explain(wrong, each), wrong, right.prediction.step_time_s) for each in (measured_s, terms)]
             first, three, by_terms = first + (places[0] < 1), three + (places[0] < 3), by_terms + (places[1] < 1)
-    assert total > 100
+    assert total > 50
     assert first / total > 0.45 and three / total > 0.75 and by_terms / total > 0.75, (first, three, by_terms, total)
 
 
@@ -162,6 +162,8 @@ def test_terms_add_up_and_every_claim_has_its_number(name, step_s, share):
             assert each.gap >= abs(each.step_s / step_s - 1) - 1e-9
         near = found.changes[0] if found.changes[0].gap < found.gap else None
         assert found.nearest is near
+        far = near is not None and near.gap > found.gap / 2
+        assert ("explains half of it" in found.sentence()) == far
         assert (near.text if near else "No single change of the list comes nearer") in found.sentence()
     table = found.table()
     assert table.loc["step", "measured_s"] == step_s and "Predicted" in repr(found) and "<table" in found._repr_html_()
