@@ -103,7 +103,7 @@ def recompute_policy(text: str) -> Recompute:
     word, _, number = text.partition(" ") if isinstance(text, str) else ("", "", "")
     if word in ("every", "first") and number.isdecimal() and len(number) < 10 and int(number) >= 1:
         return Recompute(text, "full", **{word: int(number)})
-    near = get_close_matches(text, (*KINDS, "every 4", "first 4"), n=1) if isinstance(text, str) else []
+    near = get_close_matches(text[:40], KINDS, n=1) if isinstance(text, str) else []
     raise ValueError(
         'recompute is "none", "selective", "full", "every k" or "first k" layers: got '
         f'{shown(text)}; try "{near[0] if near else "every 4"}"'

@@ -121,8 +121,8 @@ def test_with_the_right_arguments_the_difference_is_the_known_error():
 def test_a_wrong_argument_is_named_by_the_measured_step_of_a_published_run():
     """One argument of each run is changed by 15% of the step or more; the change back is among the explanations.
 
-    On 60 rows, 543 changes, it is first in 53% and among the first three in 85%; with terms, each off by the error of
-    the row, it is first in 87%.
+    On all 281 rows, 2,410 changes, it is first in 54% and among the first three in 83%; with terms, each off by the
+    error of the row, it is first in 82%. With the exact prediction as measurement it is first in 99%: the others tie.
     """
     first = three = by_terms = total = 0
     for arguments, measured_s in ROWS:
@@ -172,6 +172,10 @@ def test_terms_add_up_and_every_claim_has_its_number(name, step_s, share):
 def test_unknown_terms_and_arguments_are_one_error():
     with pytest.raises(ValueError, match="unknown term 'product': did you mean 'products'"):
         explain(ARGUMENTS["gpt"], {"step": 1.0, "product": 0.5})
+    with pytest.raises(ValueError, match="unknown argument of predict 'batches': did you mean 'batch'"):
+        explain(ARGUMENTS["gpt"] | {"batches": 3}, 1.0)
+    with pytest.raises(ValueError, match="arguments must have model and cluster: got batch"):
+        explain({"batch": 3}, 1.0)
     with pytest.raises(ValueError, match="unknown model 'gpt3-13c'"):
         explain(ARGUMENTS["gpt"] | {"model": "gpt3-13c"}, 1.0)
 
