@@ -75,6 +75,12 @@ _FIELDS_WITHOUT_COST = {
         }
     ),
 }  # fmt: skip
+_NARROW_WITHOUT_COST = frozenset(
+    {
+        "enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp", "recipe_name", "emulate",
+        "force_recompute_fp8_weight_in_bwd", "moe_fqns_prototype", "mxfp8_dim1_cast_kernel_choice",
+    }
+)  # fmt: skip
 _NARROW = ("quantize.linear.float8", "quantize.linear.mx", "float8", "mx")
 _NARROW_EXPERTS = ("quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
 
@@ -119,11 +125,11 @@ def parse_torchtitan(
         )
     if inner["fault_tolerance"].flag("enable", False):
         omissions.append(Omission("fault_tolerance: the exchange between replica groups"))
-    _quantization(fields, settings["precision"], omissions)
+    unknown = _quantization(fields, settings["precision"], omissions)
     fields.skip(_WITHOUT_COST)
     for name, each in inner.items():
         each.skip(_FIELDS_WITHOUT_COST[name])
-    unknown = [f"{name}.{field}" for name, each in inner.items() for field in each.unread()]
+    unknown += [f"{name}.{field}" for name, each in inner.items() for field in each.unread()]
     return Reading(settings, tuple(omissions), (*fields.unread(), *unknown))
 
 
@@ -238,7 +244,7 @@ def _batches(
 
 def _stack(compile_: Fields, training: Fields) -> str:
     is_on = compile_.flag("enable", training.flag("compile", False))
-    components = compile_.items("components", str) if "components" in compile_ else ["model", "loss"]
+    components = _words(compile_, "components") if "components" in compile_ else ["model", "loss"]
     if not is_on or "model" not in components:
         return "fsdp-flash"
     return "torch-compile" if "loss" in components else "torch-compile-2024"
@@ -251,7 +257,7 @@ def _precision(
     dtype = training.one_of("dtype", ("float32", "bfloat16"))
     if dtype == "bfloat16":
         omissions.append(Omission("training.dtype bfloat16: 32-bit copies of the parameters are priced"))
-    converters = model.items("converters", str)
+    converters = _words(model, "converters")
     for name in converters:
         if name not in (*_NARROW, *_NARROW_EXPERTS):
             raise unknown_name("model.converters", name, [*_NARROW, *_NARROW_EXPERTS])
@@ -294,12 +300,23 @@ def _optimizer(optimizer: Fields, omissions: list[Omission]) -> str:
     return OPTIMIZERS[name]
 
 
-def _quantization(fields: Fields, precision: str, omissions: list[Omission]) -> None:
-    """Sections of the converters; the head is in 16 bits in the planner, and in torchtitan's files."""
+def _quantization(fields: Fields, precision: str, omissions: list[Omission]) -> list[str]:
+    """Sections of the converters, and their unknown fields; the head is in 16 bits here, and in torchtitan's files."""
     quantize = fields.inner("quantize")
     linear = quantize.inner("linear")
     quantize.get("grouped_mm")
-    for each in (linear.inner("float8"), linear.inner("mx"), fields.inner("float8"), fields.inner("mx")):
-        skipped = set(each.items("filter_fqns", str)) - {"output", "router.gate"}
+    sections = {f"quantize.linear.{name}": linear.inner(name) for name in ("float8", "mx")}
+    sections |= {name: fields.inner(name) for name in ("float8", "mx")}
+    for each in sections.values():
+        skipped = set(_words(each, "filter_fqns")) - {"output", "router.gate"}
         if precision == "float8" and skipped:
             omissions.append(Omission(f"filter_fqns {', '.join(sorted(skipped))}: priced in 8 bits"))
+        each.skip(_NARROW_WITHOUT_COST)
+    sections |= {"quantize": quantize, "quantize.linear": linear}
+    return [f"{name}.{field}" for name, each in sections.items() for field in each.unread()]
+
+
+def _words(fields: Fields, name: str) -> list[str]:
+    """A list of texts, or one text with commas."""
+    given = fields.get(name, [])
+    return list(filter(None, given.replace(" ", "").split(","))) if isinstance(given, str) else fields.items(name, str)

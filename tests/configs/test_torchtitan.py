@@ -52,6 +52,7 @@ PIPELINE = {"pipeline_parallel_degree": 4, "data_parallel_shard_degree": 2}
         ({"parallelism": PIPELINE | {"pipeline_parallel_degree": 2, "pipeline_parallel_layers_per_stage": 1,
           "pipeline_parallel_schedule": "LoopedBFS"}}, 4, {"schedule": ["breadth-first"], "chunks": [4]}),
         ({"training": {"batch_size": 2, "compile": True}}, 8, {"batch": 16, "stack": "torch-compile"}),
+        ({"model": {"converters": "float8"}}, 8, {"precision": "float8"}),  # as in files of April 2025
         ({"compile": {"enable": True, "components": ["model"]}}, 8, {"stack": "torch-compile-2024"}),
         ({"activation_checkpoint": {"selective_ac_option": "op"}}, 8, {"recompute": ["selective"]}),
         ({"model": {"name": "deepseek_v3", "flavor": "16B"}, "parallelism": {"expert_parallel_degree": 8}}, 8,
@@ -145,8 +146,13 @@ def test_an_impossible_or_unpriced_choice_is_refused(config, message):
 
 
 def test_fields_that_the_reader_does_not_know_are_named_and_files_have_near_names(tmp_path: Path):
-    config = {"paralelism": {}, "training": {"seq_length": 1}, "job": {"anything": 1}}
-    assert parse_torchtitan(config, 8).unknown == ("paralelism", "training.seq_length")
+    config = {
+        "paralelism": {},
+        "training": {"seq_length": 1},
+        "job": {"anything": 1},
+        "float8": {"recipe_nme": "rowwise"},
+    }
+    assert parse_torchtitan(config, 8).unknown == ("paralelism", "float8.recipe_nme", "training.seq_length")
     (tmp_path / "llama.toml").write_text('[model]\nflavor = "8B"\n[training]\nlocal_batch_size = 1\n')
     assert read_torchtitan(tmp_path / "llama.toml", 4).record["batch"] == 4
     with pytest.raises(ValueError, match="cannot be read: No such file or directory; did you mean llama.toml"):
