@@ -175,6 +175,7 @@ def unknown_name(kind: str, name: object, valid: Sequence[str]) -> ValueError:
     >>> unknown_name("cluster", "dgx-h10", ["dgx-a100", "dgx-h100"]).args[0]
     "unknown cluster 'dgx-h10': did you mean 'dgx-h100' or 'dgx-a100'? Valid: dgx-a100, dgx-h100."
     """
-    nearest = get_close_matches(safe_str(name)[:_LONGEST_NAME].lower(), valid, n=3, cutoff=0.5)
+    lower = {each.lower(): each for each in valid}
+    nearest = [lower[n] for n in get_close_matches(safe_str(name)[:_LONGEST_NAME].lower(), lower, n=3, cutoff=0.5)]
     hint = " did you mean " + " or ".join(f"{n!r}" for n in nearest) + "?" if nearest else ""
     return ValueError(f"unknown {kind} {safe_repr(name)}:{hint} Valid: {', '.join(valid)}.")

@@ -20,9 +20,12 @@ its modules when it runs, so `lab --help` does not import torch.
 """
 
 import argparse
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
+from types import MappingProxyType
 from typing import NoReturn
 
 from lablib.course.errors import CourseError
@@ -31,7 +34,9 @@ from lablib.text.units import plural
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse, with its errors in one sentence."""
+    """argparse, with its errors in one sentence. `commands`: the parser of each command."""
+
+    commands: Mapping[str, "Parser"] = MappingProxyType({})
 
     def error(self, message: str) -> NoReturn:
         raise CourseError(f"{message}; `{self.prog} --help` lists the arguments.")
@@ -68,9 +73,19 @@ def _run(words: list[str]) -> int:
     if words[0] == "run" and "--" in words:  # arguments of a script on several nodes
         split = words.index("--")
         words, passed_on = words[:split], words[split + 1 :]
-    options = parser.parse_args(words)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        raise CourseError(_unrecognized(parser.commands.get(options.command, parser), unknown))
     options.passed_on = passed_on
     return COMMANDS[options.command](options)
+
+
+def _unrecognized(parser: Parser, words: Sequence[str]) -> str:
+    """The error for arguments that a command does not have, with the nearest options."""
+    options = re.findall(r"(?<![\w-])--[a-z][a-z-]*", parser.format_help())
+    near = get_close_matches(words[0].partition("=")[0], dict.fromkeys(options), n=3)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ";"
+    return f"unrecognized arguments: {' '.join(words)}{hint} `{parser.prog} --help` lists the arguments."
 
 
 def _open(options: argparse.Namespace) -> int:
@@ -407,6 +422,7 @@ def _parser() -> Parser:
     command.add_argument("--page", metavar="FILE.md", help="write the report there, with its picture next to it")
     command.add_argument("--cross-validate", action="store_true", help="fit without each source in turn (minutes)")
     command.add_argument("--readme", metavar="README.md", help="update picture and error between its validation marks")
+    parser.commands = commands.choices
     return parser
 
 
@@ -430,8 +446,9 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--megatron",
         metavar="ARGS",
-        help="the arguments of Megatron-LM in quotes: model, split and batch, in the same way",
+        help="the arguments of Megatron-LM in quotes, or a file with them: model, split and batch, in the same way",
     )
+    command.add_argument("--torchtitan", metavar="FILE", help="a TOML file of torchtitan, in the same way")
     command.add_argument("--nodes", type=int, help="how many nodes")
     command.add_argument("--gpus", type=int, help="or how many GPUs")
     command.add_argument(
@@ -440,7 +457,19 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--seq-len", help="tokens of a sequence, for example 8k (8,192); default: the model's longest")
     command.add_argument("--tokens", help="tokens of the whole training, for example 300B: days, GPU hours and energy")
     command.add_argument("--price", type=float, metavar="N", help="with --tokens: the price of a GPU hour")
-    command.add_argument("--list", action="store_true", help="the names of models, clusters and training software")
+    command.add_argument("--list", action="store_true", help="the names of models, clusters, software and all choices")
+    command.add_argument(
+        "--write",
+        nargs="+",
+        metavar=("TOOL", "FILE"),
+        help="the best plan as a configuration of deepspeed, megatron or torchtitan; without FILE on stdout",
+    )
+    command.add_argument(
+        "--why",
+        metavar="MEASURED",
+        help="compare the best plan with a measured step: seconds, a JSON file of seconds by part, or a trace of "
+        "torch's profiler or of lablib; with the changed arguments that come nearest",
+    )
     command.add_argument(
         "--precision",
         help="of the linear layers' products: float32, tfloat32, float16, bfloat16 (default), float8 or float4",

@@ -9,17 +9,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lablib.cli.plan_written import written_plan
 from lablib.configs.deepspeed import read_deepspeed
 from lablib.configs.hugging_face import read_hugging_face
 from lablib.configs.megatron import parse_megatron
-from lablib.configs.reading import Reading
+from lablib.configs.reading import Reading, text_of
+from lablib.configs.torchtitan import read_torchtitan
+from lablib.configs.writing import TOOLS
 from lablib.course.errors import CourseError
 from lablib.course.table import table
 from lablib.hardware.catalogue import CLUSTERS, find_cluster
 from lablib.models.published import TRANSFORMERS, find_transformer
 from lablib.models.transformer import Transformer
+from lablib.pipeline.closed_form import WITH_CLOSED_FORM
+from lablib.plan.arguments import OFFLOAD, PRECISIONS
+from lablib.plan.gradient_compression import COMPRESSIONS
+from lablib.plan.optimizers import OPTIMIZERS
 from lablib.plan.predict_many import Progress
 from lablib.plan.prediction import Prediction
+from lablib.plan.recompute import KINDS
 from lablib.plan.search import search
 from lablib.plan.search_result import SearchResult, row_of
 from lablib.plan.stack import STACKS
@@ -30,6 +38,18 @@ NAMES = ("recompute", "schedule")
 GIVEN = ("nodes", "gpus", "precision", "stack", "optimizer", "compression")
 _BINARY = {"": 1, "k": 2**10, "M": 2**20}  # of lengths and batches: a context of 8k is 8,192 tokens
 _DECIMAL = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_NAMES = {
+    "models": TRANSFORMERS,
+    "clusters": CLUSTERS,
+    "stacks": STACKS,
+    "precisions": PRECISIONS,
+    "optimizers": OPTIMIZERS,
+    "schedules": WITH_CLOSED_FORM,
+    "recompute": (*KINDS, "every k", "first k"),
+    "compression": COMPRESSIONS,
+    "offload": OFFLOAD,
+    "--write": TOOLS,
+}
 _BAR_AFTER_S = 1.0
 _MAX_VALUES = 100_000
 
@@ -41,11 +61,13 @@ def plan_command(options: argparse.Namespace) -> int:
         CourseError: unknown names, invalid numbers, or values that no plan can combine.
     """
     if options.list:
-        names = {"models": TRANSFORMERS, "clusters": CLUSTERS, "stacks": STACKS}
-        print(table(("", "names"), [(kind, ", ".join(each)) for kind, each in names.items()]))
+        print(table(("", "names"), [(kind, ", ".join(each)) for kind, each in _NAMES.items()]))
         return 0
     if options.top < 1:
         raise CourseError(f"--top must be 1 or more: got {options.top}")
+    asked = [f"--{name}" for name in ("write", "why", "json") if getattr(options, name)]
+    if len(asked) > 1 and asked != ["--why", "--json"]:
+        raise CourseError(f"{' and '.join(asked)} are different outputs: give one of them")
     try:
         settings = _settings(options)
         needed = ("model", "cluster", "batch")
@@ -63,6 +85,15 @@ def plan_command(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise CourseError(str(error)) from None
     remarks = [*reading.sentences(), *settings.sentences(), *_remarks(inputs)]
+    try:
+        if options.write:
+            return written_plan(options, found, remarks)
+        if options.why is not None:
+            from lablib.cli.plan_explained import explained_plan  # the only use of lablib/validation
+
+            return explained_plan(options, found, remarks)
+    except (ValueError, OSError) as error:
+        raise CourseError(str(error)) from None
     if options.json:
         inputs |= {"model": reading.record.name, "seq_len": int(found.plans.numbers["seq_len"][0])}
         answer = {"inputs": inputs, "remarks": remarks, "training": training} | to_json(found, options.top)
@@ -73,11 +104,18 @@ def plan_command(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace) -> Reading[dict[str, Any]]:
-    """The choices of a configuration of DeepSpeed or Megatron-LM; none without one."""
-    if options.deepspeed and options.megatron:
-        raise ValueError("--deepspeed and --megatron both choose a plan: give one of them")
+    """The choices of a configuration of DeepSpeed, Megatron-LM or torchtitan; none without one."""
+    given = [f"--{name}" for name in ("deepspeed", "megatron", "torchtitan") if getattr(options, name)]
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} both choose a plan: give one of them")
     if options.megatron:
-        return parse_megatron(options.megatron)
+        has_options = options.megatron.lstrip().startswith("-")
+        return parse_megatron(options.megatron if has_options else text_of(options.megatron))
+    if options.torchtitan:
+        gpus = options.gpus
+        if options.nodes is not None and options.cluster is not None:
+            gpus = options.nodes * find_cluster(options.cluster).devices_per_node
+        return read_torchtitan(options.torchtitan, gpus)
     return read_deepspeed(options.deepspeed) if options.deepspeed else Reading({})
 
 

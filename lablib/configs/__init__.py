@@ -1,8 +1,10 @@
-"""Readers of configuration files that people have: sizes and settings for the planner, without torch.
+"""Configuration files that people have, read and written: sizes and settings for the planner, without torch.
 
 hugging_face   a model's config.json
 deepspeed      a ds_config.json: batch, ZeRO, offload, precision, optimizer
 megatron       the command line of Megatron-LM: model and plan
+torchtitan     a TOML file: model and plan; torchtitan_models: its flavors
+writing        a plan as a configuration: write_deepspeed, write_megatron, write_torchtitan
 reading        result of a reader: what it understood, left out and did not know
 """
 

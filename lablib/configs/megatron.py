@@ -8,20 +8,24 @@
     --num-virtual-stages-per-pipeline-rank                      chunks, and the schedule "interleaved"
     --micro-batch-size, --global-batch-size, --seq-length       micro_batch, batch, seq_len
     --use-distributed-optimizer                                 zero_stage 1
-    --bf16, --fp16, --fp8-format                                precision
+    --use-megatron-fsdp, --data-parallel-sharding-strategy      zero_stage 0 to 3
+    --num-distributed-optimizer-instances                       replicas
+    --optimizer-cpu-offload                                     offload "optimizer"
+    --bf16, --fp16, --fp8-format, --fp4-format                  precision
     --recompute-activations, --recompute-granularity            recompute: "selective", "full", "every k", "first k"
 
-The vocabulary is padded as there: to a multiple of --make-vocab-size-divisible-by times the tensor ranks.
+The vocabulary is padded as there: to a multiple of --make-vocab-size-divisible-by times the tensor ranks. Dense layers
+below those with experts are --moe-layer-freq ([0]*n+[1]*m).
 
 Source: megatron/training/arguments.py (github.com/NVIDIA/Megatron-LM, core 0.20, d98e8a64): names and defaults.
 """
 
 import math
+import re
 import shlex
 from typing import Any
 
 from lablib.configs.reading import Fields, Omission, Reading
-from lablib.errors import unknown_name
 from lablib.models.transformer import Experts, Latent, Transformer
 from lablib.signature import checked
 
@@ -36,7 +40,8 @@ _WITHOUT_COST = (
     "transformer-impl", "use-mcore-models", "use-flash-attn", "attention-backend", "no-masked-softmax-fusion",
     "attention-softmax-in-fp32", "distributed-", "local-rank", "manual-gc", "cross-entropy-", "deterministic-",
 )  # fmt: skip
-_OPTIMIZERS = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon"}
+OPTIMIZERS = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon"}
+STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")  # of Megatron-FSDP, by ZeRO stage
 
 
 @checked
@@ -46,7 +51,7 @@ def parse_megatron(command: str) -> Reading[dict[str, Any]]:
     Raises:
         ValueError: a missing or impossible size, or a choice that the planner cannot price.
     """
-    values = {name: value for name, value in _options(command).items() if not name.startswith(_WITHOUT_COST)}
+    values = {name: value for name, value in _options(command).items() if _has_cost(name)}
     fields = Fields(values, "the arguments of Megatron-LM")
     omissions = list[Omission]()
     tensor = fields.count("tensor-model-parallel-size", 1)
@@ -59,8 +64,8 @@ def parse_megatron(command: str) -> Reading[dict[str, Any]]:
         "pipeline": [pipeline],
         "context": [fields.count("context-parallel-size", 1)],
         "precision": _precision(fields),
-        "optimizer": _OPTIMIZERS[_one_of(fields, "optimizer", tuple(_OPTIMIZERS))],
-        "zero_stage": [1 if fields.flag("use-distributed-optimizer", False) else 0],
+        "optimizer": OPTIMIZERS[_one_of(fields, "optimizer", tuple(OPTIMIZERS))],
+        "zero_stage": [_zero_stage(fields)],
         "recompute": [_recompute(fields)],
     }
     if model.experts:
@@ -70,6 +75,11 @@ def parse_megatron(command: str) -> Reading[dict[str, Any]]:
     for name, option in {"batch": "global-batch-size", "seq_len": "seq-length"}.items():
         if option in fields:
             settings[name] = fields.count(option)
+    if (instances := fields.count("num-distributed-optimizer-instances", 1)) > 1:
+        settings["replicas"] = instances
+    if fields.flag("optimizer-cpu-offload", False):
+        settings["offload"] = ("optimizer",)
+    fields.flag("use-precision-aware-optimizer", False)
     if "micro-batch-size" in fields:
         settings["micro_batch"] = [fields.count("micro-batch-size")]
     if tensor > 1 and not fields.flag("sequence-parallel", False):
@@ -77,6 +87,10 @@ def parse_megatron(command: str) -> Reading[dict[str, Any]]:
     for name in ("overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap"):
         fields.flag(name, False)
     return Reading(settings, tuple(omissions), tuple(f"--{name}" for name in fields.unread()))
+
+
+def _has_cost(name: str) -> bool:
+    return name == "data-parallel-sharding-strategy" or not name.startswith(_WITHOUT_COST)
 
 
 def _options(command: str) -> dict[str, Any]:
@@ -97,11 +111,7 @@ def _options(command: str) -> dict[str, Any]:
 
 
 def _one_of(fields: Fields, name: str, known: tuple[str, ...]) -> str:
-    """One of these words; the first by default."""
-    value = fields.get(name, known[0])
-    if value not in known:
-        raise unknown_name(f"--{name}", value, known)
-    return value
+    return fields.one_of(name, known, f"--{name}")
 
 
 def _value(word: str) -> Any:
@@ -136,7 +146,7 @@ def _model(fields: Fields, tensor: int, omissions: list[Omission]) -> Transforme
         has_bias=not fields.flag("disable-bias-linear", False),
         tied_head=not fields.flag("untie-embeddings-and-output-weights", False),
         latent=_latent(fields) if fields.flag("multi-latent-attention", False) else None,
-        experts=_experts(fields, d_ff) if fields.get("num-experts") else None,
+        experts=_experts(fields, d_ff, fields.count("num-layers")) if fields.get("num-experts") else None,
         source="arguments of Megatron-LM",
     )
     if fields.flag("qk-layernorm", False):
@@ -166,16 +176,22 @@ def _latent(fields: Fields) -> Latent:
     )
 
 
-def _experts(fields: Fields, d_ff: int) -> Experts:
+def _experts(fields: Fields, d_ff: int, layers: int) -> Experts:
     own = fields.count("moe-ffn-hidden-size", d_ff)
     shared = fields.count("moe-shared-expert-intermediate-size", 0, minimum=0)
     if shared % own:
         raise ValueError(
             f"--moe-shared-expert-intermediate-size must be a multiple of the experts' width: got {shared} and {own}"
         )
-    if (every := fields.get("moe-layer-freq", 1)) != 1:
-        raise ValueError(f"--moe-layer-freq must be 1: got {every}; the planner has no other arrangement")
-    return Experts(fields.count("num-experts"), fields.count("moe-router-topk", 2), own, shared // own)
+    every = fields.get("moe-layer-freq", 1)
+    bottom = re.fullmatch(r"\(?\[0\](?:\*(\d{1,6}))?\+\[1\]\*(\d{1,6})\)?", str(every))
+    dense = int(bottom[1] or 1) if bottom else 0
+    if every != 1 and (not bottom or dense + int(bottom[2]) != layers):
+        raise ValueError(
+            f"--moe-layer-freq must be 1, or ([0]*n+[1]*m) for all {layers} layers: got {every}; the planner has no "
+            "other arrangement"
+        )
+    return Experts(fields.count("num-experts"), fields.count("moe-router-topk", 2), own, shared // own, dense)
 
 
 def _precision(fields: Fields) -> str:
@@ -184,9 +200,19 @@ def _precision(fields: Fields) -> str:
         fields.get("fp8-recipe")
         fields.flag("bf16", True)
         return "float8"
+    if "fp4-format" in fields:
+        _one_of(fields, "fp4-format", ("e2m1",))
+        fields.flag("bf16", True)
+        return "float4"
     if fields.flag("bf16", False):
         return "bfloat16"
     return "float16" if fields.flag("fp16", False) else "float32"
+
+
+def _zero_stage(fields: Fields) -> int:
+    is_split = fields.flag("use-distributed-optimizer", False)
+    strategy = _one_of(fields, "data-parallel-sharding-strategy", STRATEGIES[::-1])
+    return STRATEGIES.index(strategy) if fields.flag("use-megatron-fsdp", False) else int(is_split)
 
 
 def _recompute(fields: Fields) -> str:

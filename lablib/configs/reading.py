@@ -1,13 +1,15 @@
 """Result of reading a configuration file: the record, the parts that it leaves out, and the fields that are unknown."""
 
-import json
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from lablib.errors import unknown_name
 from lablib.signature import checked
+from lablib.text.files import parse_json, parse_toml, read_text
 
 Record = TypeVar("Record")
 
@@ -113,6 +115,17 @@ class Fields:
             raise ValueError(f"{name} of {self._where} must be a text: got {value!r}")
         return value
 
+    def one_of(self, name: str, known: Sequence[str], label: str = "") -> str:
+        """One of these words; the first by default. `label`: the field's name in the error.
+
+        Raises:
+            ValueError: another value, with the nearest words.
+        """
+        value = self.get(name, known[0])
+        if value not in known:
+            raise unknown_name(label or f"{name} of {self._where}", value, known)
+        return value
+
     def items(self, name: str, kind: type) -> list[Any]:
         """A list of texts or whole numbers; empty if it is missing.
 
@@ -141,15 +154,34 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        ValueError: no such file, or no JSON object.
+        ValueError: no such file (the nearest names in its folder are given), or no JSON object.
     """
-    path = Path(path)
-    try:
-        values = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise ValueError(f"{path} must be JSON: {error}") from None
+    values = _parsed(path, parse_json, "JSON")
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold a JSON object: got {type(values).__name__}")
     return values
+
+
+@checked
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The tables in a TOML file. Raises ValueError as `read_json`."""
+    return _parsed(path, parse_toml, "TOML")
+
+
+def text_of(path: str | Path) -> str:
+    """The text of a configuration file. Raises ValueError: no such file, with the nearest names in its folder."""
+    path = Path(path)
+    try:
+        return read_text(path)
+    except OSError as error:
+        near = get_close_matches(path.name, os.listdir(path.parent), n=3) if path.parent.is_dir() else []
+        hint = f"; did you mean {' or '.join(near)}?" if near and not path.exists() else ""
+        raise ValueError(f"{path} cannot be read: {error.strerror}{hint}") from None
+
+
+def _parsed(path: str | Path, parse: Callable[[str], Any], kind: str) -> Any:
+    text = text_of(path)
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ValueError(f"{path} must be {kind}: {error}") from None

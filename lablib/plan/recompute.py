@@ -19,6 +19,7 @@ pytorch/torchtitan, parallelize_llama.py (of products).
 Simplified: the average layer of a stage represents all: with "first k" each is recomputed in part.
 """
 
+from difflib import get_close_matches
 from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, maximum, minimum
@@ -102,6 +103,8 @@ def recompute_policy(text: str) -> Recompute:
     word, _, number = text.partition(" ") if isinstance(text, str) else ("", "", "")
     if word in ("every", "first") and number.isdecimal() and len(number) < 10 and int(number) >= 1:
         return Recompute(text, "full", **{word: int(number)})
+    near = get_close_matches(text[:40], KINDS, n=1) if isinstance(text, str) else []
     raise ValueError(
-        f'recompute is "none", "selective", "full", "every k" or "first k" layers: got {shown(text)}; try "every 4"'
+        'recompute is "none", "selective", "full", "every k" or "first k" layers: got '
+        f'{shown(text)}; try "{near[0] if near else "every 4"}"'
     )

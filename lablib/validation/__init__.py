@@ -20,11 +20,13 @@ evidence.py         measured runs near a prediction, and a band for its step tim
 doubts.py           limits of its figures
 cross_validate.py   constants fitted without one source, tested on it
 constants.py        the fitted constants, and their bounds
+explain.py          a measured step next to its prediction, and the changed argument that comes nearest
 """
 
 from lablib.validation.case import Case, cases_of
 from lablib.validation.cross_validate import Constant, HeldOut, cross_validate
 from lablib.validation.evidence import Evidence, evidence_of
+from lablib.validation.explain import Change, Explanation, explain
 from lablib.validation.rows import PublishedRow, published_mixtures, published_others, published_rows, read_rows
 from lablib.validation.score import ScoreReport, score
 
@@ -38,7 +40,10 @@ __all__ = [
     "cases_of",
     "ScoreReport",
     "score",
+    "Change",
     "Constant",
+    "Explanation",
+    "explain",
     "HeldOut",
     "cross_validate",
     "Evidence",

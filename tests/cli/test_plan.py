@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lablib.cli import plan as cli_plan
 from lablib.cli.main import main
+from lablib.configs.writing import TOOLS
 from lablib.pipeline.closed_form import WITH_CLOSED_FORM
 from lablib.plan import search
 from lablib.plan.arguments import PRECISIONS
@@ -137,8 +138,10 @@ def test_long_searches_show_a_bar_that_is_gone_at_the_end(monkeypatch, capsys: p
         (["--tensor", "3", "--pipeline", "1"], "try divisors of 16"),
         (["--schedule", "1f1c"], "did you mean '1f1b'"),
         (["--recompute", "much"], "recompute is"),
+        (["--recompute", "ful"], "got 'ful'; try \"full\""),
         (["--precision", "bf16"], "precision must be one of float32"),
         (["--gpus", "8"], "give nodes or gpus, one of the two"),
+        (["--write", "megatron", "--json"], "--write and --json are different outputs: give one of them"),
         (["--top", "0"], "--top must be 1 or more: got 0"),
         (["--optimizer", "adamv"], "did you mean"),
         (["--offload", "weights"], "one of optimizer, activations: got 'weights'"),
@@ -278,6 +281,99 @@ def test_the_arguments_of_megatron_are_a_model_and_a_plan(capsys: pytest.Capture
     assert "--deepspeed and --megatron both choose a plan" in capsys.readouterr().err
 
 
+TITAN = '[model]\nflavor = "8B"\n[training]\nlocal_batch_size = 2\nseq_len = 4096\nsteps = 10\nseqlen = 1\n'
+
+
+def test_a_file_of_torchtitan_is_a_model_and_a_plan_for_the_gpus(tmp_path, capsys: pytest.CaptureFixture):
+    (tmp_path / "llama.toml").write_text(TITAN)
+    words = ["plan", "--cluster", "dgx-h100", "--nodes", "2", "--json", "--torchtitan", str(tmp_path / "llama.toml")]
+    assert main(words) == 0
+    answer = json.loads(capsys.readouterr().out)
+    best = answer["best"][0]
+    assert answer["tried"] == 1 and (best["data"], best["zero_stage"], best["micro_batch"]) == (16, 3, 2)
+    assert (answer["inputs"]["batch"], answer["inputs"]["seq_len"]) == (32, 4096)
+    assert answer["remarks"] == ["Fields not understood: training.seqlen."]
+    main([*words, "--batch", "64", "--zero-stage", "3", "--data", "16"])
+    assert json.loads(capsys.readouterr().out)["inputs"]["batch"] == 64
+    assert main([*words[:-1], str(tmp_path / "lama.toml")]) == 2
+    assert "did you mean llama.toml?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tool", TOOLS)
+def test_the_best_plan_is_written_and_read_back(tool, tmp_path, capsys: pytest.CaptureFixture):
+    where = ["--cluster", "dgx-h100", "--nodes", "1"]
+    few = ["--pipeline", "1", "--recompute", "none", "--zero-stage", "0,1,3", "--seq-len", "4k", "--tensor", "1"]
+    few += ["--stack", "megatron-core" if tool == "megatron" else "torch-compile", "--batch", "16", "--context", "1"]
+    asked = ["plan", "--model", "llama-3-8b", *where, *few]
+    main([*asked, "--json", "--top", "1"])
+    best = json.loads(capsys.readouterr().out)["best"]
+    path = tmp_path / "config"
+    assert main([*asked, "--write", tool, str(path)]) == 0
+    assert f"Written: {path}." in capsys.readouterr().out
+    assert main([*asked, "--write", tool]) == 0
+    written = capsys.readouterr()
+    assert written.out == path.read_text() and "llama-3-8b on 8 GPUs" in written.err
+    model = ["--model", "llama-3-8b", *few[2:4], *few[6:8], *few[10:12]] if tool == "deepspeed" else []
+    read = main(["plan", *where, *model, f"--{tool}", str(path), "--json", "--pipeline", "1", "--tensor", "1"])
+    again = json.loads(capsys.readouterr().out)
+    assert read == 0 and again["tried"] == 1
+    same = ("data", "zero_stage", "micro_batch", "recompute", "software")
+    assert {name: again["best"][0][name] for name in same} == {name: best[0][name] for name in same}
+    assert again["best"][0]["step_time_s"] == pytest.approx(best[0]["step_time_s"], rel=1e-3)
+    for words, text in {("deepsped",): "did you mean 'deepspeed'", (tool, "a", "b"): "a tool and one file"}.items():
+        assert main([*asked, "--write", *words]) == 2
+        assert text in capsys.readouterr().err
+
+
+def test_a_measured_step_is_explained(tmp_path, capsys: pytest.CaptureFixture):
+    few = ["--tensor", "4", "--pipeline", "1", "--recompute", "none", "--zero-stage", "3", "--micro-batch", "1"]
+    asked = [
+        "plan",
+        "--model",
+        "llama-3-8b",
+        "--cluster",
+        "dgx-h100",
+        "--nodes",
+        "2",
+        "--batch",
+        "32",
+        "--context",
+        "1",
+    ]
+    assert main([*asked, *few, "--json", "--why", "4.0"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    step = answer["terms"][-1]
+    found = search("llama-3-8b", "dgx-h100", 32, nodes=2, tensor=4, pipeline=1, context=1, recompute="none",
+                   zero_stage=3, micro_batch=1)  # fmt: skip
+    assert step == {
+        "term": "step", "predicted_s": found.best.step_time_s, "measured_s": 4.0,
+        "difference_s": found.best.step_time_s - 4.0, "difference_pct": 25 * (found.best.step_time_s - 4.0),
+    }  # fmt: skip
+    assert answer["changes"][0]["kind"] == "precision" and "tfloat32" in answer["sentence"]
+    (tmp_path / "terms.json").write_text(json.dumps({"step": 4.0, "tensor axis": 2.0}))
+    assert main([*asked, *few, "--why", str(tmp_path / "terms.json")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.split()[:4] == ["tensor", "axis", "148", "ms"] and "2 s" in line for line in lines)
+    assert any(line.startswith("placement") for line in lines)
+    assert main([*asked, *few, "--why", "many"]) == 2
+    assert "a measured step is seconds (1.83), a JSON file, or a trace" in capsys.readouterr().err
+    assert main([*asked, "--why", "4.0", "--tensor", "4,8"]) == 0
+    assert "The best of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "hint"),
+    [
+        (ASKED, ["--modle", "gpt2"], "did you mean --model"),
+        (ASKED, ["--torchtitn=x"], "did you mean --torchtitan"),
+        (["run", "09"], ["--bakend", "gloo"], "did you mean --backend"),
+    ],
+)
+def test_a_misspelt_option_has_its_nearest(command, words, hint, capsys: pytest.CaptureFixture):
+    assert main([*command, *words]) == 2
+    assert f"unrecognized arguments: {' '.join(words)}; {hint}" in capsys.readouterr().err
+
+
 def test_a_node_that_is_not_full_is_a_remark(capsys: pytest.CaptureFixture):
     words = ["plan", "--model", "gpt2", "--cluster", "dgx-a100", "--batch", "24", "--json", "--tensor", "1"]
     main([*words, "--gpus", "12"])
@@ -290,6 +386,7 @@ def test_a_node_that_is_not_full_is_a_remark(capsys: pytest.CaptureFixture):
 def test_the_names_can_be_listed_and_missing_arguments_are_named(capsys: pytest.CaptureFixture):
     assert main(["plan", "--list"]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in ("gpt3-175b", "dgx-h100", "megatron-core"))
+    names = ("gpt3-175b", "dgx-h100", "megatron-core", "bfloat16", "adamw", "zb-v", "powersgd", "torchtitan")
+    assert all(name in out for name in names)
     assert main(["plan", "--model", "gpt2"]) == 2
     assert "lab plan needs --cluster and --batch; lab plan --list has the names" in capsys.readouterr().err

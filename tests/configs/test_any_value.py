@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from lablib.configs.deepspeed import parse_deepspeed
 from lablib.configs.hugging_face import parse_hugging_face
 from lablib.configs.megatron import parse_megatron
+from lablib.configs.torchtitan import parse_torchtitan
 
 _ROWS = (Path(__file__).parent / "measured" / "transformers.jsonl").read_text("utf-8").splitlines()[1:]
 CONFIGS = [json.loads(row)["config"] for row in _ROWS]
@@ -29,6 +30,20 @@ DEEPSPEED = {
     "activation_checkpointing": {"cpu_checkpointing": False, "partition_activations": False},
     "communication_data_type": "fp32",
     "pipeline": {"stages": "auto"},
+}
+TORCHTITAN = {
+    "model": {"name": "qwen3", "flavor": "30B-A3B", "converters": ["float8"]},
+    "optimizer": {"name": "AdamW", "implementation": "fused", "early_step_in_backward": False},
+    "training": {"local_batch_size": 8, "global_batch_size": -1, "seq_len": 64, "dtype": "float32", "compile": False},
+    "parallelism": {
+        **dict.fromkeys(("data_parallel_replicate_degree", "data_parallel_shard_degree", "tensor_parallel_degree"), 2),
+        **dict.fromkeys(("context_parallel_degree", "pipeline_parallel_degree", "expert_parallel_degree"), 2),
+        **{"pipeline_parallel_schedule": "1F1B", "pipeline_parallel_layers_per_stage": 26},
+        **{"pipeline_parallel_split_points": ["layers.1"], "module_fqns_per_model_part": None},
+    },
+    "activation_checkpoint": {"mode": "selective", "selective_ac_option": "2"},
+    "compile": {"enable": True, "components": ["model"]},
+    "quantize": {"linear": {"float8": {"filter_fqns": ["output"]}}},
 }
 MEGATRON = (
     "num-layers hidden-size num-attention-heads ffn-hidden-size vocab-size seq-length swiglu normalization num-experts "
@@ -55,15 +70,15 @@ def test_hugging_face(data):
 
 
 @settings(max_examples=300)
-@given(data=st.data())
-def test_deepspeed(data):
-    config = json.loads(json.dumps(DEEPSPEED))
+@given(data=st.data(), given=st.sampled_from([(DEEPSPEED, parse_deepspeed), (TORCHTITAN, parse_torchtitan)]))
+def test_deepspeed_and_torchtitan(data, given):
+    config, parse = json.loads(json.dumps(given[0])), given[1]
     place, name = config, data.draw(st.sampled_from(sorted(config)))
     while isinstance(place[name], dict) and data.draw(st.booleans()):
         place = place[name]
         name = data.draw(st.sampled_from(sorted(place)))
     place[name] = data.draw(ANY)
-    answers(parse_deepspeed, config)
+    answers(parse, config)
 
 
 @settings(max_examples=300)

@@ -55,6 +55,15 @@ def test_a_mixture_with_latents_is_described():
     assert mine.expert_layer == published.expert_layer
 
 
+@given(dense=st.integers(1, 40), others=st.integers(0, 40), is_short=st.booleans())
+def test_dense_layers_at_the_bottom_are_a_pattern(dense, others, is_short):
+    first = "[0]" if is_short and dense == 1 else f"[0]*{dense}"
+    words = f"{LLAMA} --num-layers {dense + others} --num-experts 8 --moe-layer-freq ({first}+[1]*{others})"
+    assert parse_megatron(words).record["model"].experts.num_dense_layers == dense
+    with pytest.raises(ValueError, match="--moe-layer-freq must be 1, or"):
+        parse_megatron(f"{words} --num-layers {dense + others + 1}")
+
+
 @given(
     layers=st.integers(1, 8), pipeline=st.integers(1, 8), chunks=st.integers(1, 8), multiple=st.sampled_from([64, 128])
 )
@@ -83,6 +92,12 @@ def test_two_ways_to_give_the_chunks_agree(layers, pipeline, chunks, multiple):
         ("--fp8-format hybrid --fp8-recipe delayed", "precision", "float8"),
         ("--optimizer sgd", "optimizer", "sgd-momentum"),
         ("--context-parallel-size 2", "context", [2]),
+        ("--use-megatron-fsdp", "zero_stage", [3]),  # its default strategy is optim_grads_params
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads", "zero_stage", [2]),
+        ("--data-parallel-sharding-strategy optim_grads", "zero_stage", [0]),  # without effect
+        ("--num-distributed-optimizer-instances 2", "replicas", 2),
+        ("--optimizer-cpu-offload --use-precision-aware-optimizer", "offload", ("optimizer",)),
+        ("--fp4-format e2m1 --bf16", "precision", "float4"),
     ],
 )
 def test_an_option_is_a_setting(words, setting, value):
@@ -112,7 +127,7 @@ def test_unknown_options_are_named_and_those_without_cost_are_not():
         (f"{GPT3} --position-embedding-type relative", "unknown --position-embedding-type 'relative'"),
         (f"{GPT3} 'open", "must be words as in a shell: No closing quotation"),
         (f"{GPT3} --num-layers-per-virtual-pipeline-stage 5", "--num-layers must be a multiple of"),
-        (f"{GPT3} --num-experts 8 --moe-layer-freq 2", "--moe-layer-freq must be 1: got 2"),
+        (f"{GPT3} --num-experts 8 --moe-layer-freq 2", "--moe-layer-freq must be 1, or .* got 2"),
         (f"{GPT3} --num-experts 8 --moe-shared-expert-intermediate-size 100", "must be a multiple of the experts'"),
     ],
 )

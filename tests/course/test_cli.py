@@ -37,7 +37,7 @@ def test_help_names_every_command_and_needs_nothing_heavy():
     ("words", "message"),
     [
         (["biuld"], "unknown command 'biuld': did you mean 'build'?"),
-        (["build", "--chek"], "unrecognized arguments: --chek; `lab --help`"),
+        (["build", "--chek"], "unrecognized arguments: --chek; did you mean --check or --help? `lab build --help`"),
         (["run"], "the following arguments are required: LAB; `lab run --help`"),
         (["run", "91"], "unknown lab '91'"),
         (["run", "90", "--ranks", "four"], "ranks must be an int: got 'four'; try --ranks 4"),
