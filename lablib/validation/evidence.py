@@ -61,6 +61,10 @@ class Evidence:
         low, high = (format_quantity(each, "s") for each in self.band_s)
         return f"{plural(self.num_runs, 'measured runs')} nearby, error {self.error:.0%}, band {low} to {high}"
 
+    def sentence(self) -> str:
+        """The same as a sentence: "Evidence: ..." or "No evidence: ..."."""
+        return f"Evidence: {self}." if self.band_s else f"{str(self).replace('no', 'No', 1)}."
+
 
 def evidence_of(prediction: Prediction) -> Evidence:
     """Evidence for a prediction of `predict`, from the published runs of this package.

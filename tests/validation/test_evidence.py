@@ -137,7 +137,7 @@ def test_a_technique_that_no_run_measured_has_no_evidence(changes):
     assert plain().evidence.band_s is not None
     changed = plain(**changes)
     assert changed.evidence.band_s is None and question_of(changed).apart
-    assert changed.evidence_sentence().startswith("Evidence: no evidence: ")
+    assert changed.evidence_sentence().startswith("No evidence: ")
 
 
 def test_a_device_that_no_run_measured_has_no_evidence():
