@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -261,7 +262,7 @@ def to_json(found: SearchResult, top: int) -> dict[str, Any]:
         "fit": len(found.order),
         "best": [row_of(each) for each in found.top(top)],
         "pareto": [row_of(each) for each in found.pareto],
-        "evidence": found.best.evidence.to_json() if len(found.order) else None,
+        "evidence": asdict(found.best.evidence) if len(found.order) else None,
         "nearest": None if nearest is None else row_of(nearest),
         "rejected": {
             kind: {"plans": count, "example": kinds[kind].reason} for kind, count in found.rejected.counts.items()

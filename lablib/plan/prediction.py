@@ -218,7 +218,7 @@ class Prediction:
 
     def evidence_sentence(self) -> str:
         """The evidence in one sentence; "" for a prediction without setup."""
-        return f"Evidence: {self.evidence}." if self.setup else ""
+        return self.evidence.sentence() if self.setup else ""
 
     def __repr__(self) -> str:
         return f"Prediction({self.sentence()})"

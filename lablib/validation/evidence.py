@@ -21,11 +21,11 @@ evidence must be in their band.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from heapq import nsmallest
 from math import exp, inf, log, log2
 from statistics import median, quantiles
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lablib.text.units import format_quantity, plural
 from lablib.validation.measured_runs import MeasuredRun, Question, measured_runs, question_of
@@ -62,9 +62,9 @@ class Evidence:
         low, high = (format_quantity(each, "s") for each in self.band_s)
         return f"{plural(self.num_runs, 'measured runs')} nearby, error {self.error:.0%}, band {low} to {high}"
 
-    def to_json(self) -> dict[str, Any]:
-        """Attributes as plain values."""
-        return asdict(self)
+    def sentence(self) -> str:
+        """The same as a sentence: "Evidence: ..." or "No evidence: ..."."""
+        return f"Evidence: {self}." if self.band_s else f"{str(self).replace('no', 'No', 1)}."
 
 
 def evidence_of(prediction: Prediction) -> Evidence:
@@ -132,10 +132,10 @@ def _reason(question: Question, near: Sequence[object], runs: Sequence[MeasuredR
 
 def coverage(runs: Sequence[MeasuredRun]) -> tuple[int, int]:
     """Runs with evidence from all other sources, and how many of them are in their band."""
-    answers = [
-        (run.ratio, evidence_at(run.question, run.ratio, [each for each in runs if each.source != run.source]).band_s)
-        for run in runs
-    ]
-    # Times in units of the measured one: the prediction is the ratio, the measurement 1.
-    is_inside = [band[0] <= 1.0 <= band[1] for _, band in answers if band is not None]
+    is_inside = []
+    for run in runs:
+        others = [each for each in runs if each.source != run.source]
+        # Times in units of the measured one: the prediction is the ratio, the measurement 1.
+        if band := evidence_at(run.question, run.ratio, others).band_s:
+            is_inside.append(band[0] <= 1.0 <= band[1])
     return len(is_inside), sum(is_inside)

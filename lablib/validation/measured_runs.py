@@ -4,14 +4,14 @@
     ratio       predicted / measured step time
 
 The points are in measured_runs.jsonl, so that asking for evidence predicts nothing. `make validation` writes them, and
-tests/validation/test_measured_runs.py compares them with a fresh computation.
+tests/validation/test_evidence.py compares them with a fresh computation.
 """
 
 import json
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlparse
 
 from lablib.plan.derating import USUAL
@@ -19,7 +19,7 @@ from lablib.plan.predict import predict
 from lablib.plan.prediction import Prediction
 from lablib.text.files import parse_json, read_text
 from lablib.validation.rows import PublishedRow, published_mixtures, published_others, published_rows
-from lablib.validation.score import best, prepare
+from lablib.validation.score import prepare, report
 
 FILE = Path(__file__).with_name("measured_runs.jsonl")
 
@@ -92,30 +92,24 @@ def source_of(row: PublishedRow) -> str:
     return "/".join(address.path.split("/")[1:3]) if address.netloc == "github.com" else address.netloc or row.family
 
 
-def compute_runs(rows: Iterable[PublishedRow] | None = None) -> list[MeasuredRun]:
-    """The points of rows that state a time and are not refused; None: of all published rows of this package."""
+def compute_runs() -> list[MeasuredRun]:
+    """The points of all published rows of this package that state a time and that the planner does not refuse."""
     runs = []
-    for one in prepare([*published_rows(), *published_mixtures(), *published_others()] if rows is None else rows)[0]:
-        if one.measured.step_time_s is not None:
-            try:
-                _, found = best(one.cases, predict)
-            except ValueError:  # refused: score.py counts it
-                continue
-            assert isinstance(found, Prediction)
-            ratio = found.step_time_s / one.measured.step_time_s
-            runs.append(MeasuredRun(one.row.id, source_of(one.row), question_of(found), ratio))
+    rows = [*published_rows(), *published_mixtures(), *published_others()]
+    for one in report(prepare(rows)[0], predict).timed:
+        question = question_of(predict(**one.case.arguments()))
+        runs.append(MeasuredRun(one.row.id, source_of(one.row), question, 1 + one.error / 100))
     return runs
 
 
 def runs_text(runs: Iterable[MeasuredRun]) -> str:
     """The points as JSON Lines, numbers to six digits."""
-    return "".join(json.dumps(_record(run)) + "\n" for run in runs)
-
-
-def _record(run: MeasuredRun) -> dict[str, Any]:
-    flops = float(f"{run.question.flops_per_token:.6g}")
-    question = run.question._replace(flops_per_token=flops)._asdict()
-    return {"id": run.id, "source": run.source, "ratio": float(f"{run.ratio:.6g}"), **question}
+    lines = []
+    for run in runs:
+        flops, ratio = (float(f"{each:.6g}") for each in (run.question.flops_per_token, run.ratio))
+        question = run.question._replace(flops_per_token=flops)._asdict()
+        lines.append(json.dumps({"id": run.id, "source": run.source, "ratio": ratio, **question}) + "\n")
+    return "".join(lines)
 
 
 @cache
@@ -126,7 +120,5 @@ def measured_runs() -> tuple[MeasuredRun, ...]:
 
 def _run(line: str) -> MeasuredRun:
     record = parse_json(line)
-    question = Question(*(record[name] for name in Question._fields))
-    return MeasuredRun(
-        record["id"], record["source"], question._replace(apart=tuple(question.apart)), float(record["ratio"])
-    )
+    question = Question(*(record[name] for name in Question._fields[:-1]), apart=tuple(record["apart"]))
+    return MeasuredRun(record["id"], record["source"], question, record["ratio"])

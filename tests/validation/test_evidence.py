@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from math import exp, log
 from pathlib import Path
 from statistics import median
@@ -31,7 +31,7 @@ QUESTIONS = st.builds(
     num_gpus=st.integers(1, 20_000),
     seq_len=st.integers(128, 2**20),
     device=st.sampled_from(["A100", "H100", "H200", "B200"]),
-    capability=st.just(0),  # replaced by that of the device
+    capability=st.just(0),  # of the device, below
     bits=st.sampled_from([4, 8, 16, 32]),
     software=st.sampled_from(["megatron-core", "torch-compile"]),
     has_experts=st.booleans(),
@@ -49,7 +49,7 @@ def plain(**changes) -> Prediction:
 
 def test_the_file_is_what_the_planner_gives():
     fresh, stored = compute_runs(), measured_runs()
-    remedy = f"{FILE.name} is not what the planner gives: run `make validation`"
+    remedy = f"{FILE.name} differs from the planner: run `make validation`"
     assert [run.id for run in fresh] == [run.id for run in stored], remedy
     for new, old in zip(fresh, stored, strict=True):
         sizes = new.question.flops_per_token, new.ratio
@@ -136,7 +136,7 @@ def test_a_technique_that_no_run_measured_has_no_evidence(changes):
     assert plain().evidence.band_s is not None
     changed = plain(**changes)
     assert changed.evidence.band_s is None and question_of(changed).apart
-    assert changed.evidence_sentence().startswith("Evidence: no evidence: ")
+    assert changed.evidence_sentence().startswith("No evidence: ")
 
 
 def test_a_device_that_no_run_measured_has_no_evidence():
@@ -162,7 +162,7 @@ def test_evidence_is_shown_where_the_prediction_is_shown():
     words = found.best.evidence_sentence()
     assert words in found._repr_html_() and words in cli_plan.text(found, 1)
     assert words in describe(figure_predictions(found.plans))
-    assert cli_plan.to_json(found, 1)["evidence"] == found.best.evidence.to_json()
+    assert cli_plan.to_json(found, 1)["evidence"] == asdict(found.best.evidence)
 
 
 def test_predictions_read_no_published_run():
