@@ -41,7 +41,7 @@ Simplified: one record per generation; versions in between differ by some percen
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated
+from typing import Annotated, Any
 
 from lablib.errors import unknown_name
 from lablib.signature import Count, NonNegative, NonNegativeInt, OneOf, check_fields
@@ -148,7 +148,7 @@ class Stack:
             )
 
 
-_MEGATRON_2021 = {
+_MEGATRON_2021: dict[str, Any] = {
     "attention": "unfused",
     "has_dropout": True,
     "passes_norm": (2, 4),
@@ -161,7 +161,7 @@ _MEGATRON_2021 = {
 # In 16-bit widths: the gate's SiLU and product (4 and 7, with the two tensors that a gate adds), two gradients that a
 # residual adds. Per logit: a cast (2 and 4 bytes), the logarithm of the softmax (4 and 4), its gradient (4, 8 and 4), a
 # cast back (4 and 2).
-_EAGER = {
+_EAGER: dict[str, Any] = {
     "passes_norm": (2, 4),
     "passes_activation": (4, 7),
     "passes_residual": (3, 3),
@@ -169,13 +169,21 @@ _EAGER = {
     "loss_peak_bytes": 8,
     "keeps_gradients": False,
 }
-_HUGGING_FACE = _EAGER | {
+_HUGGING_FACE: dict[str, Any] = _EAGER | {
     "passes_rms_norm": (18, 37),
     "passes_rotary": (10, 10),
     "copies": 1,
     "calls_per_kernel": 6.0,  # Python modules: 125 ms per micro-step of 7B on one A100 (QwenLM/Qwen, README)
 }
-_FLASH_ATTN = {
+_HUGGING_FACE_2022: dict[str, Any] = _HUGGING_FACE | {
+    **{"attention": "unfused", "passes_scores": (10, 14), "copies": 3, "has_dropout": True},
+    "passes_activation": (14, 25),  # GPT-2's GELU of seven operators
+}
+_LIGER: dict[str, Any] = _HUGGING_FACE | {
+    **{"passes_norm": (2, 3), "passes_rms_norm": (2, 3), "passes_rotary": (2, 2), "passes_activation": (2, 3)},
+    **{"loss_bytes": 8, "loss_peak_bytes": 0, "loss_saved_bytes": 0},
+}
+_FLASH_ATTN: dict[str, Any] = {
     "passes_norm": (2, 4),
     "passes_residual": (3, 2),
     "loss_bytes": 14,
@@ -183,7 +191,7 @@ _FLASH_ATTN = {
     "loss_peak_bytes": 4,
     "keeps_gradients": False,
 }
-_XLA = {
+_XLA: dict[str, Any] = {
     "passes_norm": (1.5, 3),
     "passes_residual": (1.5, 1),
     "loss_bytes": 12,
@@ -192,7 +200,7 @@ _XLA = {
     "keeps_gradients": False,
 }
 
-_COMPILED = {
+_COMPILED: dict[str, Any] = {
     "passes_norm": (1.5, 3),
     "passes_residual": (1.5, 1),
     "calls_per_kernel": 1.0,
@@ -237,13 +245,7 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
             Stack("fsdp", **_EAGER, selective="products", split_loss_peak_bytes=12),
             Stack("flash-attention", **_FLASH_ATTN),
             Stack("internevo", **_FLASH_ATTN, gradient_bytes=2, narrow_gradient_bytes=2, data_overlap=False),
-            Stack(
-                "transformers-2022",
-                **_HUGGING_FACE | {"copies": 3, "passes_activation": (14, 25)},  # GPT-2's GELU of seven operators
-                attention="unfused",
-                passes_scores=(10, 14),
-                has_dropout=True,
-            ),
+            Stack("transformers-2022", **_HUGGING_FACE_2022),
             Stack("transformers", **_HUGGING_FACE),
             Stack(
                 "transformers-deepspeed",
@@ -252,18 +254,7 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
                 narrow_gradient_bytes=2,
                 gathers_matrices=True,
             ),
-            Stack(
-                "liger",
-                **_HUGGING_FACE
-                | {
-                    "passes_norm": (2, 3),
-                    "passes_rms_norm": (2, 3),
-                    "passes_rotary": (2, 2),
-                    "passes_activation": (2, 3),
-                }
-                | {"loss_bytes": 8, "loss_peak_bytes": 0},
-                loss_saved_bytes=0,
-            ),
+            Stack("liger", **_LIGER),
             Stack("xla-2023", **_XLA, attention="unfused"),
             Stack("xla", **_XLA, attention_generation=4),
             Stack(

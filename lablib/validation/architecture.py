@@ -149,8 +149,10 @@ def _is_gated(model: Mapping[str, Any], name: str, make: Callable[[bool], Transf
     if "ffn" in model and model["ffn"] != 4 * model["hidden"]:
         return True
     count = model.get("params") or model.get("params_b", 0) * 1e9
-    errors = {gated: abs(transformer_parameters(make(gated)).total / count - 1) if count else 1.0 for gated in (0, 1)}
-    return errors[1] <= _COUNT_ERROR < errors[0]
+    errors = {
+        gated: abs(transformer_parameters(make(gated)).total / count - 1) if count else 1.0 for gated in (False, True)
+    }
+    return errors[True] <= _COUNT_ERROR < errors[False]
 
 
 def _transformer(row: PublishedRow, known: Transformer | None, heads: int, is_gated: bool) -> Transformer:

@@ -10,7 +10,7 @@ DOUBTS = (
     " takes one of the generations of `lablib/plan/stack.py`. These records count the operations of the programs. But"
     " separate records for 2021 and 2022 were a decision made with these rows at hand, and leaving a source out of"
     " the fit does not test it. With the record of 2021 for all of Megatron before Hopper, `korthikanti22` is off by"
-    " 8% instead of 3%; with the record of 2022, `megatron-sc21` by 7% instead of 3%.",
+    " 10% instead of 4%; with the record of 2022, `megatron-sc21` by 6% instead of 2%.",
     "**Only one source determines `dispatch_s`.** The seconds in which the host starts an operator matter only if"
     " small models leave the device waiting: between 10 and 30 us no group except `vtrain-single` changes by as much"
     " as 0.1%. Fitted without vTrain it stays in the middle of its bounds, and the error of `vtrain` grows when it is"
@@ -29,7 +29,7 @@ DOUBTS = (
 
 MIXTURE_DOUBTS = (
     "**These rows showed which physics was missing.** No constant was fitted to them. But with exchanges in rounds"
-    " of ranks, each sent k times and never hidden, the mean error was 24%; the exchanges of real programs"
+    " of ranks, each sent k times and never hidden, the mean error was 25%; the exchanges of real programs"
     " (`lablib/plan/layer/dispatch.py`) were modelled after that.",
     "**Runs in one CUDA graph are predicted within 10%, others are slower than predicted.** The likely cause is the"
     " host, which starts a product for each expert and waits at every layer for the number of arriving tokens"

@@ -66,13 +66,13 @@ def test_reasons_are_sentences_with_the_numbers_of_their_steps(walk):
 
 
 @pytest.mark.parametrize(
-    ("model", "batch", "gpus", "seq_len", "before", "after"),
-    [("gpt3-175b", 1024, 1024, 1024, "full", "none"), ("gpt3-13b", 16, 64, 32768, "full", "full")],
+    ("model", "batch", "gpus", "seq_len", "memory_gb", "before", "after"),
+    [("llama-2-70b", 1024, 2048, 1024, 10, "full", "none"), ("gpt3-13b", 16, 64, 32768, 16, "full", "full")],
 )
-def test_fewer_stages_say_what_becomes_of_recomputation(model, batch, gpus, seq_len, before, after):
-    """Of a GPU with 16 GB: where activations are not computed again any more, most of the time gained is that."""
+def test_fewer_stages_say_what_becomes_of_recomputation(model, batch, gpus, seq_len, memory_gb, before, after):
+    """Of a small GPU: where activations are not computed again any more, most of the time gained is that."""
     a100 = find_cluster("dgx-a100")
-    cluster = a100.replace(device=replace(a100.device, memory_bytes=16e9))
+    cluster = a100.replace(device=replace(a100.device, memory_bytes=memory_gb * 1e9))
     steps = axis_by_axis(model, cluster, batch, gpus, seq_len=seq_len)
     (first, fewer), *_ = [pair for pair in pairwise(steps) if pair[1].axis == "fewer stages"]
     assert (first.prediction.recompute, fewer.prediction.recompute) == (before, after)

@@ -111,4 +111,4 @@ def test_what_the_page_calls_doubtful_of_them_is_so(report, mixtures, monkeypatc
     plain = [replace(row, parallel={**row.parallel, "ep_overlap": False}, texts=dict(row.texts)) for row in mixtures]
     # Derating of another value: nothing that was remembered of the same machine is looked up.
     before = score(plain, planner_with({"dispatch_s": 23.001e-6}))
-    assert before.all()["mape"] == pytest.approx(24, abs=0.5) and "the mean error was 24%" in MIXTURE_DOUBTS[0]
+    assert before.all()["mape"] == pytest.approx(25, abs=0.5) and "the mean error was 25%" in MIXTURE_DOUBTS[0]
