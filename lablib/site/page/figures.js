@@ -15,6 +15,7 @@ function scaled(value, units, step = 1000) {
 export const bytes = (value) => scaled(value, ["B", "kB", "MB", "GB", "TB", "PB"]);
 export const seconds = (value) => (value ? scaled(value * 1e9, ["ns", "us", "ms", "s"]) : "0 s");
 export const count = (value) => value.toLocaleString("en", { maximumSignificantDigits: 4 });
+const plural = (number, word) => `${number} ${word}${number === 1 ? "" : word.endsWith("ch") ? "es" : "s"}`;
 export const percent = (value) => `${(100 * value).toFixed(1)}%`;
 
 // A table in a box of its own that scrolls. A cell is a text, a node, or {node, class}.
@@ -95,7 +96,7 @@ const ROW = 24, LEFT = 52, WIDTH = 1000;
 export function pipelineFigure(answer) {
   const length = answer.makespan_s || 1, height = ROW * answer.stages;
   const x = (time) => LEFT + ((WIDTH - LEFT - 4) * time) / length;
-  const summary = `${answer.name}: ${answer.stages} stages, ${answer.microbatches} micro-batches, ${seconds(answer.makespan_s)}, bubble ${percent(answer.bubble)}`;
+  const summary = `${answer.name}: ${plural(answer.stages, "stage")}, ${plural(answer.microbatches, "micro-batch")}, ${seconds(answer.makespan_s)}, bubble ${percent(answer.bubble)}`;
   const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${height + 24}`, role: "img", "aria-label": summary });
   const critical = new Set(answer.critical.map(([rank, index]) => `${rank} ${index}`));
   answer.actions.forEach((row, rank) => {
@@ -103,9 +104,10 @@ export function pipelineFigure(answer) {
     picture.append(svg("text", { x: 0, y: y + 16 }, `rank ${rank}`), svg("rect", { class: "idle", x: LEFT, y: y + 2, width: WIDTH - LEFT - 4, height: ROW - 4 }));
     row.forEach(([name, kind, start, end], index) => {
       const width = Math.max(x(end) - x(start) - 0.6, 0.2);
-      const box = svg("rect", { x: x(start), y: y + 2, width, height: ROW - 4, fill: `var(--${kind})`, ...(critical.has(`${rank} ${index}`) ? { class: "critical" } : {}) });
+      const box = svg("rect", { x: x(start), y: y + 2, width, height: ROW - 4, fill: `var(--${kind})` });
       box.append(svg("title", {}, `${name}: ${seconds(start)} to ${seconds(end)}`));
       picture.append(box);
+      if (critical.has(`${rank} ${index}`)) picture.append(svg("rect", { class: "critical", x: x(start), y: y + ROW - 4, width, height: 3 }));
       const label = name.split(/[FBIW]/)[1];
       if (width > 7 * label.length + 3) picture.append(svg("text", { x: x(start) + width / 2, y: y + 16, "text-anchor": "middle", style: `fill:var(--${kind}-ink)`, "aria-hidden": "true" }, label));
     });
@@ -120,8 +122,8 @@ export function pipelineFigure(answer) {
   });
   return [
     element("p", {}, summary + (answer.circle.length ? `. Deadlock: ${answer.circle.join("; ")}` : "")),
-    legend([["F", "F forward"], ["B", "B backward"], ["I", "I for the input"], ["W", "W for the weights"], ["bubble", "idle"]]),
-    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Timeline; the outline is the critical path" }, picture),
+    legend([["F", "F forward"], ["B", "B backward"], ["I", "I for the input"], ["W", "W for the weights"], ["idle", "idle"], ["ink", "on the critical path (line below)"]]),
+    element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Timeline" }, picture),
     details("Each rank", table("Each rank", ["rank", "busy", "idle", "micro-batches held", "actions"], ranks, ["", "", "", "", "text"])),
     every,
   ];

@@ -24,7 +24,7 @@ function toLink(settings) {
 }
 function show(settings) {
   for (const part of document.querySelectorAll("[data-show]")) part.hidden = settings[part.dataset.show] !== part.dataset.value;
-  $("free").disabled = settings.follow === "yes";
+  $("free").hidden = settings.follow === "yes";
 }
 
 // ---- questions: one at a time, the newest next ----
@@ -59,6 +59,7 @@ worker.onmessage = ({ data }) => {
 function verdict(state, title, text) {
   $("verdict").dataset.state = state;
   $("verdict").replaceChildren(...(title ? [element("strong", {}, title)] : []), text);
+  $("short").textContent = title;
 }
 
 function showPrediction(answer) {
@@ -66,6 +67,7 @@ function showPrediction(answer) {
   if ("refusal" in answer) return verdict("bad", "This plan is not possible", answer.refusal);
   const title = answer.is_tight ? "It fits, tight" : answer.fits ? "It fits" : "It does not fit";
   verdict(answer.fits ? "good" : "bad", title, answer.sentence);
+  $("short").textContent = `${title}: ${seconds(answer.step_time_s)}, ${count(answer.tokens_per_s)} tokens/s`;
   const { days, gpu_hours, energy_j, price } = answer.training;
   const tiles = [
     ["Step", "step_time_s", answer.step_time_s, seconds],
@@ -84,7 +86,9 @@ function showPrediction(answer) {
 }
 
 function showPipeline(answer) {
-  $("pipeline").replaceChildren(...("refusal" in answer ? [element("p", { class: "over" }, answer.refusal)] : pipelineFigure(answer)));
+  const said = $("prediction").hidden && read().follow === "yes"; // the refusal of the plan above
+  const refusal = () => element("p", { class: "over" }, said ? "There is no plan to follow." : answer.refusal);
+  $("pipeline").replaceChildren(...("refusal" in answer ? [refusal()] : pipelineFigure(answer)));
 }
 
 // ---- search ----
@@ -105,9 +109,9 @@ function showSearch(answer) {
   const rows = answer.rows.map((row, k) => {
     const button = element("button", { type: "button", "aria-label": `Use plan ${k + 1}` }, "Use");
     button.addEventListener("click", () => use(row));
-    return [`${row.parallel}`, row.schedule, `${row.micro_batch}`, row.recompute, seconds(row.step_time_s), percent(row.mfu), bytes(row.peak_memory_bytes), row.bound_by, button];
+    return [row.parallel, button, row.schedule, `${row.micro_batch}`, row.recompute, seconds(row.step_time_s), percent(row.mfu), bytes(row.peak_memory_bytes), row.bound_by];
   });
-  $("plans").replaceChildren(...(rows.length ? [table("The fastest plans that fit", ["plan", "schedule", "micro-batch", "recompute", "step", "MFU", "memory", "time goes to", ""], rows, ["", "text", "", "text", "", "", "", "text"])] : []));
+  $("plans").replaceChildren(...(rows.length ? [table("The fastest plans that fit", ["plan", "", "schedule", "micro-batch", "recompute", "step", "MFU", "memory", "time goes to"], rows, ["", "", "text", "", "text", "", "", "", "text"])] : []));
   if (answer.done === answer.total) endSearch(text);
   else $("found").textContent = text;
 }
@@ -145,6 +149,9 @@ $("copy").addEventListener("click", async () => {
   await navigator.clipboard.writeText(location.href);
   $("copy").textContent = "Copied";
 });
+for (const link of document.querySelectorAll('a[href="#answer"]')) { // a jump without a change of the link
+  link.addEventListener("click", (event) => (event.preventDefault(), $("answer").focus(), $("answer").scrollIntoView()));
+}
 for (const form of document.forms) {
   form.addEventListener("input", ask);
   form.addEventListener("submit", (event) => event.preventDefault());
