@@ -23,7 +23,7 @@ from lablib.figures.style import BUBBLE, COMPUTE, LOOKS, MEMORY_LOOKS
 from lablib.site.pyodide import FILES, VERSION, find_pyodide
 from lablib.site.settings import CHOICES, CONFIG, DEFAULTS, OWN, SIZES
 
-# Folders and files of lablib that the page imports, and those of them that need torch.
+# Folders and files of lablib that the page imports; files in them that need torch, or build the page.
 _PLANNER = (
     *("configs", "cost", "hardware", "models", "pipeline", "plan", "process/user_folders.py", "process/__init__.py"),
     *("record", "signature", "site", "text", "__init__.py", "__init__.pyi", "errors.py", "index.py"),

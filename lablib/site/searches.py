@@ -1,6 +1,6 @@
 """A search for the page: plan after plan in slices of time, with its progress, so that it can be ended at any moment.
 
-The grid is that of lablib/plan/search_grid.py, in plain Python, for the schedule and the GPUs of the settings. Where
+The grid of lablib/plan/search_grid.py, in plain Python, for the schedule and the GPUs of the settings. Where
 numpy is loaded, `search` predicts the same grid at once.
 """
 
@@ -45,7 +45,7 @@ class Search:
         self._fit: list[Prediction] = []
 
     def go_on(self, seconds: float) -> dict[str, Any]:
-        """Predict for so many seconds: plans done, all plans, those possible and fitting, rows of the fastest."""
+        """Predict for so many seconds: plans done, all, possible and fitting; rows of the fastest."""
         if self._at_once:
             return self._all()
         end = time.monotonic() + seconds
@@ -113,7 +113,7 @@ def _gpus(split: Parallel) -> int:
 
 
 def _schedules(chosen: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(("1f1b", chosen)))  # 1F1B stands for a single stage
+    return tuple(dict.fromkeys(("1f1b", chosen)))  # a single stage has 1F1B
 
 
 def _pairs(schedules: tuple[str, ...], num_layers: int) -> list[tuple[str, int]]:
