@@ -77,7 +77,7 @@ class Search:
         return {"done": done, "total": total, "possible": possible, "fit": fit, "rows": rows}
 
 
-def grid(fixed: dict[str, Any]) -> Iterator[tuple[dict[str, int], dict[str, Any]]]:
+def grid(fixed: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """The plans of a search: the arguments of `Parallel`, and the others."""
     model, cluster = find_model(fixed["model"]), find_cluster(fixed["cluster"])
     total = _gpus(fixed["parallel"])

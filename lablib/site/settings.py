@@ -63,7 +63,7 @@ Settings = Mapping[str, str]
 def arguments(settings: Settings) -> dict[str, Any]:
     """The arguments of `predict`. Raises ValueError: rule, value and remedy."""
     axes = ("data", "tensor", "pipeline", "context", "expert", "chunks")
-    split = {name: whole(settings, name) for name in axes}
+    split: dict[str, Any] = {name: whole(settings, name) for name in axes}
     expert_tensor = whole(settings, "expert_tensor") if settings["expert_tensor"] else None
     return {
         "model": model_of(settings).record,

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -76,6 +77,25 @@ def test_the_folder_has_every_file_that_the_page_names_and_replaces_only_a_page(
         assert said in capsys.readouterr().err
     assert main(["site", "--out", str(tmp_path / "new"), "--pyodide", str(tmp_path)]) == 2
     assert "lacks pyodide.mjs" in capsys.readouterr().err
+
+
+def test_npm_fills_the_cache_once_and_its_absence_or_failure_is_one_error(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    command = ["site", "--out", str(tmp_path / "public")]
+    assert main(command) == 2 and "install the package `npm`" in capsys.readouterr().err
+    (tmp_path / "bin").mkdir()
+    npm = tmp_path / "bin" / "npm"
+    npm.write_text("#!/bin/sh\necho npm error: no network >&2\nexit 1\n")
+    npm.chmod(0o755)
+    assert main(command) == 2 and "npm error: no network; give --pyodide" in capsys.readouterr().err
+    with tarfile.open(tmp_path / "packed", "w:gz") as archive:
+        for name in FILES:
+            archive.addfile(tarfile.TarInfo(f"package/{name}"))
+    npm.write_text(f"#!/bin/sh\n[ $3 = --pack-destination ] && /bin/cp {tmp_path}/packed $4/pyodide.tgz\n")
+    assert main(command) == 0
+    npm.unlink()
+    assert main(command) == 0 and (tmp_path / "public" / "pyodide" / FILES[0]).is_file()
 
 
 @pytest.mark.parametrize("changes", [{}, {"model": "mixtral-8x7b", "data": "2", "schedule": "interleaved"}])
