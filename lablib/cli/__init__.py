@@ -2,6 +2,7 @@
 
 main        the parser, and the subcommands of a few lines
 sim         `lab sim`: a script on a simulated cluster
+site        `lab site`: the planner as a page, which runs in the browser
 plan        `lab plan`: predict a run, or search for the best plan
 nodes       `lab nodes`: a program on real GPUs of several nodes
 calibrate   `lab calibrate`: measure this machine

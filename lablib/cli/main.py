@@ -13,6 +13,7 @@
     lab prove NN [EXERCISE]              test its checks with right and wrong answers
     lab calibrate [--ranks N] ...        measure this machine, for predictions that hold here
     lab plan --model M --cluster C ...   the best plans for a model on a cluster
+    lab site --out FOLDER                the planner as a page, which runs in the browser
     lab validate [FILE.jsonl] ...        errors of the planner on published runs
 
 Exit code 0: done. 1: failed. 2: invalid request, nothing was done. Every error is one sentence. Each command imports
@@ -264,6 +265,12 @@ def _plan(options: argparse.Namespace) -> int:
     return plan_command(options)
 
 
+def _site(options: argparse.Namespace) -> int:
+    from lablib.cli.site import site_command
+
+    return site_command(options)
+
+
 def _validate(options: argparse.Namespace) -> int:
     from lablib.cli.validate import validate_command
 
@@ -304,6 +311,7 @@ COMMANDS = {
     "prove": _prove,
     "calibrate": _calibrate,
     "plan": _plan,
+    "site": _site,
     "validate": _validate,
 }
 
@@ -409,6 +417,10 @@ def _parser() -> Parser:
         "are tried (the head of lablib/plan/search_grid.py lists them).",
     )
     _plan_arguments(command)
+
+    command = commands.add_parser("site", help="build a static page that runs the planner in the browser")
+    command.add_argument("--out", metavar="FOLDER", required=True, help="a new folder, or an earlier page")
+    command.add_argument("--pyodide", metavar="FOLDER", help="the files of Pyodide; default: the cache, filled by npm")
 
     command = commands.add_parser(
         "validate",

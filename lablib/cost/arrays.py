@@ -33,7 +33,10 @@ else:
 
 def is_array(value: Numbers) -> bool:
     """Whether a value is a numpy array. Does not import numpy."""
-    return type(value) not in _PLAIN and has_numpy() and isinstance(value, np.ndarray)
+    if type(value) in _PLAIN:
+        return False
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
 
 
 def has_numpy() -> bool:
