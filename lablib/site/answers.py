@@ -28,7 +28,7 @@ def prediction(settings: Settings) -> Answer:
     found = predict(**arguments(settings))
     return {
         "sentence": found.sentence(),
-        "remarks": [*model_of(settings).sentences(), *found.notes],
+        "remarks": [found.evidence_sentence(), *model_of(settings).sentences(), *found.notes],
         "fits": found.fits,
         "is_tight": found.is_tight,
         "gpus": found.num_gpus,

@@ -26,7 +26,7 @@ from lablib.site.settings import CHOICES, CONFIG, DEFAULTS, OWN, SIZES
 # Folders and files of lablib that the page imports; files in them that need torch, or build the page.
 _PLANNER = (
     *("configs", "cost", "hardware", "models", "pipeline", "plan", "process/user_folders.py", "process/__init__.py"),
-    *("record", "signature", "site", "text", "__init__.py", "__init__.pyi", "errors.py", "index.py"),
+    *("record", "signature", "site", "text", "validation", "__init__.py", "__init__.pyi", "errors.py", "index.py"),
 )
 _LEFT_OUT = ("models/gpt.py", "models/drawing.py", "pipeline/executor", "site/build.py", "site/pyodide.py")
 _MARK = "choices.json"  # a folder with this file is an earlier page
@@ -107,10 +107,11 @@ def _modules() -> Iterator[tuple[str, Path]]:
     """Name in the archive and path of each module."""
     root = Path(str(files("lablib")))
     for place in _PLANNER:
-        found = [root / place] if (root / place).is_file() else (root / place).rglob("*.py*")
+        found = [root / place] if (root / place).is_file() else (root / place).rglob("*")
         for path in found:
             name = path.relative_to(root).as_posix()
-            if path.suffix in (".py", ".pyi") and not name.startswith(_LEFT_OUT):
+            is_needed = path.suffix in (".py", ".pyi") or path.name == "measured_runs.jsonl"
+            if is_needed and not name.startswith(_LEFT_OUT):
                 yield f"lablib/{name}", path
     loader = find_spec("lazy_loader")
     assert loader is not None and loader.origin is not None  # a dependency of lablib
