@@ -457,7 +457,7 @@ def ring_of_ones() -> float:
     return x[0].item()
 
 
-@pytest.mark.parametrize("a", range(6))
+@pytest.mark.parametrize("a", [0, 4])
 @pytest.mark.parametrize("b", range(6))
 def test_a_ring_needs_the_links_between_neighbours_and_no_others(a, b):
     if a == b:
@@ -611,7 +611,7 @@ def test_only_the_gradient_of_the_chosen_step_is_wrong(step):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("bit", [0, 3, 9, 14, 15, None])
+@pytest.mark.parametrize("bit", [0, 9, 15, None])
 def test_a_flipped_bit_is_exactly_that_bit(dtype, bit):
     width = dtype.itemsize * 8
     healthy, flipped = (
