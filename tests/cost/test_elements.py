@@ -56,8 +56,3 @@ def test_no_device_of_the_catalogue_is_slowed_by_functions():
     for device in DEVICES.values():
         bytes_alone = op_cost(torch.ops.aten.relu.default, (x,), {}, x, device).time_s
         assert op_cost(torch.ops.aten.gelu.default, (x,), {}, x, device).time_s == bytes_alone
-
-
-def test_times_that_are_no_times_are_refused():
-    with pytest.raises(ValueError, match="element_s"):
-        replace(CORE, element_s={"exp": -1.0})

@@ -104,8 +104,3 @@ def test_the_break_even_is_where_the_sides_change(store, shard, record, in_fligh
     assert read_seconds(store, at - 1, record, in_flight) <= whole_s
     if at <= shard // record:
         assert read_seconds(store, at, record, in_flight) > whole_s
-
-
-def test_an_unknown_latency_is_one_clear_error():
-    with pytest.raises(TypeError, match="latency must be"):
-        simulate_reads(S3_10_GBIT, [1], latency="normal")  # type: ignore[arg-type]

@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lablib.figures import describe, figure_reconcile, table
 from lablib.figures.style import STATES
@@ -46,13 +44,6 @@ def test_normalized_panels_end_at_100_percent(examples):
     for axis in ("x", "x2"):
         assert extents(figure, axis) == [pytest.approx((0.0, 100.0))]
     assert "share of the makespan (%)" == figure.layout.xaxis2.title.text
-
-
-@given(st.floats(1e-7, 1e3), st.floats(1e-7, 1e3))
-def test_both_panels_share_their_axis_unless_asked_not_to(first_s, second_s):
-    layout = figure_reconcile(one_op(first_s), one_op(second_s)).layout
-    assert layout.xaxis2.matches == "x" and layout.xaxis.range == layout.xaxis2.range
-    assert layout.xaxis.title.text == layout.xaxis2.title.text
 
 
 def test_panels_on_axes_of_their_own_say_so():

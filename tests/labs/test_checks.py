@@ -17,16 +17,20 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 def test_the_check_is_proven(lab: Lab, exercise_name: str, pytestconfig: pytest.Config):
-    """With every wrong answer under `--all`; else with one for each message."""
+    """With every answer under `--all`; else wrong answers of at most eight messages, and two unusual right ones."""
     for proof in prove(lab, exercise_name, every_answer=bool(pytestconfig.getoption("--all"))):
         assert not proof.findings, "\n\n".join(proof.findings)
 
 
-def test_a_failed_check_shows_an_input_to_paste(lab: Lab, exercise_name: str):
-    """The call, with each argument that a short line makes; and the line that draws all inputs again."""
+def test_a_failed_check_shows_an_input_to_paste(lab: Lab, exercise_name: str, pytestconfig: pytest.Config):
+    """The call, with each argument that a short line makes; and the line that draws all inputs again.
+
+    Of the first wrong answer, and of the first two under `--all`.
+    """
+    num_answers = 1 + bool(pytestconfig.getoption("--all"))
     master = read_master(lab)
     exercise, check = next(pair for pair in master.exercises if pair[1].check_name == exercise_name)
-    for wrong in answers_of(lab).wrong[exercise_name][:2]:
+    for wrong in answers_of(lab).wrong[exercise_name][:num_answers]:
         result = try_answer(master, exercise, check, wrong.answer, with_input=True)
         assert result.status == "failed"
         for _, line in (row for row in result._rows() if row[0] in ("last call", "seed")):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib.hardware import CLUSTERS
@@ -72,18 +72,6 @@ def test_less_state_is_never_more_memory(question):
     assert kept["lion"] == kept["sgd-momentum"] and kept["adamw"] == kept["sophia"] == kept["lamb"] == kept["adam"]
     assert kept["lion"] <= kept["muon"] <= kept["adamw"], kept
     assert kept["galore"] <= 1.5 * kept["adamw"], kept  # of a full rank: its projection besides
-
-
-@settings(deadline=None, max_examples=60)
-@given(question=questions((*STACKS, "torch")), block=st.sampled_from([64, 256, 2048, 4096]))
-def test_eight_bit_adam_keeps_two_bytes_and_two_scales_a_block(question, block):
-    question |= {"trainable": "all", "offload": ()}
-    eight, none = (state_bytes(question, name) for name in (replace(find_optimizer("adam-8bit"), block=block), "sgd"))
-    lion = state_bytes(question, "lion")
-    wide = question["stack"] == "torch" and question["precision"] not in ("float32", "tfloat32")
-    assume(not wide)  # torch's own states are as wide as its parameters
-    numbers = (lion - none) / 4
-    assert eight - none == pytest.approx(numbers * (2 + 8 / block), rel=1e-6, abs=128)
 
 
 def seconds(optimizer: Any, **changes: Any) -> float:

@@ -228,16 +228,13 @@ def test_a_second_copy_in_each_node_is_paid_in_memory_and_gathered_in_16_bits():
     ("changes", "words"),
     [
         ({"batch": 1537}, "data \\* micro_batch must divide batch: got 8 and 1537; try 1"),
-        ({"batch": -4}, "batch must be a whole number, 1 or more: got -4"),
         ({"parallel": Parallel(tensor=7)}, "tensor must divide num_heads: got 7 and 96; try 1"),
         ({"parallel": Parallel(pipeline=128), "batch": 128}, "a pipeline needs a layer for each piece"),
         ({"parallel": Parallel(data=8, expert=4), "batch": 8}, "expert > 1 needs a mixture of experts"),
-        ({"precision": "bf16"}, "precision must be one of .*: got 'bf16'; did you mean 'bfloat16'"),
         (
             {"recompute": "some"},
             'recompute is "none", "selective", "full", "every k" or "first k" layers: got \'some\'',
         ),
-        ({"schedule": "1f1c"}, "did you mean '1f1b'"),
         ({"optimizer": "adamv"}, "did you mean 'adam' or 'adamw'"),
         ({"stack": "megatron"}, "unknown stack 'megatron'"),
         ({"seq_len": 2047, "parallel": Parallel(context=2)}, "seq_len=2047 for context 2 and tensor 1; try 2048$"),
@@ -249,7 +246,6 @@ def test_a_second_copy_in_each_node_is_paid_in_memory_and_gathered_in_16_bits():
             {"parallel": replace(GPT3, chunks=2), "schedule": "interleaved", "batch": 72},
             "pipeline must divide the number",
         ),
-        ({"offload": ("gradients",)}, "offload must be .* one of optimizer, activations: got 'gradients'"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_remedy(changes, words):
@@ -262,8 +258,6 @@ def test_names_nobody_knows_are_answered_with_the_nearest():
         predict("gpt3-170b", "dgx-a100", batch=1)
     with pytest.raises(ValueError, match="dgx-a100"):
         predict("gpt2", "dgx-a10", batch=1)
-    with pytest.raises(ValueError, match="data must be a whole number, 1 or more: got 0"):
-        Parallel(data=0)
 
 
 def test_activations_on_the_host_free_memory_and_take_its_link():
@@ -368,8 +362,6 @@ def test_a_device_without_units_for_8_bits_computes_in_the_next_wider_ones(preci
         ({"optimizer": None}, "unknown optimizer None"),
         ({"stack": []}, "unknown stack"),
         ({"compression": 3}, "unknown gradient compression 3"),
-        ({"offload": "optimizer"}, "offload must be a list .* got 'optimizer'; try offload="),
-        ({"offload": None}, "offload must be a list .* got None"),
         ({"derating": "none"}, "derating must be a Derating or None: got 'none'; try lablib.plan.IDEAL"),
         ({"host_link": None}, "unknown link None"),
         ({"parallel": 8}, r"parallel must be a Parallel or None: got 8; try Parallel\(data=8\)"),
@@ -379,22 +371,6 @@ def test_a_device_without_units_for_8_bits_computes_in_the_next_wider_ones(preci
 def test_an_argument_of_another_type_is_refused_by_name(changes, words):
     with pytest.raises(ValueError, match=words):
         predict(**{"model": "gpt2", "cluster": "dgx-a100", "batch": 8, **changes})
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"zero_stage": True}, "zero_stage must be one of 0, 1, 2, 3: got True"),
-        ({"zero_stage": 1.0}, "zero_stage must be one of 0, 1, 2, 3: got 1.0"),
-        ({"sequence_parallel": "no"}, "sequence_parallel must be True or False or None: got 'no'"),
-        ({"reshard_after_forward": "no"}, "reshard_after_forward must be True or False: got 'no'"),
-        ({"zero_plus_plus": "qwZ", "zero_stage": 3}, "zero_plus_plus must be .* qwZ, hpZ, qgZ: got 'qwZ'"),
-        ({"zero_plus_plus": None}, "zero_plus_plus must be .* qwZ, hpZ, qgZ: got None"),
-    ],
-)
-def test_a_split_of_another_type_is_refused(given, words):
-    with pytest.raises(ValueError, match=words):
-        Parallel(**given)
 
 
 def test_tensor_ranks_send_their_own_tokens_to_experts():

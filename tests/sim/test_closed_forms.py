@@ -81,58 +81,6 @@ def test_the_bubble_of_gpipe_and_1f1b_is_p_minus_1_over_m_plus_p_minus_1(order, 
     assert run.summary().bubble_fraction == pytest.approx((p - 1) / (m + p - 1), rel=1e-12)
 
 
-@given(n=st.integers(2, 9), shard=st.integers(1, 50))
-@settings(max_examples=25, deadline=None)
-def test_all_reduce_sends_2_n_minus_1_over_n_of_the_tensor_from_each_rank(n, shard):
-    run = launch(lambda: dist.all_reduce(torch.zeros(n * shard)), ranks=n, cluster=RINGS)
-    assert [run.traffic.sent_bytes(rank) for rank in range(n)] == [2 * (n - 1) * shard * 4] * n
-
-
-@given(n=st.integers(2, 9), shard=st.integers(1, 50))
-@settings(max_examples=25, deadline=None)
-def test_the_collectives_of_zero_move_their_volumes(n, shard):
-    """ZeRO (Rajbhandari et al., 2020, arXiv 1910.02054, section 7): with psi bytes of parameters, a reduce-scatter of
-    the gradients and an all-gather of the parameters send (n-1)/n psi each; stage 3 gathers twice: 3 (n-1)/n psi."""
-
-    def step() -> None:
-        whole, mine = torch.zeros(n * shard), torch.zeros(shard)
-        with phase("forward"):
-            dist.all_gather_into_tensor(whole, mine)
-        with phase("backward"):
-            dist.all_gather_into_tensor(whole, mine)
-            dist.reduce_scatter_tensor(mine, whole)
-
-    run = launch(step, ranks=n, cluster=RINGS)
-    each = (n - 1) * shard * 4
-    for rank in range(n):
-        assert run.traffic.sent_bytes(rank) == 3 * each
-    assert [sum(t.sent_bytes) for t in run.traffic.transfers] == [n * each] * 3
-
-
-# A wire of one byte a second, without latency: a ring all-reduce of S bytes takes 2 (n-1)/n S seconds.
-SLOW = Link("one byte a second", 0.0, 1.0)
-RINGS = Cluster("slow rings", UNIT, 64, SLOW, SLOW)
-
-
-@given(n=st.integers(2, 5), shard=st.integers(1, 6), left=st.integers(0, 60))
-@settings(max_examples=25, deadline=None)
-def test_overlap_hides_the_smaller_of_communication_and_the_backward_that_is_left(n, shard, left):
-    def step() -> None:
-        gradient = torch.empty(n * shard)
-        handle = dist.all_reduce(gradient, async_op=True)
-        with phase("backward"):
-            work(left)
-        assert handle is not None
-        handle.wait()
-
-    run = launch(step, ranks=n, cluster=RINGS)
-    communication = 2 * (n - 1) * shard * 4
-    for rank in range(n):
-        assert run.timeline.busy_s(rank, "comm") == communication
-        assert communication - run.timeline.exposed_s(rank) == min(communication, left)
-    assert run.timeline.makespan_s == max(communication, left)
-
-
 @given(
     st.lists(st.sampled_from((math.nan, math.inf, -math.inf, -1.0, 0.0, 2.5)), min_size=2, max_size=5), st.booleans()
 )

@@ -200,28 +200,6 @@ def test_what_is_sent_is_read_when_somebody_waits_so_writing_to_it_before_is_see
         assert launch(program, ranks=2).values == [12.0, 12.0]
 
 
-@pytest.mark.parametrize(
-    "finish",
-    [
-        lambda work: work.wait(),
-        lambda work: work.is_completed(),
-        lambda work: work.get_future().wait(),
-        lambda work: work.result(),
-        lambda work: work.synchronize(),
-    ],
-)
-def test_every_way_to_wait_fills_the_buffer_and_leaves_no_finding(finish):
-    def program() -> float:
-        x = torch.ones(1)
-        work = dist.all_reduce(x, async_op=True)
-        while finish(work) is False:
-            pass
-        return x.item()
-
-    run = launch(program, ranks=3)
-    assert run.values == [3.0] * 3 and not run.notes
-
-
 def test_a_dropped_handle_is_named_with_its_ranks_and_its_line():
     def program() -> None:
         for _ in range(3):

@@ -118,12 +118,6 @@ def test_a_window_slows_only_the_work_that_is_done_inside_it(from_quarters, quar
         assert abs(run.timeline.makespan_s - now_s) <= step_s
 
 
-def test_an_operator_across_the_edge_of_a_window_is_slowed_for_its_part_inside():
-    run = run_with(SlowRank(0, 3.0, from_s=0.25, until_s=1.0), program=lambda: products(1), ranks=1)
-    # A quarter of a second healthy, then the other quarter at a third of the speed.
-    assert run.timeline.makespan_s == 0.25 + 3 * 0.25
-
-
 def test_a_slow_rank_is_the_straggler_of_the_summary():
     run = run_with(SlowRank(2, 2.0), program=compute_and_reduce)
     summary = run.summary()
@@ -457,7 +451,7 @@ def ring_of_ones() -> float:
     return x[0].item()
 
 
-@pytest.mark.parametrize("a", range(6))
+@pytest.mark.parametrize("a", [0, 4])
 @pytest.mark.parametrize("b", range(6))
 def test_a_ring_needs_the_links_between_neighbours_and_no_others(a, b):
     if a == b:
@@ -611,7 +605,7 @@ def test_only_the_gradient_of_the_chosen_step_is_wrong(step):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("bit", [0, 3, 9, 14, 15, None])
+@pytest.mark.parametrize("bit", [0, 9, 15, None])
 def test_a_flipped_bit_is_exactly_that_bit(dtype, bit):
     width = dtype.itemsize * 8
     healthy, flipped = (
@@ -667,33 +661,6 @@ def test_a_model_that_all_ranks_share_is_corrupted_on_one():
 
     assert launch(program, ranks=3, faults=[CorruptGradient(1)]).values == [False, True, False]
     assert launch(program, ranks=3).values == [False] * 3  # no hook is left behind
-
-
-def test_a_check_in_the_program_sees_it():
-    def program() -> None:
-        for number in range(3):
-            grads = gradients(wrap=DistributedDataParallel)
-            norm = torch.stack([grad.norm() for grad in grads.values()]).norm()
-            if not norm.isfinite():
-                raise FloatingPointError(f"step {number}: gradient norm {norm}")
-
-    with pytest.raises(RankError, match="FloatingPointError: step 0: gradient norm nan"):
-        launch(program, ranks=2, faults=[CorruptGradient(1)])
-
-
-def test_a_gradient_scaler_skips_the_step_and_halves_its_scale():
-    def program() -> tuple[float, bool]:
-        model = Net()
-        before = model.first.weight.detach().clone()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-        scaler.scale(model(torch.ones(5, 4)).sum()).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        return scaler.get_scale(), torch.equal(before, model.first.weight)
-
-    run = launch(program, ranks=2, faults=[CorruptGradient(1, kind="inf")])
-    assert run.values == [(8.0, False), (4.0, True)]
 
 
 def test_the_clock_does_not_notice():

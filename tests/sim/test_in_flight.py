@@ -131,7 +131,7 @@ def written(steps: list[Step]) -> tuple[list[str], set[int]]:
 
 
 @given(st.lists(STEPS, min_size=2, max_size=9), st.integers(2, 3))
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_a_use_is_found_exactly_where_its_elements_are_in_flight(steps: list[Step], num_ranks: int):
     lines, found = written(steps)
     place: dict[str, Any] = {
@@ -216,31 +216,6 @@ def overlap() -> None:
         optimizer.step()
 
 
-def buckets() -> None:
-    """One flat buffer is filled from its end, and each bucket sent as soon as it is full."""
-    flat = torch.zeros(4, 16)
-    works = []
-    for bucket in reversed(range(4)):
-        for place in range(16):
-            flat[bucket, place] = torch.rand(())
-        works.append(dist.all_reduce(flat[bucket], async_op=True))
-    for bucket, work in zip(reversed(range(4)), works, strict=True):
-        work.wait()
-        flat[bucket] /= dist.get_world_size()
-
-
-def columns() -> None:
-    """Rows and columns of one tensor interleave in memory."""
-    x, index = torch.rand(6, 6), torch.tensor([0, 5])
-    work = dist.all_reduce(x[:, 1:3], async_op=True)
-    x[:, 3:].zero_()
-    x[:, index] = 7.0
-    mask = torch.zeros(6, 6, dtype=torch.bool)
-    mask[:, 3:] = True
-    x.masked_fill_(mask, 1.0)
-    work.wait()
-
-
 def batch() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
     outgoing, incoming = torch.rand(8), torch.empty(8)
@@ -249,21 +224,6 @@ def batch() -> None:
         for work in dist.batch_isend_irecv(ops):
             work.wait()
         outgoing.copy_(incoming)
-
-
-def double_buffering() -> None:
-    """The next message is computed into one buffer while the other is under way."""
-    rank, n = dist.get_rank(), dist.get_world_size()
-    buffers, inbox = torch.zeros(2, 8), torch.empty(8)
-    sending: list[Any] = [None, None]
-    for step in range(6):
-        if sending[step % 2] is not None:
-            sending[step % 2].wait()
-        buffers[step % 2].copy_(torch.rand(8))
-        sending[step % 2] = dist.isend(buffers[step % 2], (rank + 1) % n)
-        dist.recv(inbox, (rank - 1) % n)
-    for work in sending:
-        work.wait()
 
 
 def other_ways_to_wait() -> None:
@@ -279,14 +239,6 @@ def other_ways_to_wait() -> None:
     while not work.is_completed():
         pass
     x /= 2
-
-
-def two_in_order() -> None:
-    """Calls of one group follow each other on its stream."""
-    x = torch.rand(8)
-    works = [dist.all_reduce(x, async_op=True), dist.broadcast(x, src=0, async_op=True)]
-    for work in works:
-        work.wait()
 
 
 def memory_is_used_again() -> None:
@@ -336,9 +288,8 @@ def with_ddp() -> None:
         model(torch.rand(3, 4)).sum().backward()
 
 
-RIGHT = [ring, ring_with_early_sends, tree, overlap, buckets, columns, batch, double_buffering, other_ways_to_wait]
-RIGHT += [two_in_order, memory_is_used_again, changes_of_no_element, with_ddp]
-RIGHT += [other_elements, in_place]
+RIGHT = [ring, ring_with_early_sends, tree, overlap, batch, other_ways_to_wait]
+RIGHT += [memory_is_used_again, changes_of_no_element, with_ddp, other_elements, in_place]
 
 
 @pytest.mark.parametrize("program", RIGHT, ids=lambda program: program.__name__)
@@ -403,22 +354,6 @@ def sends_on_what_it_receives() -> None:
         work.wait()
 
 
-def forgets_what_it_sends() -> None:
-    rank, n, x, inbox = dist.get_rank(), dist.get_world_size(), torch.rand(8), torch.empty(8)
-    sending = dist.isend(x, (rank + 1) % n)
-    dist.recv(inbox, (rank - 1) % n)
-    x.zero_()
-    sending.wait()
-
-
-def clears_the_inbox_too_late() -> None:
-    rank, n, inbox = dist.get_rank(), dist.get_world_size(), torch.empty(8)
-    receiving = dist.irecv(inbox, (rank - 1) % n)
-    inbox.zero_()  # whatever it held: the message is lost if it came before
-    dist.send(torch.rand(8), (rank + 1) % n)
-    receiving.wait()
-
-
 def writes_to_one_of_a_batch() -> None:
     xs = [torch.rand(8) for _ in range(3)]
     with dist._coalescing_manager(async_ops=True) as manager:  # pyright: ignore[reportPrivateImportUsage]
@@ -428,8 +363,8 @@ def writes_to_one_of_a_batch() -> None:
     manager.wait()
 
 
-WRONG = [divides_too_early, divides_in_the_hook, backward_goes_on, steps_too_early, forgets_what_it_sends]
-WRONG += [receives_into_what_it_sends, sends_on_what_it_receives, clears_the_inbox_too_late, writes_to_one_of_a_batch]
+WRONG = [divides_too_early, divides_in_the_hook, backward_goes_on, steps_too_early]
+WRONG += [receives_into_what_it_sends, sends_on_what_it_receives, writes_to_one_of_a_batch]
 
 
 @pytest.mark.parametrize("program", WRONG, ids=lambda program: program.__name__)

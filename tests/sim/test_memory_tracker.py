@@ -417,7 +417,9 @@ def tracked(program: Callable[..., Any], *args: Any) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("reentrant", [None, False, True], ids=["no checkpointing", "checkpointing", "reentrant"])
-@pytest.mark.parametrize("optimizer_class", [torch.optim.SGD, torch.optim.AdamW])
+@pytest.mark.parametrize(
+    "optimizer_class", [pytest.param(torch.optim.SGD, marks=pytest.mark.thorough), torch.optim.AdamW]
+)
 @pytest.mark.parametrize(
     ("config", "batch"),
     [(GPTConfig(2, 32, 2, 100, 16), 2), (GPTConfig(4, 48, 4, 256, 64), 6)],

@@ -185,26 +185,6 @@ def test_collectives_of_one_group_run_one_after_another():
     assert spans[0][0] == 0 and all(end == start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
 
 
-def test_collectives_of_two_groups_run_at_the_same_time_and_share_the_wires():
-    sizes = [4_000_000, 1_000_000]
-
-    def program() -> None:
-        groups = [new_group(range(4)), new_group(range(4))]
-        works = [dist.all_reduce(bits(s), group=g, async_op=True) for s, g in zip(sizes, groups, strict=True)]
-        for work in works:
-            assert work is not None
-            work.wait()
-
-    run = launch(program, ranks=4, cluster=H100)
-    large, small = (collective_cost("all_reduce", size, GroupNetwork(H100, range(4))) for size in sizes)
-    assert [start for start, _ in times(run)] == [0, 0]
-    ends = {t.tensor_bytes: t.end_s for t in run.traffic.transfers}
-    # Both at half speed until the small one is over; then the large one has the wires for itself.
-    assert isclose(ends[sizes[1]], small.latency_s + 2 * small.transfer_s, rel_tol=ROUNDING)
-    assert isclose(ends[sizes[0]], large.latency_s + large.transfer_s + small.transfer_s, rel_tol=ROUNDING)
-    assert run.timeline.makespan_s == ends[sizes[0]]
-
-
 def test_waiting_for_one_communication_does_not_wait_for_the_next():
     sizes = [1000, 4_000_000]
 

@@ -94,7 +94,7 @@ def same_for_the_simulated(some: Run, whole: Run) -> None:
 sizes = st.tuples(st.integers(1, 4), st.integers(1, 64), st.integers(1, 10**6), st.booleans())
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(st.integers(1, 4), st.sampled_from([1, 2, 4]), st.sampled_from([1, 2, 4]), sizes, st.data())
 def test_one_replica_of_a_grid_takes_the_time_memory_and_traffic_it_takes_among_all(data, stages, width, work, draws):
     grid, one = (data, stages, width), stages * width
@@ -103,7 +103,7 @@ def test_one_replica_of_a_grid_takes_the_time_memory_and_traffic_it_takes_among_
     same_for_the_simulated(run(grid, *work, simulate=range(replica * one, (replica + 1) * one)), whole)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(st.integers(1, 3), st.sampled_from([1, 2, 4]), st.sampled_from([2, 4, 8]), sizes)
 def test_one_rank_a_stage_is_enough_where_the_others_do_the_same(data, stages, width, work):
     grid = (data, stages, width)
@@ -302,7 +302,7 @@ def train(wrap: Callable[[nn.Module], Any], width: int) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(WRAPPERS))
-@settings(deadline=None, max_examples=5)
+@settings(deadline=None, max_examples=3)
 @given(some_ranks, st.integers(1, 40))
 def test_any_replicas_of_a_model_train_as_they_do_among_all(name, ranks, width):
     n, simulate, _ = ranks

@@ -1,7 +1,5 @@
 """Ranks that are processes on a CPU take turns on its cores, and their communication needs cores too: closed forms."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -125,9 +123,3 @@ def test_runs_on_shared_cores_repeat_to_the_bit_and_faults_still_count():
 def test_clusters_of_the_catalogue_share_no_cores(name):
     cluster = find_cluster(name)
     assert cluster.shared_cores == 0 and cluster.device.element_s == {}
-
-
-def test_a_count_that_no_machine_has_is_refused():
-    for count in (-1, 1.5, True):
-        with pytest.raises(ValueError, match="shared_cores"):
-            replace(NODE, shared_cores=count)

@@ -131,19 +131,6 @@ def test_every_way_of_waiting_gives_what_the_synchronous_call_gives(way: str):
             assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
 
 
-def test_calls_under_way_together_may_be_waited_for_in_any_order():
-    def program(is_backwards: bool) -> list[list[Tensor]]:
-        torch.manual_seed(dist.get_rank())
-        issued = [call(3, group=dist.group.WORLD, async_op=True) for call in CALLS]
-        for work, _ in reversed(issued) if is_backwards else issued:
-            work.wait()
-        return [out for _, out in issued]
-
-    forwards, backwards = launch(program, False, ranks=3).values, launch(program, True, ranks=3).values
-    for one, other in zip(forwards, backwards, strict=True):
-        assert all(torch.equal(x, y) for a, b in zip(one, other, strict=True) for x, y in zip(a, b, strict=True))
-
-
 @pytest.mark.parametrize("is_async", [False, True])
 def test_coalesced_gathers_and_scatters_equal_those_made_one_by_one(is_async: bool):
     def program() -> tuple[list[Tensor], list[Tensor]]:

@@ -75,11 +75,6 @@ def test_curves_are_the_speedups():
     ("wrong", "said"),
     [
         ({"method": "int5"}, "int5"),
-        ({"numel": -1.0}, "numel must be a number, 0 to .*: got -1.0"),
-        ({"compute_s": float("nan")}, "compute_s must be a number, 0 to .*: got nan"),
-        ({"bandwidth_bytes_per_s": 0.0}, "bandwidth_bytes_per_s must be a number, 1 to .*: got 0.0; try"),
-        ({"overlap": 1.5}, "overlap must be a number, 0 to 1: got 1.5"),
-        ({"ranks": 0}, "ranks must be a whole number, 1 or more: got 0"),
     ],
 )
 def test_bad_input_is_one_clear_error(wrong, said):

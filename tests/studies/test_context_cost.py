@@ -181,7 +181,6 @@ def test_predicted_efficiencies_are_near_the_published_ones_but_for_striped(row:
         ((LLAMA, 64, "ulysses"), "num_heads must be a multiple of the ranks.*try 32 ranks"),
         ((LLAMA, 8, "both", 3), "heads_ranks must divide the ranks: got 3 of 8; try 1"),
         ((LLAMA, 8, "ring", 2), 'heads_ranks is for "both": got 2'),
-        ((LLAMA, 0, "ring"), "ranks must be a whole number, 1 or more"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(arguments: Any, message: str):

@@ -232,7 +232,6 @@ def test_the_same_tokens_on_more_ranks_have_the_same_products_and_more_on_the_wa
             "an even load in each.*multiple of 128 tokens",
         ),
         ((OLMOE_LAYER, CLUSTERS["dgx-h100"], 1), 2, "expert_ranks must be a whole number, 2 or more"),
-        ((OLMOE_LAYER, CLUSTERS["dgx-h100"], 8), 0, "parts must be a whole number, 1 or more"),
         ((OLMOE_LAYER, CLUSTERS["dgx-h100"], ExpertRanks(4, tensor=2)), 2, "without tensor ranks.*tensor=2"),
     ],
 )

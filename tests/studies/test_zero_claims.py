@@ -97,12 +97,6 @@ def test_every_claim_says_where_it_holds_and_what_it_leaves_out():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: bytes_a_rank(1e9, 4, 1), "stage must be a whole number, 0 to 3: got 4"),
-        (lambda: bytes_a_rank(1e9, 1, 0), "ranks must be a whole number, 1 or more"),
-        (lambda: bytes_a_rank(1e9, 1, 1, "fp16"), "precision must be one of mixed, .*: got 'fp16'"),
-        (lambda: bytes_a_rank(float("nan"), 1, 1), "params must be a finite number, 0 or more"),
-        (lambda: ranks_for_saving(0.5, 1), "saving must be a finite number, 1 or more"),
-        (lambda: ranks_to_fit(0, 1, 1), "params must be a finite number, above 0"),
         (lambda: readings(1e9, "35"), "after must be a number of bytes in words"),
     ],
 )

@@ -88,8 +88,8 @@ def run(how: Combination, **options: Any) -> list[Any]:
         ({"data": 2, "pipeline": 2, "tensor": 2}, {"schedule": "interleaved", "num_chunks": 2, "recompute": True}),
         ({"data": 2, "pipeline": 2, "tensor": 2}, {"schedule": "zb-v", "sequence_parallel": True}),
         pytest.param({"data": 2, "pipeline": 2, "tensor": 2}, {"schedule": "zb-h1"}, marks=SLOWER),
-        ({"data": 2, "pipeline": 4, "tensor": 2}, {"sequence_parallel": True}),
-        ({"data": 2, "pipeline": 2, "tensor": 4}, {"sequence_parallel": True}),
+        pytest.param({"data": 2, "pipeline": 4, "tensor": 2}, {"sequence_parallel": True}, marks=SLOWER),
+        pytest.param({"data": 2, "pipeline": 2, "tensor": 4}, {"sequence_parallel": True}, marks=SLOWER),
         pytest.param({"data": 4, "pipeline": 2, "tensor": 2}, {}, marks=SLOWER),
         ({"data": 2, "pipeline": 2, "context": 2, "tensor": 2}, {"sequence_parallel": True}),
         pytest.param({"pipeline": 2, "context": 2, "tensor": 2}, {"attention": gathered_attention}, marks=SLOWER),
@@ -106,7 +106,7 @@ def test_loss_gradients_norm_and_parameters_are_those_of_one_device(sizes: Any, 
 
 def test_every_order_of_the_axes_gives_the_same_gradients():
     reference = None
-    for axes in permutations(("data", "pipeline", "tensor")):
+    for axes in list(permutations(("data", "pipeline", "tensor")))[::2]:  # each axis at each place
         mesh = Mesh(data=2, pipeline=2, tensor=2).reordered(*axes)
         how = Combination(CONFIG, mesh, 4, 8, num_micro_batches=2, sequence_parallel=True)
         reference = reference or one_device(how, steps=1)
@@ -115,7 +115,7 @@ def test_every_order_of_the_axes_gives_the_same_gradients():
 
 
 @given(data=st.data())
-@settings(max_examples=6)
+@settings(max_examples=4)
 def test_drawn_meshes_give_the_gradients_of_one_device(data: Any):
     """Uneven layers, heads, vocabularies and hidden widths; any axis may have one rank, or be left out."""
     size = st.sampled_from([1, 2, 3])

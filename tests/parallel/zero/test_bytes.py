@@ -21,33 +21,16 @@ from lablib.parallel.zero.bytes import (
     zero_bytes,
     zero_sent_bytes,
 )
+from lablib.validation.papers.zero import zero_states_bytes
 
 few = settings(max_examples=10, deadline=None)
 
-# Rajbhandari et al. 2020, arXiv 1910.02054, table 1: GB a rank with mixed precision and Adam, stages 1, 2, 3.
-TABLE_1 = {
-    (7.5e9, 1): (120, 120, 120),
-    (7.5e9, 4): (52.5, 41.3, 30),
-    (7.5e9, 16): (35.6, 21.6, 7.5),
-    (7.5e9, 64): (31.4, 16.6, 1.88),
-    (7.5e9, 256): (30.4, 15.4, 0.47),
-    (7.5e9, 1024): (30.1, 15.1, 0.12),
-    (128e9, 1): (2048, 2048, 2048),
-    (128e9, 16): (608, 368, 128),
-    (128e9, 1024): (513, 257, 2),
-    (1e12, 1): (16000, 16000, 16000),
-    (1e12, 64): (4187, 2218, 250),
-    (1e12, 1024): (4011, 2013, 15.6),
-}
 
-
-@pytest.mark.parametrize(("size", "printed"), TABLE_1.items())
-def test_bytes_are_those_of_the_papers_table(size: tuple[float, int], printed: tuple[float, ...]):
-    numel, ranks = int(size[0]), size[1]
-    found = [zero_bytes(stage, [numel], ranks).total / 1e9 for stage in (1, 2, 3)]
-    for gigabytes, expected in zip(found, printed, strict=True):
-        # Printed to three digits, of which some are cut and not rounded.
-        assert gigabytes == pytest.approx(expected, rel=0.004, abs=0.006)
+@given(share=st.integers(1, 10**9), ranks=st.integers(1, 1024), stage=st.integers(1, 3))
+def test_bytes_are_those_of_the_papers_table(share, ranks, stage):
+    """By lablib/validation/papers/zero.py, which is held against table 1 of the paper."""
+    expected = sum(zero_states_bytes(share * ranks, stage, ranks).values())
+    assert zero_bytes(stage, [share * ranks], ranks).total == pytest.approx(expected, rel=1e-12)
 
 
 def test_plain_data_parallelism_holds_16_bytes_a_parameter_with_mixed_precision():

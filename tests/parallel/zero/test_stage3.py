@@ -168,8 +168,17 @@ def gathered_bytes(zero: Zero) -> int:
     return sum(unit.full.untyped_storage().nbytes() for unit in zero.units)
 
 
-@pytest.mark.parametrize("options", [{}, {"reshard_after_forward": False}, {"prefetch": False}], ids=str)
-@pytest.mark.parametrize("module", MODULES.values(), ids=MODULES.keys())
+SIMPLE = ("blocks", "detached", "tied", "frozen", "frozen below", "checkpointed", "reentrant")
+CASES = [
+    pytest.param(
+        *(module, options), id=f"{name}-{options}", marks=[pytest.mark.thorough] if options and name in SIMPLE else []
+    )
+    for name, module in MODULES.items()
+    for options in ({}, {"reshard_after_forward": False}, {"prefetch": False})
+]
+
+
+@pytest.mark.parametrize(("module", "options"), CASES)
 def test_gradients_equal_one_device_and_nothing_stays_gathered(module: Callable[[], nn.Module], options: dict):
     def program() -> list[dict[str, Tensor]]:
         zero, found = Zero(module(), sgd, 3, **options), []

@@ -117,7 +117,7 @@ ELEMENTWISE = [sgd, partial(torch.optim.AdamW, lr=0.01), partial(torch.optim.RMS
 
 
 @pytest.mark.parametrize("make", ELEMENTWISE, ids=["sgd", "adamw", "rmsprop"])
-@pytest.mark.parametrize("ranks", [3, 4])
+@pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=pytest.mark.thorough)])
 def test_an_elementwise_optimizer_steps_as_if_it_were_not_sharded_to_the_bit(make: Any, ranks: int):
     """The simulator sums in the order of ranks, and an element's step does not depend on its neighbours."""
     x = data(4 * ranks, 5, torch.float32)
