@@ -42,7 +42,6 @@ from lablib.course.places import Lab
 from lablib.errors import unknown_name
 
 MIN_WRONG = 2
-MOST_WRONG, MOST_RIGHT = 8, 2  # answers per exercise, where not every answer is tried
 _RIGHT = "RIGHT_ANSWERS"
 SETTINGS = {"backend": "sim", "interactive": False, "quick": True}
 
@@ -97,15 +96,14 @@ def answers_of(lab: Lab) -> Answers:
 def prove(lab: Lab, only: str = "", seeds: Sequence[int] = (0,), *, every_answer: bool = True) -> Iterator[Proof]:
     """Prove every exercise of a lab, or the one called `only`, with each seed of the inputs.
 
-    `every_answer`: try every answer; otherwise wrong answers of at most 8 messages and 2 unusual right ones.
+    `every_answer`: try every wrong answer; otherwise the first for each message.
 
     Raises:
         CourseError: no such exercise, or a master, checks or answers that do not match.
     """
     master, answers = read_master(lab), answers_of(lab)
     if not every_answer:
-        right = {name: found[:MOST_RIGHT] for name, found in answers.right.items()}
-        answers = Answers({name: _sample(wrong) for name, wrong in answers.wrong.items()}, right)
+        answers = Answers({name: _one_of_each(wrong) for name, wrong in answers.wrong.items()}, answers.right)
     used = [check.check_name or "" for _, check in master.exercises]
     problem = _problem(lab, used, answers)
     if problem:
@@ -119,12 +117,11 @@ def prove(lab: Lab, only: str = "", seeds: Sequence[int] = (0,), *, every_answer
         yield Proof(name, tried * len(seeds), list(dict.fromkeys(found)), time.perf_counter() - start_s)
 
 
-def _sample(wrong: list[WrongAnswer]) -> list[WrongAnswer]:
-    """The first wrong answer for each of at most `MOST_WRONG` messages, evenly spaced; at least `MIN_WRONG`."""
+def _one_of_each(wrong: list[WrongAnswer]) -> list[WrongAnswer]:
+    """The first wrong answer for each message; all, where that is fewer than an exercise needs."""
     first = {one.message: one for one in reversed(wrong)}
     chosen = [one for one in wrong if first[one.message] is one]
-    chosen = chosen if len(chosen) >= MIN_WRONG else wrong
-    return chosen[:: -(-len(chosen) // MOST_WRONG)]
+    return chosen if len(chosen) >= MIN_WRONG else wrong
 
 
 def _problem(lab: Lab, used: list[str], answers: Answers) -> str:
