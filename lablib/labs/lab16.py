@@ -1,0 +1,359 @@
+"""Lab 16: a slice of GPT-3 on the simulator, the sum of a step, published runs, plans with a price, a leader board.
+
+The notebook takes all of its names from here, in one import.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import product
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from lablib import parallel
+from lablib.course import checks_for, show_source, try_out
+from lablib.course.places import find_labs_folder, work_folder
+from lablib.course.progress import progress_path
+from lablib.figures import figure_waterfall, show
+from lablib.figures.chart import Axis, Panel, chart, points
+from lablib.hardware import find_cluster
+from lablib.hardware.cluster import Cluster
+from lablib.launch import launch
+from lablib.models.sizes import GPTConfig
+from lablib.models.transformer_sizes import transformer_parameters
+from lablib.phases import phase
+from lablib.plan import Parallel, Prediction, predict, search
+from lablib.plan.search_result import bound_by
+from lablib.record.timeline import Timeline
+from lablib.text.files import parse_json, read_text, write_text
+from lablib.text.units import format_quantity
+from lablib.validation import published_rows, score
+from lablib.validation.score import Scored, statistics
+from lablib.widgets import Choice, IntChoice, LogSlider, explore
+from lablib.widgets.guess import Guesses, guess
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+__all__ = ["checks_for", "find_cluster", "guess", "predict", "search", "show", "show_source", "try_out"]
+
+GPT3_TOKENS, GPT3_FLOPS = 300e9, 3.14e23  # Brown et al., 2020, arXiv 2005.14165, table D.1
+BATCH, SEQ_LEN, WIDTH, VOCABULARY = 1536, 2048, 12288, 51_200  # sequences of a step: 3.1 million tokens
+RATE = 0.78  # of the peak: products in the timeline of a layer
+Plan = Mapping[str, Any]
+
+
+def in_table(columns: Mapping[str, Mapping[str, Any]], rows: bool = False) -> pd.DataFrame:
+    """Name -> values as a table, a column each or a row each; numbers are seconds, without FLOPs."""
+    import pandas as pd
+
+    table = pd.DataFrame(columns).drop(index="FLOPs", errors="ignore")
+    table = table.map(
+        lambda value: value if isinstance(value, str) else format_quantity(value, "s"), na_action="ignore"
+    )
+    return table.fillna("").T if rows else table.fillna("")
+
+
+# --- The question ---
+
+TRAININGS = {  # FLOPs as published: Brown et al. as above; arXiv 2204.02311 (PaLM); arXiv 2407.21783 (Llama 3)
+    "GPT-3 2.7B, 2020": 4.77e21,
+    "GPT-3 13B, 2020": 2.31e22,
+    "GPT-3 175B, 2020": GPT3_FLOPS,
+    "PaLM 540B, 2022": 2.53e24,
+    "Llama 3 405B, 2024": 3.8e25,
+}
+
+
+def figure_question() -> go.Figure:
+    """FLOPs of published trainings, and the question."""
+    names, flops = list(TRAININGS), list(TRAININGS.values())
+    across = Axis("FLOPs of the training", log=True, span=(1e21, 1e26))
+    panel = Panel(across, Axis("", look={"autorange": "reversed"}), [points(0, "trainings", flops, names, size=14)])
+    sentence = f"GPT-3 took {GPT3_FLOPS:.3g} FLOPs. On how many GPUs, for how many days, at which price?"
+    return chart("What would GPT-3 cost?", panel, sentence, {"model": names, "FLOPs": flops}, showlegend=False)
+
+
+# --- A slice of GPT-3 on the simulator ---
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A simulated step of some of GPT-3's layers; seconds are of the first rank of each stage."""
+
+    timeline: Timeline
+    ranks: tuple[int, ...]
+    num_micro_batches: int
+
+    def stage(self, number: int) -> dict[str, float]:
+        """Seconds of one micro-batch on a stage, forward and backward, and its FLOPs."""
+        seconds = {"products": 0.0, "all-reduces": 0.0, "other kernels": 0.0, "FLOPs": 0.0}
+        for span in self.timeline.select(self.ranks[number]):
+            if span.phase.startswith(("forward ", "backward ")) and (span.is_compute or span.name == "all_reduce"):
+                kind = "all-reduces" if not span.is_compute else "products" if span.flops else "other kernels"
+                seconds[kind] += span.duration_s / self.num_micro_batches
+                seconds["FLOPs"] += span.flops / self.num_micro_batches
+        return seconds
+
+    def stage_s(self, number: int) -> float:
+        """Seconds of one micro-batch on a stage."""
+        return sum(seconds for name, seconds in self.stage(number).items() if name != "FLOPs")
+
+    def terms(self) -> dict[str, float]:
+        """The step on the busiest stage, as a sum."""
+        stages = [self.stage_s(number) for number in range(len(self.ranks))]
+        spans = [s for s in self.timeline.select(self.ranks[stages.index(max(stages))]) if not s.is_waiting]
+        calls = ("reduce_scatter_tensor", "all_gather_into_tensor")
+        data = sum(s.duration_s for s in spans if s.name in calls)
+        optimizer = sum(s.duration_s for s in spans if s.is_compute and s.phase in ("reduce", "optimizer"))
+        busy = self.num_micro_batches * max(stages)
+        waits = self.timeline.makespan_s - busy - data - optimizer
+        return {"stage": busy, "bubble and messages": waits, "data axis": data, "optimizer": optimizer}
+
+    def figure_layer(self) -> go.Figure:
+        """A forward and the backward after it, on the second stage."""
+        spans = [s for s in self.timeline.select(self.ranks[1]) if s.is_compute]
+        backward = [s for s in spans if s.phase == "backward 1B0"]
+        before = [s for s in spans if s.phase.startswith("forward 1F") and s.start_s < backward[0].start_s]
+        start_s = min(s.start_s for s in before if s.phase == before[-1].phase)
+        window = self.timeline.between(start_s, max(s.end_s for s in backward))
+        return window.figure(ranks=[self.ranks[1]], title="One layer on one GPU: forward, then backward")
+
+
+@cache
+def run_slice(cluster: str, layers: int, tensor: int = 8, num_micro_batches: int = 8) -> Slice:
+    """Simulate a step of some of GPT-3's layers: 2 replicas of 4 stages, each on `tensor` GPUs; ZeRO-1."""
+    config = GPTConfig(layers, WIDTH, 96, vocab_size=VOCABULARY, max_seq_len=SEQ_LEN, tied_head=False)
+    mesh = parallel.Mesh(data=2, pipeline=4, tensor=tensor)
+    how = parallel.Combination(config, mesh, 2 * num_micro_batches, SEQ_LEN, num_micro_batches=num_micro_batches)
+
+    def program() -> None:
+        with phase("setup"):
+            step = parallel.CombinedStep(how, partial(torch.optim.AdamW, lr=1e-4), dtype=torch.bfloat16)
+            tokens = torch.zeros(how.batch_size, SEQ_LEN, dtype=torch.long)
+            dist.barrier()
+        step(tokens, tokens)
+
+    ranks = tuple(mesh.rank(data=0, pipeline=stage, tensor=0) for stage in range(4))
+    run = launch(program, ranks=mesh.num_ranks, cluster=cluster, fidelity="shapes", simulate=ranks)
+    return Slice(run.timeline.without("setup"), ranks, num_micro_batches)
+
+
+# --- The library's solutions ---
+
+
+def layer_seconds(
+    tokens: int, width: int, seq_len: int, n: int, flops_per_s: float, bytes_per_s: float, latency_s: float
+) -> dict[str, float]:
+    """Seconds of one layer, forward and backward, on one of n tensor ranks."""
+    flops = 3 * (24 * width**2 + 4 * seq_len * width) * tokens / n
+    all_reduce_s = 2 * (n - 1) / n * 2 * tokens * width / bytes_per_s + 2 * (n - 1) * latency_s
+    return {"products": flops / flops_per_s, "all-reduces": 4 * all_reduce_s}
+
+
+def step_seconds(
+    stages_s: Sequence[float], m: int, message_s: float, params: float, replicas: int, bytes_per_s: float
+) -> dict[str, float]:
+    """Seconds of one step, as a sum."""
+    slowest, p = max(stages_s), len(stages_s)
+    return {
+        "stage": m * slowest,
+        "bubble and messages": sum(stages_s) - slowest + 2 * (p - 1) * message_s,
+        "data axis": 2 * (replicas - 1) / replicas * 2 * params / bytes_per_s,
+    }
+
+
+# --- Published runs ---
+
+
+class PublishedRuns:
+    """Five runs of different sizes, machines and splits; chosen before they were predicted."""
+
+    IDS = ("megatron-sc21-1.7b", "korthikanti22-175b-selective", "bloom-L617", "mpt-L98", "titan-t5-1f1b")
+
+    def __init__(self) -> None:
+        rows = [row for row in published_rows() if row.id in self.IDS]
+        self._runs = sorted(score(rows, predict).scored, key=lambda run: _size(run))
+        of = [
+            f"{_size(run) / 1e9:.3g}B on {run.row.hardware['gpus']} {run.row.hardware['gpu'][:4]}" for run in self._runs
+        ]
+        self.names = of
+
+    def table(self) -> pd.DataFrame:
+        """The runs, without their times."""
+        rows = {}
+        for name, run in zip(self.names, self._runs, strict=True):
+            case = run.case
+            row = {"split": str(case.parallel), "batch": str(case.batch), "tokens": str(case.seq_len)}
+            rows[name] = row | {"recompute": case.recompute, "precision": case.precision}
+        return in_table(rows, rows=True)
+
+    def errors(self, percents: Guesses) -> pd.DataFrame | None:
+        """Seconds of each run: measured, by the planner, by five utilizations, and by one for all."""
+        if not percents.is_locked:
+            return None
+        *own, one = percents.values
+        rows: dict[str, dict[str, Any]] = {}
+        sums: dict[str, float] = dict.fromkeys(("planner", "you", "naive"), 0.0)
+        for name, run, percent in zip(self.names, self._runs, own, strict=True):
+            measured = run.measured.step_time_s or inf
+            seconds = {"planner": run.step_time_s, "you": _naive_s(run, percent), "naive": _naive_s(run, one)}
+            rows[name] = {"measured": measured}
+            for who, value in seconds.items():
+                rows[name][who] = f"{format_quantity(value, 's')} ({value / measured - 1:+.0%})"
+                sums[who] += abs(value / measured - 1) / len(own)
+        rows["mean error"] = {who: f"{error:.0%}" for who, error in sums.items()}
+        return in_table(rows, rows=True)
+
+    def all_errors(self) -> pd.DataFrame:
+        """Mean and largest error of the planner, and the mean of half of the peak, over all rows of the project."""
+        runs = score(published_rows(), predict).timed
+        found = statistics([run.error for run in runs], [run.naive_error for run in runs])
+        names = {"planner, mean": "mape", "planner, largest": "max", "half of the peak, mean": "naive_mape"}
+        return in_table({f"{len(runs)} runs": {name: f"{found[key]:.0f}%" for name, key in names.items()}}, rows=True)
+
+
+def _size(run: Scored) -> int:
+    return transformer_parameters(run.case.model).total
+
+
+def _naive_s(run: Scored, percent: float) -> float:
+    case = run.case
+    peak = case.parallel.num_ranks * case.cluster.device.peak(case.precision)
+    return 6 * _size(run) * case.batch * case.seq_len / (peak * percent / 100)
+
+
+# --- Plans with a price ---
+
+TENSOR, PIPELINE, MICRO, RECOMPUTE = (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32), (1, 2, 4), ("none", "selective", "full")
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Plans for GPT-3 on a cluster, priced by the planner, at dollars per GPU and hour.
+
+    A plan has nodes, tensor, pipeline, micro_batch, zero_stage and recompute; replicas take the rest of the GPUs.
+    """
+
+    cluster: str | Cluster
+    dollars: float
+
+    def predict(self, plan: Plan) -> Prediction:
+        """Time and memory of a step. Raises ValueError if the plan is impossible."""
+        gpus, within = plan["nodes"] * find_cluster(self.cluster).devices_per_node, plan["tensor"] * plan["pipeline"]
+        if gpus % within:
+            raise ValueError(f"tensor x pipeline must divide the {gpus} GPUs: got {within}; try 64")
+        split = Parallel(gpus // within, plan["tensor"], plan["pipeline"], zero_stage=plan["zero_stage"])
+        more = {"micro_batch": plan["micro_batch"], "recompute": plan["recompute"]}
+        return predict("gpt3-175b", self.cluster, split, BATCH, **more)
+
+    def seconds(self, plan: Plan) -> float:
+        """Seconds of a step; infinite if the plan is impossible or does not fit."""
+        try:
+            found = self.predict(plan)
+        except ValueError:
+            return inf
+        return found.step_time_s if found.fits else inf
+
+    def least_seconds(self, plan: Plan) -> float:
+        """Products, all-reduces and bubble of the layers alone; infinite if the axes do not divide."""
+        where, n, p = find_cluster(self.cluster), plan["tensor"], plan["pipeline"]
+        gpus, sequences = plan["nodes"] * where.devices_per_node, plan["micro_batch"]
+        m, rest = divmod(BATCH * n * p, gpus * sequences)
+        if rest or gpus % (n * p):
+            return inf
+        rates = RATE * where.device.peak("bfloat16"), where.intra.bandwidth_bytes_per_s
+        layer = layer_seconds(sequences * SEQ_LEN, WIDTH, SEQ_LEN, n, *rates, latency_s=0.0)
+        again = 4 / 3 if plan["recompute"] == "full" else 1
+        stage_s = 96 / p * (again * layer["products"] + layer["all-reduces"])
+        return sum(step_seconds([stage_s] * p, m, 0.0, 0.0, 1, 1.0).values())
+
+    def plans(self, nodes: int) -> list[Plan]:
+        """All plans of the exercise, with ZeRO-1."""
+        names = ("tensor", "pipeline", "micro_batch", "recompute")
+        axes = product(TENSOR, PIPELINE, MICRO, RECOMPUTE)
+        return [{"nodes": nodes, "zero_stage": 1} | dict(zip(names, each, strict=True)) for each in axes]
+
+    def best(self, nodes: int, batch: int = BATCH, **fixed: Any) -> Prediction:
+        """The fastest plan of `lablib.plan.search`. Raises ValueError if none fits."""
+        return search("gpt3-175b", self.cluster, batch, nodes=nodes, context=1, **fixed).best
+
+    def bill(self, found: Prediction) -> dict[str, str]:
+        """Plan, use of the peak, days and dollars for GPT-3's tokens."""
+        hours = found.gpu_hours(GPT3_TOKENS)
+        row = {"plan": str(found.parallel), "MFU": f"{found.mfu:.0%}", "days": f"{hours / found.num_gpus / 24:.3g}"}
+        return row | {"dollars": f"{self.dollars * hours / 1e6:.3g} M", "most in": bound_by(found)}
+
+    def explore(self, interactive: bool) -> Any:
+        """Choose a plan by hand: the waterfall of its step, with days and dollars."""
+
+        def draw(found: Prediction) -> go.Figure:
+            row, fits = self.bill(found), "" if found.fits else ", but it does not fit"
+            return figure_waterfall(found, f"{row['days']} days, {row['dollars']} dollars{fits}")
+
+        controls = [
+            IntChoice("nodes", "Nodes of 8 GPUs", (24, 48, 96, 192), 96),
+            IntChoice("tensor", "Tensor", TENSOR, 4, "ranks"),
+            IntChoice("pipeline", "Pipeline", PIPELINE, 8, "stages"),
+            IntChoice("micro_batch", "Micro-batch", MICRO, 1, "sequences"),
+            IntChoice("zero_stage", "ZeRO stage", (0, 1, 3), 1),
+            Choice("recompute", "Recompute", RECOMPUTE, "full"),
+        ]
+        return explore(lambda **plan: self.predict(plan), draw, controls, interactive, [{"tensor": 1}])
+
+    def explore_machines(self, interactive: bool) -> Any:
+        """The best plan of 96 nodes as the network, the memory and the batch change."""
+
+        def best(network: float, memory: float, batch: int) -> Prediction:
+            machine = find_cluster(self.cluster)
+            link = replace(machine.inter, bandwidth_bytes_per_s=machine.inter.bandwidth_bytes_per_s * network)
+            device = replace(machine.device, memory_bytes=memory)
+            return replace(self, cluster=machine.replace(inter=link, device=device)).best(96, batch)
+
+        controls = [
+            LogSlider("network", "Network between nodes, times", 0.02, 10, 1.0),
+            LogSlider("memory", "Memory of a GPU", 2e10, 5e11, 8e10, "B"),
+            IntChoice("batch", "Batch", (384, 768, 1536, 3072, 6144), BATCH, "sequences"),
+        ]
+        draw = partial(figure_waterfall, title="The best plan for this machine")
+        return explore(best, draw, controls, interactive, [{"network": 0.05}, {"memory": 2e10}, {"batch": 384}])
+
+    def explanation(self, wrong: Plan, better: Plan) -> pd.DataFrame:
+        """Choices put right one by one, the most saving first, and the term of the sum that becomes shorter."""
+        plan, now, rows = dict(wrong), self.predict(wrong), {}
+        while left := [name for name in better if plan[name] != better[name]]:
+            after = {name: self.predict({**plan, name: better[name]}) for name in left}
+            name = min(left, key=lambda choice: after[choice].step_time_s)
+            gains = {part: seconds - after[name].parts[part] for part, seconds in now.parts.items()}
+            term = max(gains, key=lambda part: gains[part])
+            row = {"from, to": f"{plan[name]}, {better[name]}", "saves": now.step_time_s - after[name].step_time_s}
+            row |= {"step then": after[name].step_time_s, "mostly in": f"{term}, {format_quantity(gains[term], 's')}"}
+            rows[name], plan[name], now = row, better[name], after[name]
+        return in_table(rows, rows=True)
+
+    def leader_board(self, name: str | None, plan: Plan, days: float) -> pd.DataFrame:
+        """Enter a plan under a name, and show all entries by dollars, each predicted again. None: nothing is saved.
+
+        The file is `16_leader_board.json` in the work folder; with `LAB_PROGRESS=off` there is none.
+        """
+        path = work_folder(find_labs_folder()) / "16_leader_board.json"
+        entries: dict[str, Any] = parse_json(read_text(path)) if path.is_file() else {}
+        entries[name or "(no name)"] = {"cluster": self.cluster, "plan": dict(plan)}
+        if name and progress_path():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(entries, indent=1) + "\n")
+        rows = {}
+        for who, entry in entries.items():
+            found = replace(self, cluster=entry["cluster"]).predict(entry["plan"])
+            late = found.gpu_hours(GPT3_TOKENS) / found.num_gpus > 24 * days
+            counts = "no: does not fit" if not found.fits else "no: too late" if late else "yes"
+            rows[who] = {"GPUs": str(found.num_gpus), **self.bill(found), "counts": counts}
+        order = sorted(rows, key=lambda who: (rows[who]["counts"] != "yes", float(rows[who]["dollars"][:-2])))
+        return in_table({who: rows[who] for who in order}, rows=True)
