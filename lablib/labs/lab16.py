@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from lablib import parallel
-from lablib.course import checks_for, show_source, try_out
+from lablib.course import checks_for, try_out
 from lablib.course.places import find_labs_folder, work_folder
 from lablib.course.progress import progress_path
 from lablib.figures import figure_waterfall, show
@@ -26,23 +26,22 @@ from lablib.hardware import find_cluster
 from lablib.hardware.cluster import Cluster
 from lablib.launch import launch
 from lablib.models.sizes import GPTConfig
-from lablib.models.transformer_sizes import transformer_parameters
 from lablib.phases import phase
 from lablib.plan import Parallel, Prediction, predict, search
 from lablib.plan.search_result import bound_by
 from lablib.record.timeline import Timeline
+from lablib.studies import PublishedRuns
 from lablib.text.files import parse_json, read_text, write_text
 from lablib.text.units import format_quantity
 from lablib.validation import published_rows, score
-from lablib.validation.score import Scored, statistics
-from lablib.widgets import Choice, IntChoice, LogSlider, explore
-from lablib.widgets.guess import Guesses, guess
+from lablib.widgets import Choice, IntChoice, LogSlider, explore, guess
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-__all__ = ["checks_for", "find_cluster", "guess", "predict", "search", "show", "show_source", "try_out"]
+__all__ = ["Parallel", "PublishedRuns", "checks_for", "find_cluster", "format_quantity", "guess", "predict"]
+__all__ += ["published_rows", "score", "search", "show", "try_out"]
 
 GPT3_TOKENS, GPT3_FLOPS = 300e9, 3.14e23  # Brown et al., 2020, arXiv 2005.14165, table D.1
 BATCH, SEQ_LEN, WIDTH, VOCABULARY = 1536, 2048, 12288, 51_200  # sequences of a step: 3.1 million tokens
@@ -55,9 +54,7 @@ def in_table(columns: Mapping[str, Mapping[str, Any]], rows: bool = False) -> pd
     import pandas as pd
 
     table = pd.DataFrame(columns).drop(index="FLOPs", errors="ignore")
-    table = table.map(
-        lambda value: value if isinstance(value, str) else format_quantity(value, "s"), na_action="ignore"
-    )
+    table = table.map(lambda each: each if isinstance(each, str) else format_quantity(each, "s"), na_action="ignore")
     return table.fillna("").T if rows else table.fillna("")
 
 
@@ -120,7 +117,7 @@ class Slice:
     def figure_layer(self) -> go.Figure:
         """A forward and the backward after it, on the second stage."""
         spans = [s for s in self.timeline.select(self.ranks[1]) if s.is_compute]
-        backward = [s for s in spans if s.phase == "backward 1B0"]
+        backward = [s for s in spans if s.phase == "backward 1B4"]
         before = [s for s in spans if s.phase.startswith("forward 1F") and s.start_s < backward[0].start_s]
         start_s = min(s.start_s for s in before if s.phase == before[-1].phase)
         window = self.timeline.between(start_s, max(s.end_s for s in backward))
@@ -170,66 +167,6 @@ def step_seconds(
     }
 
 
-# --- Published runs ---
-
-
-class PublishedRuns:
-    """Five runs of different sizes, machines and splits; chosen before they were predicted."""
-
-    IDS = ("megatron-sc21-1.7b", "korthikanti22-175b-selective", "bloom-L617", "mpt-L98", "titan-t5-1f1b")
-
-    def __init__(self) -> None:
-        rows = [row for row in published_rows() if row.id in self.IDS]
-        self._runs = sorted(score(rows, predict).scored, key=lambda run: _size(run))
-        of = [
-            f"{_size(run) / 1e9:.3g}B on {run.row.hardware['gpus']} {run.row.hardware['gpu'][:4]}" for run in self._runs
-        ]
-        self.names = of
-
-    def table(self) -> pd.DataFrame:
-        """The runs, without their times."""
-        rows = {}
-        for name, run in zip(self.names, self._runs, strict=True):
-            case = run.case
-            row = {"split": str(case.parallel), "batch": str(case.batch), "tokens": str(case.seq_len)}
-            rows[name] = row | {"recompute": case.recompute, "precision": case.precision}
-        return in_table(rows, rows=True)
-
-    def errors(self, percents: Guesses) -> pd.DataFrame | None:
-        """Seconds of each run: measured, by the planner, by five utilizations, and by one for all."""
-        if not percents.is_locked:
-            return None
-        *own, one = percents.values
-        rows: dict[str, dict[str, Any]] = {}
-        sums: dict[str, float] = dict.fromkeys(("planner", "you", "naive"), 0.0)
-        for name, run, percent in zip(self.names, self._runs, own, strict=True):
-            measured = run.measured.step_time_s or inf
-            seconds = {"planner": run.step_time_s, "you": _naive_s(run, percent), "naive": _naive_s(run, one)}
-            rows[name] = {"measured": measured}
-            for who, value in seconds.items():
-                rows[name][who] = f"{format_quantity(value, 's')} ({value / measured - 1:+.0%})"
-                sums[who] += abs(value / measured - 1) / len(own)
-        rows["mean error"] = {who: f"{error:.0%}" for who, error in sums.items()}
-        return in_table(rows, rows=True)
-
-    def all_errors(self) -> pd.DataFrame:
-        """Mean and largest error of the planner, and the mean of half of the peak, over all rows of the project."""
-        runs = score(published_rows(), predict).timed
-        found = statistics([run.error for run in runs], [run.naive_error for run in runs])
-        names = {"planner, mean": "mape", "planner, largest": "max", "half of the peak, mean": "naive_mape"}
-        return in_table({f"{len(runs)} runs": {name: f"{found[key]:.0f}%" for name, key in names.items()}}, rows=True)
-
-
-def _size(run: Scored) -> int:
-    return transformer_parameters(run.case.model).total
-
-
-def _naive_s(run: Scored, percent: float) -> float:
-    case = run.case
-    peak = case.parallel.num_ranks * case.cluster.device.peak(case.precision)
-    return 6 * _size(run) * case.batch * case.seq_len / (peak * percent / 100)
-
-
 # --- Plans with a price ---
 
 TENSOR, PIPELINE, MICRO, RECOMPUTE = (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32), (1, 2, 4), ("none", "selective", "full")
@@ -239,7 +176,7 @@ TENSOR, PIPELINE, MICRO, RECOMPUTE = (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32), (1,
 class Prices:
     """Plans for GPT-3 on a cluster, priced by the planner, at dollars per GPU and hour.
 
-    A plan has nodes, tensor, pipeline, micro_batch, zero_stage and recompute; replicas take the rest of the GPUs.
+    A plan has nodes, tensor, pipeline, micro_batch, recompute and perhaps zero_stage (1); replicas take the other GPUs.
     """
 
     cluster: str | Cluster
@@ -250,7 +187,7 @@ class Prices:
         gpus, within = plan["nodes"] * find_cluster(self.cluster).devices_per_node, plan["tensor"] * plan["pipeline"]
         if gpus % within:
             raise ValueError(f"tensor x pipeline must divide the {gpus} GPUs: got {within}; try 64")
-        split = Parallel(gpus // within, plan["tensor"], plan["pipeline"], zero_stage=plan["zero_stage"])
+        split = Parallel(gpus // within, plan["tensor"], plan["pipeline"], zero_stage=plan.get("zero_stage", 1))
         more = {"micro_batch": plan["micro_batch"], "recompute": plan["recompute"]}
         return predict("gpt3-175b", self.cluster, split, BATCH, **more)
 
@@ -279,7 +216,7 @@ class Prices:
         """All plans of the exercise, with ZeRO-1."""
         names = ("tensor", "pipeline", "micro_batch", "recompute")
         axes = product(TENSOR, PIPELINE, MICRO, RECOMPUTE)
-        return [{"nodes": nodes, "zero_stage": 1} | dict(zip(names, each, strict=True)) for each in axes]
+        return [{"nodes": nodes} | dict(zip(names, each, strict=True)) for each in axes]
 
     def best(self, nodes: int, batch: int = BATCH, **fixed: Any) -> Prediction:
         """The fastest plan of `lablib.plan.search`. Raises ValueError if none fits."""

@@ -1,20 +1,20 @@
 """Guesses that are locked before an answer shows.
 
-    days = guess({"days on 1,024 A100": my_guess}, interactive)     a field for each question, and a button that locks
-    days                                                            the last line of that cell
-    days.reveal(answer)                                             a later cell: the answer, once all are locked
+    days = guess(["days on 1,024 A100"], None, interactive)     a field for each question, and a button that locks
+    days                                                        the last line of that cell
+    days.reveal(answer)                                         a later cell: the answer, once all are locked
 
-A guess that is already a number counts as locked; so without widgets a learner sets variables. A locked guess stays.
+Numbers given instead of None count as locked; so without widgets a learner sets a variable. A locked guess stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING, Annotated, Any
 
 from lablib.signature import NonEmpty, checked
-from lablib.text.units import format_quantity
+from lablib.text.units import format_quantity, plural
 
 if TYPE_CHECKING:
     import ipywidgets
@@ -31,44 +31,50 @@ class Notice:
 
 
 class Guesses:
-    """Questions with their guesses, numbers above 0; None where there is none yet."""
+    """Questions with their guesses, numbers above 0; None before they are locked."""
 
-    def __init__(self, guesses: Mapping[str, float | None], interactive: bool):
-        self._guesses = {question: None if given is None else _number(given) for question, given in guesses.items()}
-        self._interactive = interactive
+    def __init__(self, questions: Sequence[str], given: Sequence[float] | None, interactive: bool):
+        self._questions, self._interactive = tuple(questions), interactive
+        self._given: list[float] | None = None
+        if given is not None:
+            self.lock(*given)
 
     @property
     def is_locked(self) -> bool:
         """Whether every question has a guess."""
-        return None not in self._guesses.values()
+        return self._given is not None
 
     @property
     def values(self) -> list[float]:
-        """The guesses in the order of the questions. Raises ValueError unless all are locked."""
-        if not self.is_locked:
-            raise ValueError(f"the guesses are not locked: got {self._guesses}; {self._remedy}")
-        return [guess for guess in self._guesses.values() if guess is not None]
+        """The guesses in the order of the questions. Raises ValueError unless they are locked."""
+        if self._given is None:
+            raise ValueError(f"the guesses of {', '.join(self._questions)} are not locked: {self._remedy}")
+        return list(self._given)
 
     def lock(self, *guesses: float) -> None:
         """Lock one number for each question. Raises ValueError for another count, no positive number, a second call."""
-        if len(guesses) != len(self._guesses):
-            raise ValueError(f"each of {len(self._guesses)} questions needs a number above 0: got {list(guesses)}")
-        if self.is_locked:
-            raise ValueError("the guesses are locked already; run the cell of the questions again to begin again")
-        self._guesses = {question: _number(given) for question, given in zip(self._guesses, guesses, strict=True)}
+        if self._given is not None:
+            raise ValueError("guesses are locked once: run the cell of the questions again to begin again")
+        is_right = [isinstance(each, int | float) and not isinstance(each, bool) and 0 < each < inf for each in guesses]
+        if len(guesses) != len(self._questions) or not all(is_right):
+            rule = f"{plural(len(self._questions), 'numbers')} above 0, one for each question"
+            raise ValueError(f"guesses are {rule}: got {list(guesses)}")
+        self._given = [float(each) for each in guesses]
 
     def reveal(self, answer: Any) -> Any:
-        """The answer, if the guesses are locked; otherwise a notice."""
-        return answer if self.is_locked else Notice(f"The answer shows after your guess: {self._remedy}")
+        """The answer, or `answer(*guesses)` of a function, if the guesses are locked; otherwise a notice."""
+        if self._given is None:
+            return Notice(f"The answer shows after your guess: {self._remedy}")
+        return answer(*self._given) if callable(answer) else answer
 
     @property
     def _remedy(self) -> str:
-        how = "type numbers and press Lock" if self._interactive else "set the variables to numbers"
+        how = "type numbers and press Lock" if self._interactive else "set the variable to numbers"
         return f"in the cell of the questions {how}, then run this cell again."
 
     def __repr__(self) -> str:
-        given = [f"{name}: {'?' if g is None else format_quantity(g)}" for name, g in self._guesses.items()]
-        return f"Guesses: {'; '.join(given)}"
+        given = ["?"] * len(self._questions) if self._given is None else map(format_quantity, self._given)
+        return "guesses: " + "; ".join(f"{name} {each}" for name, each in zip(self._questions, given, strict=True))
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
@@ -83,8 +89,7 @@ class Guesses:
 
         style, layout = {"description_width": "initial"}, {"width": "min(36em, 100%)"}
         fields = [
-            ipywidgets.FloatText(given or 0.0, description=question, style=style, layout=layout)
-            for question, given in self._guesses.items()
+            ipywidgets.FloatText(0.0, description=question, style=style, layout=layout) for question in self._questions
         ]
         button, said = ipywidgets.Button(description="Lock"), ipywidgets.Label("A guess is a number above 0.")
 
@@ -102,13 +107,9 @@ class Guesses:
         return ipywidgets.VBox([*fields, ipywidgets.HBox([button, said])])
 
 
-def _number(value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < inf:
-        raise ValueError(f"a guess is a number above 0: got {value!r}")
-    return float(value)
-
-
 @checked
-def guess(guesses: Annotated[Mapping[str, float | None], NonEmpty()], interactive: bool = True) -> Guesses:
-    """Ask for numbers above 0; to end a cell with. `guesses`: question -> number, or None. Raises ValueError."""
-    return Guesses(guesses, interactive)
+def guess(
+    questions: Annotated[Sequence[str], NonEmpty()], given: Sequence[float] | None = None, interactive: bool = True
+) -> Guesses:
+    """Ask for one number above 0 for each question; to end a cell with. `given`: the numbers, or None. ValueError."""
+    return Guesses(questions, given, interactive)

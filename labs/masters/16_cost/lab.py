@@ -3,9 +3,9 @@
 #
 # **Question.** How many days and dollars does it take to train a model that you cannot try?
 #
-# Nobody tries a run of a thousand GPUs to learn its price. But a step is a short sum of terms, and each of them can be
-# seen in the timeline of a small simulated run. You build that sum, test it on published runs, and then search for the
-# cheapest plan.
+# A run of a thousand GPUs is too expensive to try. But its step is a short sum of terms, and each term can be seen in
+# the timeline of a small simulated run. You build that sum, test it on published runs, and then search for the cheapest
+# plan.
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
@@ -23,7 +23,6 @@ from lablib.labs.lab16 import (
     layer_seconds,
     run_slice,
     show,
-    show_source,
     step_seconds,
     try_out,
 )
@@ -46,27 +45,24 @@ quick: bool = True  # the lab is as short either way
 # section has the answer.
 
 # %%
-my_guess_a100 = None  # days; or type it into the field
-my_guess_v100 = None
-questions = {"days on 1,024 A100": my_guess_a100, "days on 10,000 V100": my_guess_v100}
-guessed_days = guess(questions, interactive)
+my_days = None  # or two numbers, if you have no fields below
+guessed_days = guess(("days on 1,024 A100", "days on 10,000 V100"), my_days, interactive)
 guessed_days
 
 # %% tags=["instructor"]
 guessed_days.lock(30, 20)
 
 # %%
-days_at_peak = {}
+at_peak = {}
 for gpus, name in ((1024, "dgx-a100"), (10_000, "dgx-v100")):
-    device = find_cluster(name).device
-    peak = device.peak("float16")
-    days_at_peak[device.name] = f"{GPT3_FLOPS / peak / gpus / 86_400:.3g} days at the peak"
-guessed_days.reveal(days_at_peak)
+    peak = gpus * find_cluster(name).device.peak("float16")
+    at_peak[f"{gpus:,} of {name}"] = f"{GPT3_FLOPS / peak / 86_400:.3g}"
+guessed_days.reveal(in_table({"days at the peak": at_peak}))
 
 # %% [markdown]
 # These are lower bounds: no run reaches the *peak*, the most FLOPs per second that a GPU can do. The share that it
-# reaches is its *utilization* (MFU). It depends on the *plan*: how the model and the batch are split over GPUs. So:
-# what else takes time in a step?
+# reaches is its *utilization* (MFU). It depends on the *plan*: how the model and the batch are split over GPUs. Which
+# other work takes time in a step?
 
 # %% [markdown] minutes=11
 # ## One layer
@@ -88,7 +84,7 @@ in_table({"timeline": seen})
 
 # %% [markdown]
 # *Products* are the matrix products. *Other kernels* (norms, GELU, sums) wait for memory. In an *all-reduce*, 8 GPUs
-# add up what each has computed; nothing else runs meanwhile. Two of these terms follow from sizes alone.
+# add up their partial results, and compute nothing at that time. Two of these terms follow from sizes alone.
 
 # %% [markdown]
 # ### Exercise 1: two terms of a layer
@@ -124,9 +120,6 @@ try_out(layer_terms, **sizes, flops_per_s=408.0, bytes_per_s=2.0, latency_s=3.0)
 # %% tags=["check"] points=2
 check.layer_terms(layer_terms)
 
-# %%
-show_source(layer_seconds, after=check.layer_terms)
-
 # %% [markdown]
 # Now the formula and the timeline, for 8 tensor ranks and for a split that has not been shown. The rate of products is
 # the one from above.
@@ -150,11 +143,9 @@ in_table(table)
 slice_of_8 = run_slice(cluster, layers=8)
 title = "A step: one GPU of each stage"
 show(slice_of_8.timeline.figure(ranks=slice_of_8.ranks, title=title))
-
-# %%
 stages_s = [slice_of_8.stage_s(stage) for stage in range(4)]
-two_layers_s = 2 * slice_of_4.stage_s(1)
-in_table({"a micro-batch": {f"stage {i}": seconds for i, seconds in enumerate(stages_s)}})
+seconds = {f"stage {stage}": each for stage, each in enumerate(stages_s)}
+in_table({"a micro-batch": seconds | {"two layers": 2 * slice_of_4.stage_s(1)}})
 
 # %% [markdown]
 # Stages 1 and 2 take as long as two layers. Stage 0 also has the embedding, and stage 3 the *head*, a product for each
@@ -211,8 +202,7 @@ in_table({"formula": formula, "timeline": slice_of_8.terms()})
 
 # %%
 prices = Prices(cluster, price)
-plan = {"nodes": 96, "tensor": 8, "pipeline": 8, "micro_batch": 1, "zero_stage": 1}
-plan["recompute"] = "selective"
+plan = {"nodes": 96, "tensor": 8, "pipeline": 8, "micro_batch": 1, "recompute": "none"}
 show(prices.predict(plan).figure())
 
 # %% [markdown] minutes=8
@@ -232,17 +222,16 @@ runs.table()
 # *naive* estimate, as on the back of an envelope.
 
 # %%
-my_percents = [None, None, None, None, None]  # in the order of the table; or the fields
-my_percent_for_all = None
-asked = {f"{name}, %": own for name, own in zip(runs.names, my_percents, strict=True)}
-guessed_percents = guess({**asked, "all of them, %": my_percent_for_all}, interactive)
+my_percents = None  # or six numbers
+asked = [f"{name}, %" for name in runs.runs]
+guessed_percents = guess([*asked, "one for all, %"], my_percents, interactive)
 guessed_percents
 
 # %% tags=["instructor"]
 guessed_percents.lock(35, 45, 35, 40, 30, 40)
 
 # %%
-guessed_percents.reveal(runs.errors(guessed_percents))
+guessed_percents.reveal(runs.errors)
 
 # %% [markdown]
 # Recomputation, the bubble and exposed messages differ from run to run. So no single percentage fits, and a sum of
@@ -252,7 +241,7 @@ guessed_percents.reveal(runs.errors(guessed_percents))
 # %%
 runs.all_errors()
 
-# %% [markdown] minutes=12
+# %% [markdown] minutes=11
 # ## A plan for a budget
 #
 # The budget: GPT-3 within `days`, for as few dollars as possible. Find a plan by hand. The figure has the terms of its
@@ -262,13 +251,12 @@ runs.all_errors()
 prices.explore(interactive)
 
 # %% [markdown]
-# Enter your best plan. With a name it is kept in your work folder, next to those of others on this machine. Plans that
-# do not fit, or take too long, do not count.
+# Enter your best plan. With a name it is kept in your work folder, next to the plans of others who use this machine.
+# Plans that do not fit, or take too long, do not count.
 
 # %%
 my_name = None  # such as "Ada"
-my_plan = {"nodes": 96, "tensor": 4, "pipeline": 8, "micro_batch": 1, "zero_stage": 1}
-my_plan["recompute"] = "full"  # none, selective or full
+my_plan = {"nodes": 96, "tensor": 4, "pipeline": 8, "micro_batch": 1, "recompute": "full"}
 prices.leader_board(my_name, my_plan, days)
 
 # %% [markdown]
@@ -330,11 +318,11 @@ print(f"priced: {len(tried)}")
 # is cheapest? And does ZeRO-3 alone, on replicas without tensor or pipeline, cost much more?
 
 # %%
-alone = {"tensor": 1, "pipeline": 1, "zero_stage": 3}
 table = {}
 for nodes in (24, 48, 96, 192):
+    alone = prices.best(nodes, tensor=1, pipeline=1, zero_stage=3)
     table[f"{nodes} nodes"] = prices.bill(prices.best(nodes))
-    table[f"{nodes}, ZeRO-3 alone"] = prices.bill(prices.best(nodes, **alone))
+    table[f"{nodes}, ZeRO-3 alone"] = prices.bill(alone)
 in_table(table, rows=True)
 
 # %% [markdown]
@@ -342,46 +330,42 @@ in_table(table, rows=True)
 # ZeRO-3 alone is the simplest program, and costs only some percent to some tenths more here. Is that so on every
 # machine?
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=5
 # ## What decides?
 #
-# The best plan again, for 768 GPUs, on machines that you make: the network between nodes, the memory of a GPU, and the
-# batch, which decides how many micro-batches hide the bubble. For each control: which way makes the step slower, and
-# which term grows? When does the plan itself change?
+# The best plan again, for 768 GPUs of your cluster, on three machines: a network between nodes that is 20 times slower;
+# a quarter of the memory; and a quarter of the batch, which leaves fewer micro-batches to fill the pipeline. How many
+# percent does a step take longer *per sequence*, when the planner may choose another plan each time?
 
 # %%
-prices.explore_machines(interactive)
+my_percents_longer = None  # or three numbers
+asked = ("slow network, %", "little memory, %", "small batch, %")
+guessed_machines = guess(asked, my_percents_longer, interactive)
+guessed_machines
+
+# %% tags=["instructor"]
+guessed_machines.lock(50, 20, 10)
+
+# %% [markdown]
+# Move the three controls. Which way makes the step slower, and which term grows? When does the plan itself change?
+
+# %%
+guessed_machines.reveal(prices.explore_machines(interactive))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# A slow network lengthens the data axis and the messages of stages; the best plan keeps more inside the node. Little
-# memory forces recomputation or more stages. A small batch leaves few micro-batches: the bubble and the data axis are
-# then a larger share. Faster than today's, none of the three gains much: products remain.
+# A slow network costs most: messages are exposed, and the best plan sends fewer bytes between nodes, with fewer
+# replicas and more stages. With little memory the planner takes ZeRO-3 or recomputation. A small batch leaves a longer
+# bubble. But little is gained in the other direction: products remain.
 #
 # </details>
 
 # %% [markdown] minutes=8
 # ## Why is a plan wrong?
 #
-# A colleague proposes a plan that takes more than twice as long as the best one. Four of its choices differ: 2 tensor
-# ranks (8 are better), 32 stages (4), micro-batches of 4 sequences (2), recompute "full" ("none"). Put *one* right: how
-# many seconds of a step do you save, for each of them?
-
-# %%
-better = {"nodes": 96, "zero_stage": 1, "tensor": 8, "pipeline": 4, "micro_batch": 2}
-better["recompute"] = "none"
-wrong = {**better, "tensor": 2, "pipeline": 32, "micro_batch": 4, "recompute": "full"}
-my_seconds = [None, None, None, None]  # in the order of `named`; or the fields
-named = ("tensor", "pipeline", "micro_batch", "recompute")
-asked = {f"{name} right saves, s": own for name, own in zip(named, my_seconds, strict=True)}
-guessed_seconds = guess(asked, interactive)
-guessed_seconds
-
-# %% tags=["instructor"]
-guessed_seconds.lock(10, 10, 2, 10)
-
-# %% [markdown]
+# A plan can be wrong in several choices at once. Which of them costs how much?
+#
 # ### Exercise 4: explain a wrong plan
 #
 # Compute the explanation: put the choices right one by one, each time the one that makes the step shortest, until the
@@ -415,8 +399,25 @@ try_out(explain, {"a": 5, "b": 3}, {"a": 1, "b": 2}, lambda plan: plan["a"] * pl
 # %% tags=["check"] points=3
 check.explain(explain)
 
+# %% [markdown]
+# A colleague proposes a plan that takes more than twice as long as a good one. Four choices differ: 2 tensor ranks (8
+# are better), 32 stages (4), micro-batches of 4 sequences (2), recompute "full" ("none"). In the explanation, how many
+# seconds does each save?
+
 # %%
-guessed_seconds.reveal(prices.explanation(wrong, better))
+bad = {"nodes": 96, "tensor": 2, "pipeline": 32, "micro_batch": 4, "recompute": "full"}
+good = {"nodes": 96, "tensor": 8, "pipeline": 4, "micro_batch": 2, "recompute": "none"}
+my_seconds = None  # or four numbers
+asked = ("tensor, s", "pipeline, s", "micro_batch, s", "recompute, s")
+guessed_seconds = guess(asked, my_seconds, interactive)
+guessed_seconds
+
+# %% tags=["instructor"]
+guessed_seconds.lock(10, 10, 2, 10)
+
+# %%
+print(guessed_seconds)
+guessed_seconds.reveal(prices.explanation(bad, good))
 
 # %% [markdown]
 # The last column names the term of the sum that became shorter. With 2 tensor ranks there are four times as many
@@ -440,6 +441,265 @@ guessed_days.reveal(in_table(table, rows=True))
 # 10,000 V100s at 24.6 TFLOP/s of each (Patterson et al., 2021). The planner's plans are tuned, on machines that never
 # fail; kernels have improved since.
 
+# %% [markdown] tags=["further"] minutes=20
+# ## Further: claims in circulation
+#
+# Seven claims about large trainings that are passed on without their conditions. Each is recomputed; then comes a
+# verdict. **Claim 1:** "GPT-3's state takes more than 300 GB."
+
+# %%
+from lablib.labs.lab16 import Parallel, predict, search
+
+held = {"weights": 2, "weights and gradients": 4, "and Adam, in mixed precision": 16}
+in_table({"GPT-3": {name: f"{175 * each:,} GB" for name, each in held.items()}})
+
+# %% [markdown]
+# **Verdict: true, and misleading.** 350 GB are the weights alone, which is enough to *use* the model. A training holds
+# eight times as much (lab 10), and activations. **Claim 2:** it ran on "10,000 V100s, 285,000 CPU cores, 800 Gb/s, at
+# 3.2 samples per second and GPU, with 78% of memory used."
+
+# %%
+best_v100 = v100.best(1250, batch=1600, precision="float16")
+machine_2020 = find_cluster("dgx-v100")
+sample_flops = GPT3_FLOPS / 300e9 * 2048
+peak_samples = machine_2020.device.peak("float16") / sample_flops
+print(f"samples per second and GPU: at the peak {peak_samples:.2g}; the claim is 3.2")
+planned = best_v100.batch / best_v100.step_time_s
+print(f"the planner's best plan: {planned / best_v100.num_gpus:.2g}, on all GPUs {planned:.0f}")
+print(f"its memory: {best_v100.peak_memory_bytes / machine_2020.device.memory_bytes:.0%}")
+
+# %% [markdown]
+# **Verdict: in parts.** Microsoft announced 285,000 cores, 10,000 GPUs and 400 Gb/s for each server in May 2020; 800
+# counts both directions. 3.2 samples of 2,048 tokens are more than fifty times the peak of a V100; perhaps it was the
+# *batch*, 3.2 million tokens. 78% of memory is possible: it depends on the plan. **Claim 3:** "FP8 makes an H100 30 to
+# 35% faster."
+
+# %%
+table = {}
+for model, gpus, batch in (
+    ("gpt3-6.7b", 64, 512),
+    ("llama-3-70b", 256, 512),
+    ("gpt3-175b", 512, 1536),
+):
+    same = {"gpus": gpus, "context": 1}
+    bf16, fp8 = (
+        search(model, "dgx-h100", batch, precision=precision, **same).best
+        for precision in ("bfloat16", "float8")
+    )
+    share = bf16.parts["products"] / bf16.step_time_s
+    gain = fp8.tokens_per_s / bf16.tokens_per_s - 1
+    table[model] = {"products in BF16": f"{share:.0%}", "gain by FP8": f"{gain:+.0%}"}
+    table[model]["if only products were twice as fast"] = f"{1 / (1 - share / 2) - 1:+.0%}"
+in_table(table, rows=True)
+
+# %% [markdown]
+# **Verdict: true under a condition.** FP8 doubles the rate of products alone. With a share f of the step the gain is 1
+# / (1 - f/2) - 1: +30 to 35% means that products take about half. Large dense models on a fast network gain more, small
+# or waiting ones less. **Claim 4:** "INT4 gives 35% more."
+
+# %%
+table = {}
+for name in ("dgx-h100", "pcie-a100"):
+    rates = {}
+    for kind, parts in {"16 bits": (), "INT4 gradients": ("qgZ",)}.items():
+        split = Parallel(data=64, zero_stage=3, zero_plus_plus=parts)
+        found = predict("gpt3-6.7b", name, split, 64, recompute="full")
+        rates[kind] = found.tokens_per_s
+    inter = find_cluster(name).inter.bandwidth_bytes_per_s
+    gain = rates["INT4 gradients"] / rates["16 bits"] - 1
+    row = {"between nodes, each GPU": format_quantity(inter, "B/s"), "gain": f"{gain:+.0%}"}
+    table[name] = row
+in_table(table, rows=True)
+
+# %% [markdown]
+# **Verdict: not for products.** The tensor cores of an H100 have no INT4, so products cannot use it. As a format of
+# *messages* (ZeRO++, lab 11) INT4 saves what the network exposes: little on InfiniBand, more than 35% on slow Ethernet.
+# **Claim 5:** "Q-GaLore needs 60% less memory."
+
+# %%
+params, width, rank = 6.7e9, 4096, 1024
+adam = 2 + 2 + 12  # bytes per parameter: weight, gradient, master copy and two states
+low_rank = 2 * rank / width + 0.5 * rank / width  # two 8-bit states; a projection in 4 bits
+q_galore = 1 + low_rank  # weights in 8 bits; a gradient lives for one layer
+table = {}
+for activations in (1e9, 30e9, 100e9):
+    before, after = params * adam + activations, params * q_galore + activations
+    row = {"AdamW": format_quantity(before, "B"), "Q-GaLore": format_quantity(after, "B")}
+    table[f"activations {format_quantity(activations, 'B')}"] = row
+    row["less"] = f"{1 - after / before:.0%}"
+in_table(table, rows=True)
+
+# %% [markdown]
+# **Verdict: a number without a baseline.** Of the states it saves about 90% against AdamW in mixed precision, less
+# against 8-bit Adam; of the whole, any number below that, as activations stay (Zhang et al., 2024: a model of 7 billion
+# parameters in 16 GB). **Claim 6:** "ZeRO-3, FP8 and low rank made GPT-3 30% cheaper."
+
+# %%
+h100, three, table = Prices("dgx-h100", price), {"zero_stage": 3}, {}
+cases = {"all plans": {}, "ZeRO-3": three, "low rank (GaLore)": {"optimizer": "galore"}}
+cases |= {"FP8": {"precision": "float8"}}
+cases["all three"] = {**three, "precision": "float8", "optimizer": "galore"}
+first = h100.best(96)
+for name, fixed in cases.items():
+    found = h100.best(96, **fixed)
+    table[name] = {"step": f"{found.step_time_s / first.step_time_s - 1:+.0%}"}
+    table[name]["memory"] = format_quantity(found.peak_memory_bytes, "B")
+in_table(table, rows=True)
+
+# %% [markdown]
+# **Verdict: one of three.** Cheaper by FP8, on H100s, by more than a third here. ZeRO-3 and low rank save memory; where
+# a plan fits without them, they cost time. V100s and A100s have no FP8: GPT-3 of 2020 cannot have used it. **Claim 7:**
+# "3 to 10 times faster, with 50 to 80% less memory."
+
+# %%
+everything = search("gpt3-175b", "dgx-a100", 1536, nodes=96, context=1)
+seconds = sorted(everything.plans.step_time_s[everything.order])
+print(
+    f"{len(seconds):,} plans fit. The median is {seconds[len(seconds) // 2] / seconds[0]:.1f}"
+)
+print(f"and the slowest {seconds[-1] / seconds[0]:.1f} times the best.")
+table, held_bytes = {}, []
+for stage in (0, 1, 2, 3):
+    found = predict("gpt3-6.7b", "dgx-a100", Parallel(data=64, zero_stage=stage), 512)
+    held_bytes.append(found.peak_memory_bytes)
+    row = {"memory": format_quantity(held_bytes[-1], "B"), "step": found.step_time_s}
+    table[f"ZeRO-{stage}"] = row | {"less": f"{1 - held_bytes[-1] / held_bytes[0]:.0%}"}
+in_table(table, rows=True)
+
+# %% [markdown]
+# **Verdict: against a bad baseline.** 50 to 80% less memory is ZeRO on tens of GPUs, true against none. 3 to 10 times
+# faster is true against a bad plan, or against FP32 without tensor cores; against the median plan it is below 3. Ask:
+# against which plan, which precision, how many GPUs?
+
+# %% [markdown] tags=["further"] minutes=5
+# ## Further: networks
+#
+# The same H100s on five networks: an island of 72 GPUs on NVLink, a *fat tree* of InfiniBand, RoCE (Ethernet) with 15
+# us of latency for a message, a *dragonfly* (groups of routers, all joined) and a torus. Which one is bad for ZeRO-3
+# alone? And does latency matter for GPT-3?
+
+# %%
+from lablib.widgets.placement_calculator import NETWORKS, network_of
+
+table = {}
+for name in NETWORKS:
+    same = {"gpus": 576, "context": 1}
+    found = search("gpt3-175b", network_of(name), 1152, **same).best
+    alone = search(
+        "gpt3-175b", network_of(name), 1152, tensor=1, pipeline=1, zero_stage=3, **same
+    )
+    inter = network_of(name).inter
+    row = {
+        "latency": inter.latency_s,
+        "per GPU": format_quantity(inter.bandwidth_bytes_per_s, "B/s"),
+    }
+    row |= {"best": str(found.parallel), "step": found.step_time_s}
+    table[name] = row | {"ZeRO-3 alone": alone.best.step_time_s}
+in_table(table, rows=True)
+
+# %% [markdown]
+# Bandwidth between nodes decides, not latency: the messages of a large model are long. A good plan needs little of it
+# (one in four is far from its neighbours), ZeRO-3 alone gathers all parameters in each micro-batch. The dragonfly's and
+# the torus's links are slower here, too: networks differ in more than their shape.
+
+# %% [markdown] tags=["further"] minutes=5
+# ## Further: other accelerators
+#
+# 512 of each, the best plan. (The planner knows a chip by its peak, memory, bandwidth and links. Software that is tuned
+# less, as early software on a new chip is, does not reach these numbers.)
+
+# %%
+table = {}
+for name in ("dgx-a100", "dgx-h100", "hgx-h200", "mi300x", "tpu-v4"):
+    found = search("gpt3-175b", name, 1536, gpus=512, context=1).best
+    device = find_cluster(name).device
+    row = {"memory": format_quantity(device.memory_bytes, "B"), "plan": str(found.parallel)}
+    row |= {"MFU": f"{found.mfu:.0%}", "step": found.step_time_s}
+    table[device.name] = row
+in_table(table, rows=True)
+
+# %% [markdown]
+# More memory means fewer axes: less to split, less to send. The H200 has the H100's peak, with more and faster memory.
+# Is its prediction right? Two runs of Llama 3.1 8B on H200s are published (torchtitan):
+
+# %%
+from lablib.labs.lab16 import published_rows, score
+
+table = {}
+for run in score([row for row in published_rows() if "titan-h200" in row.id], predict).scored:
+    row = {"measured": run.measured.step_time_s, "predicted": run.step_time_s}
+    row |= {"memory": format_quantity(run.measured.memory_bytes, "B")}
+    row |= {"predicted memory": format_quantity(run.memory_bytes, "B")}
+    table[f"{run.row.hardware['gpus']} H200"] = row
+in_table(table, rows=True)
+
+# %% [markdown] tags=["further"] minutes=6
+# ## Further: a machine that does not exist
+#
+# A cluster is a TOML file, so you can price machines of the future. Here optical links between nodes, as fast as
+# NVLink, and memory with ten times the bandwidth, as computing in memory promises. Guess which of the two saves more,
+# then look. What would be needed to halve the step?
+
+# %%
+import tempfile
+from pathlib import Path
+
+OPTICAL = """[inter]
+base = "infiniband-ndr"
+name = "optical, assumed"
+bandwidth_bytes_per_s = 450e9
+latency_s = 1e-6
+"""
+IN_MEMORY = """[device]
+base = "H100-80GB-SXM"
+name = "H100, computing in memory"
+memory_bandwidth_bytes_per_s = 33e12
+"""
+machines = {"H100": "", "optical links": OPTICAL, "computing in memory": IN_MEMORY}
+machines["both"] = OPTICAL + IN_MEMORY
+
+# %%
+table = {}
+with tempfile.TemporaryDirectory() as folder:
+    for name, text in machines.items():
+        file = Path(folder) / "machine.toml"
+        file.write_text('base = "dgx-h100"\nunusual = true\n' + text)
+        found = Prices(str(file), price).best(96)
+        table[name] = {"step": found.step_time_s, "plan": str(found.parallel)}
+        share = found.parts["products"] / found.step_time_s
+        table[name]["products"] = f"{share:.0%}"
+in_table(table, rows=True)
+
+# %% [markdown]
+# Both save little: the best plan already hides most of the time that they shorten, and products remain. Only a higher
+# rate of products, or fewer FLOPs, halves the step. (Optical links would allow simpler plans: try `zero_stage=3,
+# tensor=1, pipeline=1` in `best`.)
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: energy and money
+#
+# A GPU at its *thermal design power*, the watts that it may draw. A data center adds cooling and the rest of the
+# servers: here half as much again, an assumption. Patterson et al. (2021) estimate 1,287 MWh for GPT-3 on 10,000 V100s,
+# from 330 W for each.
+
+# %%
+table = {}
+for name, bill_of, nodes, more in (
+    ("10,000 V100", v100, 1250, {"batch": 1600, "precision": "float16"}),
+    ("1,024 A100", a100, 128, {}),
+    ("1,024 H100", h100, 128, {}),
+):
+    found = bill_of.best(nodes, **more)
+    megawatt_hours = 1.5 * found.energy_j(300e9) / 3.6e9
+    row = {"days": bill_of.bill(found)["days"], "energy": f"{megawatt_hours:,.0f} MWh"}
+    row["at 0.10 dollars per kWh"] = f"{megawatt_hours * 100 / 1e6:.2g} M dollars"
+    table[name] = row | {"GPU hours": f"{found.gpu_hours(300e9) / 1e6:.2g} M"}
+in_table(table, rows=True)
+
+# %% [markdown]
+# The energy costs some percent of the rent of the GPUs: the machine is the price. A generation of GPUs saves more
+# energy than any plan, and a bad plan wastes as much as a generation saves.
+
 # %% [markdown] minutes=1
 # ## Summary
 #
@@ -447,3 +707,20 @@ guessed_days.reveal(in_table(table, rows=True))
 # - Each term can be seen in the timeline of a small run, and holds for a model of any size.
 # - Some of the terms are a lower bound, so cost is a search that leaves most plans out.
 # - A plan is wrong by a term. Change one choice at a time to find it.
+
+# %% [markdown]
+# ### Sources
+#
+# - T. Brown et al., "Language Models are Few-Shot Learners", 2020, arXiv 2005.14165 (table 2.1, table D.1).
+# - D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
+#   arXiv 2104.04473 (section 5.1: 34 days).
+# - D. Patterson et al., "Carbon Emissions and Large Neural Network Training", 2021, arXiv 2104.10350 (table 4).
+# - The published runs: Narayanan et al.; V. Korthikanti et al., 2022, arXiv 2205.05198; BigScience's chronicles of the
+#   176B model; MosaicML's llm-foundry; torchtitan. Addresses: `published_runs.jsonl` in `lablib/validation`.
+# - A. Chowdhery et al., PaLM, 2022, arXiv 2204.02311; Llama Team, Llama 3, 2024, arXiv 2407.21783 (FLOPs).
+# - Microsoft, "Microsoft announces new supercomputer, lays out vision for future AI work", 19 May 2020.
+# - Z. Zhang et al., "Q-GaLore", 2024, arXiv 2407.08296; G. Wang et al., "ZeRO++", 2023, arXiv 2306.10209.
+# - The code: `lablib/plan`, `lablib/validation` and `lablib/labs/lab16.py`.
+
+# %%
+check
