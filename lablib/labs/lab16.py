@@ -1,7 +1,4 @@
-"""Lab 16: a slice of GPT-3 on the simulator, the sum of a step, published runs, plans with a price, a leader board.
-
-The notebook takes all of its names from here, in one import.
-"""
+"""Lab 16: a slice of GPT-3 on the simulator, plans with a price, a leader board; all names that its notebook imports."""
 
 from __future__ import annotations
 
@@ -58,8 +55,6 @@ def in_table(columns: Mapping[str, Mapping[str, Any]], rows: bool = False) -> pd
     return table.fillna("").T if rows else table.fillna("")
 
 
-# --- The question ---
-
 TRAININGS = {  # FLOPs as published: Brown et al. as above; arXiv 2204.02311 (PaLM); arXiv 2407.21783 (Llama 3)
     "GPT-3 2.7B, 2020": 4.77e21,
     "GPT-3 13B, 2020": 2.31e22,
@@ -76,9 +71,6 @@ def figure_question() -> go.Figure:
     panel = Panel(across, Axis("", look={"autorange": "reversed"}), [points(0, "trainings", flops, names, size=14)])
     sentence = f"GPT-3 took {GPT3_FLOPS:.3g} FLOPs. On how many GPUs, for how many days, at which price?"
     return chart("What would GPT-3 cost?", panel, sentence, {"model": names, "FLOPs": flops}, showlegend=False)
-
-
-# --- A slice of GPT-3 on the simulator ---
 
 
 @dataclass(frozen=True)
@@ -115,13 +107,16 @@ class Slice:
         return {"stage": busy, "bubble and messages": waits, "data axis": data, "optimizer": optimizer}
 
     def figure_layer(self) -> go.Figure:
-        """A forward and the backward after it, on the second stage."""
-        spans = [s for s in self.timeline.select(self.ranks[1]) if s.is_compute]
-        backward = [s for s in spans if s.phase == "backward 1B4"]
-        before = [s for s in spans if s.phase.startswith("forward 1F") and s.start_s < backward[0].start_s]
-        start_s = min(s.start_s for s in before if s.phase == before[-1].phase)
-        window = self.timeline.between(start_s, max(s.end_s for s in backward))
-        return window.figure(ranks=[self.ranks[1]], title="One layer on one GPU: forward, then backward")
+        """Forward and backward of a micro-batch on the second stage, without the wait between them."""
+        rank, spans = self.ranks[1], self.timeline.select(self.ranks[1])
+        shown, now_s = [], 0.0
+        for part in ("forward 1F4", "backward 1B4"):
+            own = [s for s in spans if s.phase == part and (s.is_compute or s.name == "all_reduce")]
+            start_s = min(s.start_s for s in own)
+            shown += [replace(s, start_s=s.start_s - start_s + now_s, end_s=s.end_s - start_s + now_s) for s in own]
+            now_s = max(s.end_s for s in shown)
+        alone = Timeline.of(shown, self.timeline.num_ranks, simulated=self.timeline.simulated)
+        return alone.figure(ranks=[rank], title="One layer on one GPU: forward, then backward")
 
 
 @cache
@@ -141,9 +136,6 @@ def run_slice(cluster: str, layers: int, tensor: int = 8, num_micro_batches: int
     ranks = tuple(mesh.rank(data=0, pipeline=stage, tensor=0) for stage in range(4))
     run = launch(program, ranks=mesh.num_ranks, cluster=cluster, fidelity="shapes", simulate=ranks)
     return Slice(run.timeline.without("setup"), ranks, num_micro_batches)
-
-
-# --- The library's solutions ---
 
 
 def layer_seconds(
@@ -166,8 +158,6 @@ def step_seconds(
         "data axis": 2 * (replicas - 1) / replicas * 2 * params / bytes_per_s,
     }
 
-
-# --- Plans with a price ---
 
 TENSOR, PIPELINE, MICRO, RECOMPUTE = (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32), (1, 2, 4), ("none", "selective", "full")
 
@@ -237,30 +227,40 @@ class Prices:
 
         controls = [
             IntChoice("nodes", "Nodes of 8 GPUs", (24, 48, 96, 192), 96),
-            IntChoice("tensor", "Tensor", TENSOR, 4, "ranks"),
-            IntChoice("pipeline", "Pipeline", PIPELINE, 8, "stages"),
-            IntChoice("micro_batch", "Micro-batch", MICRO, 1, "sequences"),
+            IntChoice("tensor", "Tensor ranks", TENSOR, 4),
+            IntChoice("pipeline", "Stages", PIPELINE, 8),
+            IntChoice("micro_batch", "Sequences of a micro-batch", MICRO, 1),
             IntChoice("zero_stage", "ZeRO stage", (0, 1, 3), 1),
             Choice("recompute", "Recompute", RECOMPUTE, "full"),
         ]
         return explore(lambda **plan: self.predict(plan), draw, controls, interactive, [{"tensor": 1}])
 
+    def best_on(self, network: float = 1.0, memory: float = 1.0, batch: int = BATCH) -> Prediction:
+        """The fastest plan of 96 nodes, with so many times the cluster's network and memory."""
+        machine = find_cluster(self.cluster)
+        link = replace(machine.inter, bandwidth_bytes_per_s=machine.inter.bandwidth_bytes_per_s * network)
+        device = replace(machine.device, memory_bytes=machine.device.memory_bytes * memory)
+        return replace(self, cluster=machine.replace(inter=link, device=device)).best(96, batch)
+
+    def three_machines(self) -> pd.DataFrame:
+        """The best plans with a slow network, with little memory, with a small batch, and today's."""
+        cases = {"today": {}, "slow network": {"network": 0.05}, "little memory": {"memory": 0.25}}
+        found = {name: self.best_on(**case) for name, case in (cases | {"small batch": {"batch": BATCH // 4}}).items()}
+        rows = {}
+        for name, one in found.items():
+            longer = f"{found['today'].tokens_per_s / one.tokens_per_s - 1:+.0%}"
+            rows[name] = {"longer": longer, "plan": str(one.parallel), "most in": bound_by(one)}
+        return in_table(rows, rows=True)
+
     def explore_machines(self, interactive: bool) -> Any:
         """The best plan of 96 nodes as the network, the memory and the batch change."""
-
-        def best(network: float, memory: float, batch: int) -> Prediction:
-            machine = find_cluster(self.cluster)
-            link = replace(machine.inter, bandwidth_bytes_per_s=machine.inter.bandwidth_bytes_per_s * network)
-            device = replace(machine.device, memory_bytes=memory)
-            return replace(self, cluster=machine.replace(inter=link, device=device)).best(96, batch)
-
         controls = [
             LogSlider("network", "Network between nodes, times", 0.02, 10, 1.0),
-            LogSlider("memory", "Memory of a GPU", 2e10, 5e11, 8e10, "B"),
-            IntChoice("batch", "Batch", (384, 768, 1536, 3072, 6144), BATCH, "sequences"),
+            LogSlider("memory", "Memory of a GPU, times", 0.25, 5, 1.0),
+            IntChoice("batch", "Sequences of a step", (384, 768, 1536, 3072, 6144), BATCH),
         ]
         draw = partial(figure_waterfall, title="The best plan for this machine")
-        return explore(best, draw, controls, interactive, [{"network": 0.05}, {"memory": 2e10}, {"batch": 384}])
+        return explore(self.best_on, draw, controls, interactive, [{"network": 0.05}, {"memory": 0.25}])
 
     def explanation(self, wrong: Plan, better: Plan) -> pd.DataFrame:
         """Choices put right one by one, the most saving first, and the term of the sum that becomes shorter."""
@@ -283,6 +283,7 @@ class Prices:
         path = work_folder(find_labs_folder()) / "16_leader_board.json"
         entries: dict[str, Any] = parse_json(read_text(path)) if path.is_file() else {}
         entries[name or "(no name)"] = {"cluster": self.cluster, "plan": dict(plan)}
+        self.predict(plan)  # an impossible plan is an error, and is not saved
         if name and progress_path():
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(entries, indent=1) + "\n")

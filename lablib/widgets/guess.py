@@ -74,7 +74,7 @@ class Guesses:
 
     def __repr__(self) -> str:
         given = ["?"] * len(self._questions) if self._given is None else map(format_quantity, self._given)
-        return "guesses: " + "; ".join(f"{name} {each}" for name, each in zip(self._questions, given, strict=True))
+        return "guesses: " + "; ".join(f"{name}: {each}" for name, each in zip(self._questions, given, strict=True))
 
     def _ipython_display_(self) -> None:
         from IPython.display import display

@@ -84,7 +84,8 @@ in_table({"timeline": seen})
 
 # %% [markdown]
 # *Products* are the matrix products. *Other kernels* (norms, GELU, sums) wait for memory. In an *all-reduce*, 8 GPUs
-# add up their partial results, and compute nothing at that time. Two of these terms follow from sizes alone.
+# add up their partial results (lane 8-15), and compute nothing at that time. Two of these terms follow from sizes
+# alone.
 
 # %% [markdown]
 # ### Exercise 1: two terms of a layer
@@ -218,8 +219,8 @@ runs.table()
 
 # %% [markdown]
 # Predict the utilization of each run, in percent: 6 N T FLOPs (N parameters, T tokens of a step) over its seconds and
-# over the peak of its GPUs in the precision of column *in*. Then one percentage that you would use for all: that is the
-# *naive* estimate, as on the back of an envelope.
+# over the peak of its GPUs in that precision. Then one percentage that you would use for all: that is the *naive*
+# estimate, as on the back of an envelope.
 
 # %%
 my_percents = None  # or six numbers
@@ -327,8 +328,7 @@ in_table(table, rows=True)
 
 # %% [markdown]
 # Dollars hardly depend on the number of nodes, as long as the batch feeds them: twice the GPUs take half the days.
-# ZeRO-3 alone is the simplest program, and costs only some percent to some tenths more here. Is that so on every
-# machine?
+# ZeRO-3 alone is the simplest program, and costs somewhat more here. Is that so on every machine?
 
 # %% [markdown] minutes=5
 # ## What decides?
@@ -346,18 +346,21 @@ guessed_machines
 # %% tags=["instructor"]
 guessed_machines.lock(50, 20, 10)
 
+# %%
+guessed_machines.reveal(prices.three_machines())
+
 # %% [markdown]
-# Move the three controls. Which way makes the step slower, and which term grows? When does the plan itself change?
+# Now any machine. Move the three controls: which term grows, and when does the plan itself change?
 
 # %%
-guessed_machines.reveal(prices.explore_machines(interactive))
+prices.explore_machines(interactive)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # A slow network costs most: messages are exposed, and the best plan sends fewer bytes between nodes, with fewer
 # replicas and more stages. With little memory the planner takes ZeRO-3 or recomputation. A small batch leaves a longer
-# bubble. But little is gained in the other direction: products remain.
+# bubble. In the other direction little is gained: products remain.
 #
 # </details>
 
