@@ -1,4 +1,4 @@
-"""Lab 16: a slice of GPT-3 on the simulator, plans with a price, a leader board; all names that its notebook imports."""
+"""Lab 16: a slice of GPT-3 on the simulator, plans with a price, a leader board; all names of its notebook."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ TRAININGS = {  # FLOPs as published: Brown et al. as above; arXiv 2204.02311 (Pa
 def figure_question() -> go.Figure:
     """FLOPs of published trainings, and the question."""
     names, flops = list(TRAININGS), list(TRAININGS.values())
-    across = Axis("FLOPs of the training", log=True, span=(1e21, 1e26))
+    across = Axis("training", "FLOP", log=True, span=(1e21, 1e26))
     panel = Panel(across, Axis("", look={"autorange": "reversed"}), [points(0, "trainings", flops, names, size=14)])
-    sentence = f"GPT-3 took {GPT3_FLOPS:.3g} FLOPs. On how many GPUs, for how many days, at which price?"
+    sentence = f"How many GPUs, days and dollars is that? GPT-3 175B took {GPT3_FLOPS:.3g} FLOPs."
     return chart("What would GPT-3 cost?", panel, sentence, {"model": names, "FLOPs": flops}, showlegend=False)
 
 
@@ -142,21 +142,19 @@ def layer_seconds(
     tokens: int, width: int, seq_len: int, n: int, flops_per_s: float, bytes_per_s: float, latency_s: float
 ) -> dict[str, float]:
     """Seconds of one layer, forward and backward, on one of n tensor ranks."""
-    flops = 3 * (24 * width**2 + 4 * seq_len * width) * tokens / n
-    all_reduce_s = 2 * (n - 1) / n * 2 * tokens * width / bytes_per_s + 2 * (n - 1) * latency_s
-    return {"products": flops / flops_per_s, "all-reduces": 4 * all_reduce_s}
+    matrices, scores, rounds = 24 * width**2, 4 * seq_len * width, 2 * (n - 1)
+    round_s = 2 * tokens * width / n / bytes_per_s + latency_s
+    return {"products": 3 * tokens * (matrices + scores) / n / flops_per_s, "all-reduces": 4 * rounds * round_s}
 
 
 def step_seconds(
     stages_s: Sequence[float], m: int, message_s: float, params: float, replicas: int, bytes_per_s: float
 ) -> dict[str, float]:
     """Seconds of one step, as a sum."""
-    slowest, p = max(stages_s), len(stages_s)
-    return {
-        "stage": m * slowest,
-        "bubble and messages": sum(stages_s) - slowest + 2 * (p - 1) * message_s,
-        "data axis": 2 * (replicas - 1) / replicas * 2 * params / bytes_per_s,
-    }
+    busiest, boundaries = max(stages_s), len(stages_s) - 1
+    waits_s = sum(stages_s) - busiest + 2 * boundaries * message_s
+    call_s = (1 - 1 / replicas) * 2 * params / bytes_per_s
+    return {"stage": m * busiest, "bubble and messages": waits_s, "data axis": 2 * call_s}
 
 
 TENSOR, PIPELINE, MICRO, RECOMPUTE = (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32), (1, 2, 4), ("none", "selective", "full")
