@@ -18,7 +18,7 @@ from lablib.course import checks_for, try_out
 from lablib.course.places import find_labs_folder, work_folder
 from lablib.course.progress import progress_path
 from lablib.figures import figure_waterfall, show
-from lablib.figures.chart import Axis, Panel, chart, points
+from lablib.figures.chart import ROWS, Axis, Panel, chart, points
 from lablib.hardware import find_cluster
 from lablib.hardware.cluster import Cluster
 from lablib.launch import launch
@@ -67,8 +67,9 @@ TRAININGS = {  # FLOPs as published: Brown et al. as above; arXiv 2204.02311 (Pa
 def figure_question() -> go.Figure:
     """FLOPs of published trainings, and the question."""
     names, flops = list(TRAININGS), list(TRAININGS.values())
-    across = Axis("training", "FLOP", log=True, span=(1e21, 1e26))
-    panel = Panel(across, Axis("", look={"autorange": "reversed"}), [points(0, "trainings", flops, names, size=14)])
+    ticks = {10.0**n: f"1e{n}" for n in range(21, 27)}
+    across = Axis("training", "FLOP", log=True, ticks=ticks, span=(1e21, 1e26))
+    panel = Panel(across, ROWS, [points(0, "trainings", flops, names, size=14)])
     sentence = f"How many GPUs, days and dollars is that? GPT-3 175B took {GPT3_FLOPS:.3g} FLOPs."
     return chart("What would GPT-3 cost?", panel, sentence, {"model": names, "FLOPs": flops}, showlegend=False)
 
@@ -214,7 +215,7 @@ class Prices:
         """Plan, use of the peak, days and dollars for GPT-3's tokens."""
         hours = found.gpu_hours(GPT3_TOKENS)
         row = {"plan": str(found.parallel), "MFU": f"{found.mfu:.0%}", "days": f"{hours / found.num_gpus / 24:.3g}"}
-        return row | {"dollars": f"{self.dollars * hours / 1e6:.3g} M", "most in": bound_by(found)}
+        return row | {"dollars": f"{self.dollars * hours / 1e6:.3g}M", "most in": bound_by(found)}
 
     def explore(self, interactive: bool) -> Any:
         """Choose a plan by hand: the waterfall of its step, with days and dollars."""
@@ -291,5 +292,5 @@ class Prices:
             late = found.gpu_hours(GPT3_TOKENS) / found.num_gpus > 24 * days
             counts = "no: does not fit" if not found.fits else "no: too late" if late else "yes"
             rows[who] = {"GPUs": str(found.num_gpus), **self.bill(found), "counts": counts}
-        order = sorted(rows, key=lambda who: (rows[who]["counts"] != "yes", float(rows[who]["dollars"][:-2])))
+        order = sorted(rows, key=lambda who: (rows[who]["counts"] != "yes", float(rows[who]["dollars"][:-1])))
         return in_table({who: rows[who] for who in order}, rows=True)

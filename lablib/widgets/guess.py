@@ -87,7 +87,7 @@ class Guesses:
     def _panel(self) -> ipywidgets.VBox:
         import ipywidgets
 
-        style, layout = {"description_width": "initial"}, {"width": "min(36em, 100%)"}
+        style, layout = {"description_width": "13em"}, {"width": "min(26em, 100%)"}
         fields = [
             ipywidgets.FloatText(0.0, description=question, style=style, layout=layout) for question in self._questions
         ]

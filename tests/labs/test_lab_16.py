@@ -54,7 +54,7 @@ def test_the_leader_board_keeps_named_plans_sorted_by_dollars(tmp_path: Path, mo
     prices.leader_board("Ada", PLAN | {"tensor": 4}, 60)
     table = prices.leader_board("Bob", PLAN, 60)
     assert set(table.index) == {"Ada", "Bob"} == set(json.loads(file.read_text())) and set(table["counts"]) == {"yes"}
-    assert all(float(a[:-2]) <= float(b[:-2]) for a, b in pairwise(table["dollars"]))
+    assert all(float(a[:-1]) <= float(b[:-1]) for a, b in pairwise(table["dollars"]))
     assert set(prices.leader_board(None, PLAN, 1)["counts"]) == {"no: too late"}
     with pytest.raises(ValueError, match="must divide the 768 GPUs"):
         prices.leader_board("Eve", PLAN | {"tensor": 7}, 60)

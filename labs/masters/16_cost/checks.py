@@ -211,7 +211,7 @@ def cheapest(expect: Expect, cheapest: Callable[..., Any]) -> None:
         expect.measured.clear()
         plans = [_Unordered(number) for number in range(len(steps))]
         given, bound_s, step_s = list(plans), _Priced(bounds), _Priced(steps)
-        value = cheapest(given, bound_s, step_s)
+        value = cheapest(given, lambda plan: bound_s(plan), lambda plan: step_s(plan))  # noqa: B023
         what = f"({kind}: {len(plans)} plans)"
         expect.equal(f"a plan is returned {what}", value is ..., False)
         expect.that(f"the list of plans stays as it was {what}", given == plans, "it was changed", "as it was")
@@ -265,7 +265,7 @@ def explain(expect: Expect, explain: Callable[..., Any]) -> None:
             better = {name: better[name] for name in (*differ[1:], *set(names).difference(differ), differ[0])}
         steps = _Steps(draw, wrong, better, dict(zip(differ, "abc", strict=True)) if is_first else {})
         first, last = dict(wrong), dict(better)
-        value = explain(first, last, steps)
+        value = explain(first, last, lambda plan: steps(plan))  # noqa: B023
         what = f"({count} choices differ, {same} do not)"
         expect.equal(f"a list is returned {what}", value is ..., False)
         expect.equal("wrong and better stay as they were", [first, last], [wrong, better])

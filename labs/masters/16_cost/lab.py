@@ -69,7 +69,7 @@ guessed_days.reveal(in_table({"days at the peak": at_peak}))
 #
 # Start with a slice of GPT-3: 4 of its 96 layers on 64 simulated GPUs. Two *replicas* each process half of the batch
 # (lab 09); each is cut into 4 *stages* of one layer (lab 13), and every matrix over 8 *tensor* ranks (lab 12). A
-# *micro-batch*, here one sequence of 2,048 tokens, passes the stages at once.
+# *micro-batch*, here one sequence of 2,048 tokens, goes through the stages as one piece.
 
 # %%
 slice_of_4 = run_slice(cluster, layers=4)
@@ -262,15 +262,15 @@ prices.leader_board(my_name, my_plan, days)
 
 # %% [markdown]
 # By hand you tried some ten plans. A program can try all; but if one prediction were slow, a simulation or a real run,
-# it must leave most out. The sum helps: every term is positive, so *some of its terms* are a lower bound of the step. A
-# plan whose bound is above the best step found so far need not be tried.
+# it must leave most out. The sum helps: no term is negative, so *some of its terms* are a lower bound of the step. A
+# plan with a bound above the best step so far need not be tried.
 
 # %% [markdown]
 # ### Exercise 3: search with a bound
 #
-# Find the fastest plan. `bound_s(plan)` is cheap, and never above `step_s(plan)`; both are infinite for plans that are
-# impossible. The budget: `bound_s` once for each plan, and `step_s` only for plans with a bound below the shortest
-# step. In which order must you try them?
+# Find the fastest plan. `bound_s(plan)` is cheap, and never above `step_s(plan)`, which is infinite for a plan that is
+# impossible or does not fit. The budget: `bound_s` once for each plan, and `step_s` only for plans with a bound below
+# the shortest step. In which order must you try them?
 
 
 # %% tags=["exercise"]
@@ -314,9 +314,9 @@ try_out(cheapest, plans, prices.least_seconds, priced)
 print(f"priced: {len(tried)}")
 
 # %% [markdown]
-# Half of the plans is a modest saving: most of a step is products, which all plans have. (The planner is fast enough to
-# try all: `lablib.plan.search` predicts whole arrays of plans, with more schedules and pieces.) Which number of nodes
-# is cheapest? And does ZeRO-3 alone, on replicas without tensor or pipeline, cost much more?
+# The saving is modest: most of a step is products, which all plans have. (The planner is fast enough to try all:
+# `lablib.plan.search` predicts whole arrays of plans, with more schedules and pieces.) Which number of nodes is
+# cheapest? And does ZeRO-3 alone, on replicas without tensor or pipeline, cost much more?
 
 # %%
 table = {}
@@ -516,7 +516,7 @@ in_table(table, rows=True)
 
 # %% [markdown]
 # **Verdict: not for products.** The tensor cores of an H100 have no INT4, so products cannot use it. As a format of
-# *messages* (ZeRO++, lab 11) INT4 saves what the network exposes: little on InfiniBand, more than 35% on slow Ethernet.
+# *messages* (ZeRO++, lab 11) INT4 shortens the exposed part: little on InfiniBand, more than 35% on slow Ethernet.
 # **Claim 5:** "Q-GaLore needs 60% less memory."
 
 # %%
@@ -550,9 +550,9 @@ for name, fixed in cases.items():
 in_table(table, rows=True)
 
 # %% [markdown]
-# **Verdict: one of three.** Cheaper by FP8, on H100s, by more than a third here. ZeRO-3 and low rank save memory; where
-# a plan fits without them, they cost time. V100s and A100s have no FP8: GPT-3 of 2020 cannot have used it. **Claim 7:**
-# "3 to 10 times faster, with 50 to 80% less memory."
+# **Verdict: one of three.** Cheaper by FP8, on H100s. ZeRO-3 and low rank save memory; where a plan fits without them,
+# they cost time. V100s and A100s have no FP8: GPT-3 of 2020 cannot have used it. **Claim 7:** "3 to 10 times faster,
+# with 50 to 80% less memory."
 
 # %%
 everything = search("gpt3-175b", "dgx-a100", 1536, nodes=96, context=1)
@@ -578,8 +578,8 @@ in_table(table, rows=True)
 # ## Further: networks
 #
 # The same H100s on five networks: an island of 72 GPUs on NVLink, a *fat tree* of InfiniBand, RoCE (Ethernet) with 15
-# us of latency for a message, a *dragonfly* (groups of routers, all joined) and a torus. Which one is bad for ZeRO-3
-# alone? And does latency matter for GPT-3?
+# us of latency for a message, a *dragonfly* (groups of routers, all joined) and a torus. On which is ZeRO-3 alone slow?
+# And does latency matter for GPT-3?
 
 # %%
 from lablib.widgets.placement_calculator import NETWORKS, network_of
@@ -601,9 +601,9 @@ for name in NETWORKS:
 in_table(table, rows=True)
 
 # %% [markdown]
-# Bandwidth between nodes decides, not latency: the messages of a large model are long. A good plan needs little of it
-# (one in four is far from its neighbours), ZeRO-3 alone gathers all parameters in each micro-batch. The dragonfly's and
-# the torus's links are slower here, too: networks differ in more than their shape.
+# Bandwidth between nodes decides, not latency: the messages of a large model are long. A good plan sends little between
+# nodes; ZeRO-3 alone gathers all parameters for each micro-batch. The dragonfly's links are slower here, and in a torus
+# a message crosses many links, which others use at the same time.
 
 # %% [markdown] tags=["further"] minutes=5
 # ## Further: other accelerators
@@ -674,9 +674,8 @@ with tempfile.TemporaryDirectory() as folder:
 in_table(table, rows=True)
 
 # %% [markdown]
-# Both save little: the best plan already hides most of the time that they shorten, and products remain. Only a higher
-# rate of products, or fewer FLOPs, halves the step. (Optical links would allow simpler plans: try `zero_stage=3,
-# tensor=1, pipeline=1` in `best`.)
+# Faster memory saves little: hardly any part of this step waits for memory. Optical links save more, and change the
+# plan: compare its axes. But most of a step is products. Only a higher rate of products, or fewer FLOPs, halves it.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: energy and money
@@ -700,8 +699,8 @@ for name, bill_of, nodes, more in (
 in_table(table, rows=True)
 
 # %% [markdown]
-# The energy costs some percent of the rent of the GPUs: the machine is the price. A generation of GPUs saves more
-# energy than any plan, and a bad plan wastes as much as a generation saves.
+# The energy costs some percent of the rent of the GPUs: the machine is the price. A new generation of GPUs saves
+# energy, and a bad plan wastes as much.
 
 # %% [markdown] minutes=1
 # ## Summary
