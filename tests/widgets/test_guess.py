@@ -10,12 +10,13 @@ from lablib.widgets import guess
 @pytest.mark.parametrize("interactive", [True, False])
 def test_an_answer_shows_only_after_the_guesses_are_locked(interactive: bool):
     asked = guess(["days", "dollars"], None, interactive)
+    assert repr(asked) == "guesses: days: ?; dollars: ?"
     assert not asked.is_locked and "after your guess" in repr(asked.reveal("answer"))
     with pytest.raises(ValueError, match="not locked"):
         _ = asked.values
-    asked.lock(3, 4.5)
-    assert asked.reveal("answer") == "answer" and asked.reveal(lambda a, b: a + b) == 7.5
-    assert repr(asked) == "guesses: days: 3; dollars: 4.5"
+    asked.lock(0.5, 4.5)
+    assert asked.reveal("answer") == "answer" and asked.reveal(lambda a, b: a + b) == 5.0
+    assert repr(asked) == "guesses: days: 0.5; dollars: 4.5"
     with pytest.raises(ValueError, match="locked once"):
         asked.lock(1, 2)
     assert guess(["days"], [5], interactive).values == [5]
