@@ -403,9 +403,9 @@ try_out(explain, {"a": 5, "b": 3}, {"a": 1, "b": 2}, lambda plan: plan["a"] * pl
 check.explain(explain)
 
 # %% [markdown]
-# A colleague proposes a plan that takes more than twice as long as a good one. Four choices differ: 2 tensor ranks (8
-# are better), 32 stages (4), micro-batches of 4 sequences (2), recompute "full" ("none"). In the explanation, how many
-# seconds does each save?
+# A colleague proposes a plan that is much slower than a good one. Four choices differ: 2 tensor ranks (8 are better),
+# 32 stages (4), micro-batches of 4 sequences (2), recompute "full" ("none"). In the explanation, how many seconds does
+# each save?
 
 # %%
 bad = {"nodes": 96, "tensor": 2, "pipeline": 32, "micro_batch": 4, "recompute": "full"}
