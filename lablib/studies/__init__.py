@@ -5,6 +5,7 @@ zero_claims, zero_latency, zero3_published      claims about ZeRO, stage 3 on a 
 layer_cost                                      cost of a layer by technique, simulated
 step_memory, step_outline                       memory of a training step: whether it fits, and where it peaks
 tensor_time                                     seconds of a tensor-parallel layer
+published_five                                  five published runs, the planner and a naive estimate
 context_cost, context_published                 seconds of attention over ranks; published runs
 expert_cost, expert_best                        seconds of a mixture; the best placement of experts
 expert_against_dense, expert_published          mixtures next to dense models; published runs

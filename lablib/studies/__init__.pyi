@@ -15,6 +15,7 @@ from .zero_claims import (
     readings as readings,
     claims as claims,
 )
+from .published_five import PublishedRuns as PublishedRuns, naive_step_s as naive_step_s
 from .zero3_published import compared as compared
 from .tensor_time import (
     TensorLayerTime as TensorLayerTime,

@@ -5,6 +5,7 @@ explore        one call, with or without widgets
 explorer       with widgets: controls, and one figure that is redrawn at a change
 whole_figure   a plotly widget that always shows the latest figure
 parts          a live text, a fitted figure, a player
+guess          guesses that are locked before an answer shows
 *_calculator, bubble_simulator
                the widgets of labs
 """

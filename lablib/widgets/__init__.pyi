@@ -11,6 +11,7 @@ from .controls import (
     Toggle as Toggle,
 )
 from .explore import explore as explore
+from .guess import Guesses as Guesses, guess as guess
 from .loader_calculator import loader_calculator as loader_calculator
 from .memory_calculator import memory_calculator as memory_calculator
 from .placement_calculator import placement_calculator as placement_calculator

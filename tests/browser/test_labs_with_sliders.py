@@ -14,6 +14,7 @@ LONG = [
     "11_compression.ipynb",
     "13_pipeline_parallel.ipynb",
     "14_combining.ipynb",
+    "16_cost.ipynb",
 ]
 NOTEBOOKS = ["12_tensor_parallel.ipynb", *(pytest.param(name, marks=pytest.mark.thorough) for name in LONG)]
 

@@ -16,7 +16,7 @@ from lablib.batches.packing import best_fit
 from lablib.data.loading.loader import Loader
 from lablib.data.loading.loader_timeline import run_loop
 from lablib.errors import DeadlockError, Wait
-from lablib.labs import lab02, lab03, lab04, lab05, lab06, lab07, lab11, lab12, lab13, lab14
+from lablib.labs import lab02, lab03, lab04, lab05, lab06, lab07, lab11, lab12, lab13, lab14, lab16
 from lablib.memory.ways_to_fit import Way
 from lablib.pipeline import Plan, equal_memory, replay
 from lablib.pipeline.schedules import make
@@ -115,6 +115,7 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         ),
         "expert load": lab14.figure_expert_load([[1.0, 3.0], [2.0, 2.0]], [0, 1], "experts"),
         "rank loads": lab14.figure_rank_loads({"in order": [3.0, 1.0], "balanced": [2.0, 2.0]}, "ranks"),
+        "question": lab16.figure_question(),
         "expert times": lab14.figure_expert_times([AgainstDense(2, None, plan, plan, 99e9)], "mixture"),
         "when compression pays": figures.figure_when_compression_pays([1e9, 1e10], {"batch 1": [2.0, 0.9]}, 2e9),
         "batch splits": figures.figure_batch_splits([plan]),

@@ -34,7 +34,7 @@ from lablib.figures.describe import describe
 from lablib.figures.show import caption_html, picture_bundle
 from lablib.hardware import Cluster, Device, FatTree, Link, load_cluster
 from lablib.kernels.accesses import Access, Launch, Operand
-from lablib.labs import lab02, lab03, lab04, lab05, lab06, lab07, lab11, lab12, lab13, lab14
+from lablib.labs import lab02, lab03, lab04, lab05, lab06, lab07, lab11, lab12, lab13, lab14, lab16
 from lablib.memory.ways_to_fit import Way
 from lablib.parallel import Mesh
 from lablib.pipeline import Plan, equal_memory, replay
@@ -53,7 +53,7 @@ from lablib.studies.step_memory import memory_of_step
 from lablib.text.markup import in_html, in_picture, link_in_markdown, paragraph, plain
 from lablib.validation import published_rows, score
 from lablib.validation.page import Results, markdown
-from lablib.widgets import Choice, explore
+from lablib.widgets import Choice, explore, guess
 
 MARK = "<img src=x onerror=alert(1)>\"><script>alert(2)</script>&'<a href='javascript:alert(3)'>"
 ROOT = Path(__file__).parents[2]
@@ -131,6 +131,7 @@ VALUES: dict[str, Callable[[], list[Any]]] = {
     "Hint": lambda: [Hint(MARK, (MARK,), 1), Hint(MARK, (), 0)],
     "Explorer": lambda: [explorer(True)],
     "Pictures": lambda: [explorer(False)],
+    "Guesses": lambda: [guess([MARK], [1.0], False)],
 }
 
 
@@ -222,7 +223,8 @@ FIGURES: dict[str, Callable[[], Any]] = {
 
 
 NAMELESS = {
-    one.__name__: one for one in (lab04.figure_steps_law, lab05.figure_singular_values, lab07.figure_loading)
+    one.__name__: one
+    for one in (lab04.figure_steps_law, lab05.figure_singular_values, lab07.figure_loading, lab16.figure_question)
 }  # given numbers alone
 
 
