@@ -40,22 +40,14 @@ _STARTS = re.compile(r"^\s+(?:\w+ = )?(cpp_fused\w*|triton_\w+\.run|extern_kerne
 
 @dataclass(frozen=True, slots=True)
 class CompilerTime:
-    """One way to run the function.
+    """One way to run the function."""
 
-    Attributes:
-        way: one of `WAYS`.
-        kernels: kernels that a call starts; None if unknown.
-        first_call_s, call_s: seconds of the first call, and the median of the others.
-        value: its result.
-        skipped: the reason why it could not run, or "".
-    """
-
-    way: str
-    kernels: int | None = None
-    first_call_s: float = 0.0
+    way: str  # one of `WAYS`
+    kernels: int | None = None  # kernels that a call starts; None if unknown
+    first_call_s: float = 0.0  # first_call_s, call_s: seconds of the first call, and the median of the others
     call_s: float = 0.0
-    value: Any = None
-    skipped: str = ""
+    value: Any = None  # its result
+    skipped: str = ""  # the reason why it could not run, or ""
 
 
 @checked

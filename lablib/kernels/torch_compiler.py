@@ -39,22 +39,15 @@ class NoCppCompiler(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """One frame compiled, or given up: then it runs operator by operator.
+    """One frame compiled, or given up: then it runs operator by operator."""
 
-    Attributes:
-        function: its name; "" where torch does not say which.
-        file, line: of its first line; of a frame given up, of the line that could not be followed.
-        reason: which guard of an earlier compilation had failed; "" for a first time.
-        given_up: why; "" where it was compiled.
-    """
-
-    function: str
-    file: str
+    function: str  # its name; "" where torch does not say which
+    file: str  # file, line: of its first line; of a frame given up, of the line that could not be followed
     line: int
     operators: int
     guards: int
-    reason: str
-    given_up: str
+    reason: str  # which guard of an earlier compilation had failed; "" for a first time
+    given_up: str  # why; "" where it was compiled
 
 
 @contextmanager
