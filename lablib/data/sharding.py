@@ -100,17 +100,11 @@ def common_batches(shard_sizes: Sequence[NonNegativeInt], world_size: Count, bat
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Lost and repeated samples of an epoch, over all ranks and workers.
+    """Lost and repeated samples of an epoch, over all ranks and workers."""
 
-    Attributes:
-        num_samples: samples of the data set.
-        lost: samples that were not delivered, in order.
-        repeated: samples that were delivered more than once, in order.
-    """
-
-    num_samples: int
-    lost: tuple[int, ...]
-    repeated: tuple[int, ...]
+    num_samples: int  # samples of the data set
+    lost: tuple[int, ...]  # samples that were not delivered, in order
+    repeated: tuple[int, ...]  # samples that were delivered more than once, in order
 
     @property
     def is_exact(self) -> bool:

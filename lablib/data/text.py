@@ -38,21 +38,13 @@ CORPORA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Text as bytes.
+    """Text as bytes."""
 
-    Attributes:
-        name: in the catalogue; "python-stdlib[train]" for a part.
-        tokens: uint8 [N], in [0, 256), mapped from the file. Read it, do not write to it.
-        size_bytes: N.
-        sha256: of the whole file these tokens are from, in hexadecimal.
-        source: origin of the text.
-    """
-
-    name: str
-    tokens: UInt8[Tensor, " N"]
-    size_bytes: int
-    sha256: str
-    source: str
+    name: str  # in the catalogue; "python-stdlib[train]" for a part
+    tokens: UInt8[Tensor, " N"]  # uint8 [N], in [0, 256), mapped from the file. Read it, do not write to it.
+    size_bytes: int  # N
+    sha256: str  # of the whole file these tokens are from, in hexadecimal
+    source: str  # origin of the text
 
     def text(self, start: int = 0, stop: int | None = None) -> str:
         """The bytes from `start` to `stop` as text; a cut character becomes U+FFFD."""

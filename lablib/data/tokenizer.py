@@ -49,19 +49,12 @@ class ForeignTokensError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """A trained tokenizer.
+    """A trained tokenizer."""
 
-    Attributes:
-        library: the `tokenizers.Tokenizer` that does the work.
-        corpus: name of the corpus that it was trained on.
-        corpus_sha256: of the bytes of that corpus, in hexadecimal.
-        identity: sha256 of vocabulary, merges and settings; equal exactly if the same text gives the same tokens.
-    """
-
-    library: hf.Tokenizer
-    corpus: str
-    corpus_sha256: str
-    identity: str
+    library: hf.Tokenizer  # the `tokenizers.Tokenizer` that does the work
+    corpus: str  # name of the corpus that it was trained on
+    corpus_sha256: str  # of the bytes of that corpus, in hexadecimal
+    identity: str  # sha256 of vocabulary, merges and settings; equal exactly if the same text gives the same tokens
 
     @property
     def vocab_size(self) -> int:
