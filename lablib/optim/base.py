@@ -32,14 +32,12 @@ Betas = tuple[FractionBelow1, FractionBelow1]
 class BatchedOptimizer(torch.optim.Optimizer):
     """An optimizer made of `new_state` and `update`; `bytes_of` is the size of `new_state` by formula.
 
-    Attributes:
-        is_element_wise: each number's update depends only on its own gradient and state, so it works on shards.
-
     Arguments:
         params: as for torch.optim: parameters, (name, parameter) pairs, or groups of either.
         settings: defaults of all groups. With `check_finite`, `step` raises at a gradient that is not finite.
     """
 
+    # each number's update depends only on its own gradient and state, so it works on shards
     is_element_wise: ClassVar[bool] = False
 
     def __init__(self, params: ParamsT, **settings: Any):

@@ -47,17 +47,11 @@ def codebook(is_signed: bool) -> Float[Tensor, "256"]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockCoding:
-    """Settings of blocks and codes.
+    """Settings of blocks and codes."""
 
-    Attributes:
-        values: of the 256 codes.
-        nearest: the code for each number of half precision, in the order of its bits.
-        size: numbers that share a scale.
-    """
-
-    values: Tensor
-    nearest: Tensor
-    size: int
+    values: Tensor  # of the 256 codes
+    nearest: Tensor  # the code for each number of half precision, in the order of its bits
+    size: int  # numbers that share a scale
 
 
 @checked
