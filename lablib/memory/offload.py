@@ -43,21 +43,13 @@ Event = Any  # torch.cuda.Event, or the simulator's event
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class OnHost:
-    """A flat tensor that has been sent to the host.
+    """A flat tensor that has been sent to the host."""
 
-    Attributes:
-        host: the copy on the host.
-        device: its original device.
-        place: its index in the order of forward.
-        on_device: the tensor on the device: not freed yet, or fetched again.
-        arrived: event at the end of its copy.
-    """
-
-    host: Tensor
-    device: torch.device
-    place: int = 0
-    on_device: Tensor | None = None
-    arrived: Event | None = None
+    host: Tensor  # the copy on the host
+    device: torch.device  # its original device
+    place: int = 0  # its index in the order of forward
+    on_device: Tensor | None = None  # the tensor on the device: not freed yet, or fetched again
+    arrived: Event | None = None  # event at the end of its copy
 
 
 @checked

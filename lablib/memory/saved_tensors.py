@@ -63,23 +63,14 @@ DERIVATIVES = {
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """One tensor that an operator keeps.
+    """One tensor that an operator keeps."""
 
-    Attributes:
-        operator: the node that keeps it: "AddmmBackward0".
-        name: of the operator's argument or result: "mat1", "result".
-        shape: of the tensor.
-        size_bytes: of its whole memory, even if the tensor is a view of a part.
-        storage: the address of that memory, which is equal for tensors that share it.
-        is_parameter: whether the memory is a parameter's.
-    """
-
-    operator: str
-    name: str
-    shape: tuple[int, ...]
-    size_bytes: int
-    storage: int
-    is_parameter: bool
+    operator: str  # the node that keeps it: "AddmmBackward0"
+    name: str  # of the operator's argument or result: "mat1", "result"
+    shape: tuple[int, ...]  # of the tensor
+    size_bytes: int  # of its whole memory, even if the tensor is a view of a part
+    storage: int  # the address of that memory, which is equal for tensors that share it
+    is_parameter: bool  # whether the memory is a parameter's
 
     @property
     def derivative(self) -> str:

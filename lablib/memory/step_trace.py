@@ -29,23 +29,14 @@ _LABLIB = Path(__file__).parents[1]
 
 
 class StepOptions(NamedTuple):
-    """Choices of a step besides model and micro-batch: precision, optimizer, recomputation.
+    """Choices of a step besides model and micro-batch: precision, optimizer, recomputation."""
 
-    Attributes:
-        width: bytes of a weight.
-        has_master: whether the optimizer updates copies in 32 bits.
-        num_moments: optimizer states per weight.
-        temporary_share: temporaries of the optimizer per weight.
-        every: layers per checkpoint; 0: no checkpoints.
-        num_microbatches: micro-batches per step.
-    """
-
-    width: int
-    has_master: bool
-    num_moments: int
-    temporary_share: int
-    every: int
-    num_microbatches: int
+    width: int  # bytes of a weight
+    has_master: bool  # whether the optimizer updates copies in 32 bits
+    num_moments: int  # optimizer states per weight
+    temporary_share: int  # temporaries of the optimizer per weight
+    every: int  # layers per checkpoint; 0: no checkpoints
+    num_microbatches: int  # micro-batches per step
 
     @property
     def state_width(self) -> int:
