@@ -132,15 +132,10 @@ class _Casts(TorchDispatchMode):
 
 @dataclass(frozen=True, slots=True)
 class Counterpart:
-    """The names of one concept in three libraries; "-" if a library has none.
+    """The names of one concept in three libraries; "-" if a library has none."""
 
-    Attributes:
-        what: the concept.
-        torch, keras, deepspeed: its name in each.
-    """
-
-    what: str
-    torch: str
+    what: str  # the concept
+    torch: str  # torch, keras, deepspeed: its name in each
     keras: str
     deepspeed: str
 

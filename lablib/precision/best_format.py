@@ -34,21 +34,13 @@ PEAK_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class FormatChoice:
-    """A number format for training.
+    """A number format for training."""
 
-    Attributes:
-        format: of the products.
-        recipe: name of the linear layers' recipe (quantized_linear.py).
-        needs_loss_scale: whether gradients underflow without a loss scale.
-        speedup: peak of products over FP32's peak.
-        reason: why, in one sentence.
-    """
-
-    format: Format
-    recipe: str
-    needs_loss_scale: bool
-    speedup: float
-    reason: str
+    format: Format  # of the products
+    recipe: str  # name of the linear layers' recipe (quantized_linear.py)
+    needs_loss_scale: bool  # whether gradients underflow without a loss scale
+    speedup: float  # peak of products over FP32's peak
+    reason: str  # why, in one sentence
 
 
 @checked

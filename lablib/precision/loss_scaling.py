@@ -61,23 +61,14 @@ class ScaleState:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRule:
-    """Rule for growing and shrinking a loss scale.
+    """Rule for growing and shrinking a loss scale."""
 
-    Attributes:
-        initial: the first scale.
-        growth: factor by which it grows; 1 for a static scale.
-        backoff: factor by which it shrinks, at most 1; 1 for a static scale.
-        interval: steps in a row without overflow after which it grows.
-        hysteresis: overflows after which it shrinks; growing restores the count.
-        minimum, maximum: bounds of the scale.
-    """
-
-    initial: Positive = 2.0**16
-    growth: Annotated[float, Range(ge=1)] = 2.0
-    backoff: PositiveFraction = 0.5
-    interval: Count = 2000
-    hysteresis: Count = 1
-    minimum: float = 0.0
+    initial: Positive = 2.0**16  # the first scale
+    growth: Annotated[float, Range(ge=1)] = 2.0  # factor by which it grows; 1 for a static scale
+    backoff: PositiveFraction = 0.5  # factor by which it shrinks, at most 1; 1 for a static scale
+    interval: Count = 2000  # steps in a row without overflow after which it grows
+    hysteresis: Count = 1  # overflows after which it shrinks; growing restores the count
+    minimum: float = 0.0  # minimum, maximum: bounds of the scale
     maximum: float = LARGEST_SCALE
 
     def __post_init__(self) -> None:

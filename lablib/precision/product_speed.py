@@ -29,18 +29,13 @@ from lablib.signature import Count, checked
 
 @dataclass(frozen=True, slots=True)
 class ProductSpeed:
-    """A product of [size, size] with [size, size] on a device.
-
-    Attributes:
-        time_s: in the format.
-        speedup: over the baseline.
-    """
+    """A product of [size, size] with [size, size] on a device."""
 
     device: str
     format: str
     size: int
-    time_s: float
-    speedup: float
+    time_s: float  # in the format
+    speedup: float  # over the baseline
 
 
 @checked

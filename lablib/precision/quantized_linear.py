@@ -38,21 +38,14 @@ from lablib.torch_compat import scaled_mm
 
 @dataclass(frozen=True, slots=True)
 class LinearRecipe:
-    """Quantization of the operands of a linear layer's products.
+    """Quantization of the operands of a linear layer's products."""
 
-    Attributes:
-        name: the name in the literature.
-        activation, weight, gradient: the recipes of x, w and dy.
-        hadamard: neighbours that are mixed before the weight's gradient; 0: no transform.
-        is_delayed: whether scales come from earlier steps.
-    """
-
-    name: str
-    activation: Recipe
+    name: str  # the name in the literature
+    activation: Recipe  # activation, weight, gradient: the recipes of x, w and dy
     weight: Recipe
     gradient: Recipe
-    hadamard: int = 0
-    is_delayed: bool = False
+    hadamard: int = 0  # neighbours that are mixed before the weight's gradient; 0: no transform
+    is_delayed: bool = False  # whether scales come from earlier steps
 
 
 def _all(name: str, recipe: Recipe) -> LinearRecipe:
