@@ -24,17 +24,11 @@ from lablib.signature import Count, check_fields, checked
 
 @dataclass(frozen=True, slots=True)
 class BatchSize:
-    """A global batch and its parts.
+    """A global batch and its parts."""
 
-    Attributes:
-        micro_batch: sequences that one device works on at a time.
-        num_accumulations: micro-batches of one device per step, one after another.
-        data_ranks: devices that work in parallel on different sequences.
-    """
-
-    micro_batch: Count
-    num_accumulations: Count = 1
-    data_ranks: Count = 1
+    micro_batch: Count  # sequences that one device works on at a time
+    num_accumulations: Count = 1  # micro-batches of one device per step, one after another
+    data_ranks: Count = 1  # devices that work in parallel on different sequences
 
     def __post_init__(self) -> None:
         check_fields(self)

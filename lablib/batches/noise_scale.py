@@ -48,15 +48,10 @@ Fitted = Annotated[Positive, "measure at more sizes, from far below the noise sc
 
 @dataclass(frozen=True, slots=True)
 class GradientNoise:
-    """Signal and noise of gradients.
+    """Signal and noise of gradients."""
 
-    Attributes:
-        signal: |G|^2, squared length of the true gradient. An estimate can be negative.
-        noise: tr(Sigma), variance of one example's gradient, summed over parameters.
-    """
-
-    signal: float
-    noise: float
+    signal: float  # |G|^2, squared length of the true gradient. An estimate can be negative.
+    noise: float  # tr(Sigma), variance of one example's gradient, summed over parameters
 
     @property
     def noise_scale(self) -> float:
@@ -124,15 +119,10 @@ def average_noise(estimates: Iterable[GradientNoise]) -> GradientNoise:
 
 @dataclass(frozen=True, slots=True)
 class StepsLaw:
-    """Steps and examples to a given loss, by batch size.
+    """Steps and examples to a given loss, by batch size."""
 
-    Attributes:
-        min_steps: S_min, steps of an infinite batch.
-        critical_batch: B_crit, where steps and examples are both twice their minimum.
-    """
-
-    min_steps: Fitted
-    critical_batch: Fitted
+    min_steps: Fitted  # S_min, steps of an infinite batch
+    critical_batch: Fitted  # B_crit, where steps and examples are both twice their minimum
 
     def __post_init__(self) -> None:
         check_fields(self)

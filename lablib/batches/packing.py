@@ -45,17 +45,11 @@ PADDING = -1  # document of a padding token
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The documents of each block, in order.
+    """The documents of each block, in order."""
 
-    Attributes:
-        blocks: numbers of documents, for each block.
-        lengths: tokens of each document.
-        block_size: tokens T of a block.
-    """
-
-    blocks: tuple[tuple[int, ...], ...]
-    lengths: tuple[int, ...]
-    block_size: int
+    blocks: tuple[tuple[int, ...], ...]  # numbers of documents, for each block
+    lengths: tuple[int, ...]  # tokens of each document
+    block_size: int  # tokens T of a block
 
     def __post_init__(self) -> None:
         check_fields(self)
