@@ -39,14 +39,10 @@ Exchange = Generator[Handle, None, Tensor]
 
 @dataclass(frozen=True)
 class Bucket:
-    """Identity of a buffer over the steps.
+    """Identity of a buffer over the steps."""
 
-    Attributes:
-        index: key of the state that is kept between steps.
-        shapes: shapes of the gradients concatenated in the buffer; empty: the buffer is one gradient.
-    """
-
-    index: int = 0
+    index: int = 0  # key of the state that is kept between steps
+    # shapes of the gradients concatenated in the buffer; empty: the buffer is one gradient
     shapes: tuple[torch.Size, ...] = ()
 
 

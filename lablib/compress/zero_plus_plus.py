@@ -53,15 +53,10 @@ COLLECTIVES = ("forward", "backward", "gradients")
 
 @dataclass(frozen=True, slots=True)
 class LevelBytes:
-    """Bytes sent on each level of a cluster.
+    """Bytes sent on each level of a cluster."""
 
-    Attributes:
-        inside: to ranks of the same node.
-        across: to ranks of other nodes.
-    """
-
-    inside: float
-    across: float
+    inside: float  # to ranks of the same node
+    across: float  # to ranks of other nodes
 
     def __add__(self, other: "LevelBytes") -> "LevelBytes":
         return LevelBytes(self.inside + other.inside, self.across + other.across)
