@@ -39,20 +39,14 @@ Way = Annotated[str, OneOf(WAYS)]
 
 @dataclass(frozen=True, slots=True)
 class ContextSizes:
-    """Attention of one layer, and its micro-batch.
+    """Attention of one layer, and its micro-batch."""
 
-    Attributes:
-        batch, seq_len: B and T.
-        heads, kv_heads, d_head: H, G and K.
-        element_bytes: w; 2 for 16 bits.
-    """
-
-    batch: Count
+    batch: Count  # batch, seq_len: B and T
     seq_len: Count
-    heads: Count
+    heads: Count  # heads, kv_heads, d_head: H, G and K
     kv_heads: Count
     d_head: Count
-    element_bytes: Count = 2
+    element_bytes: Count = 2  # w; 2 for 16 bits
 
     def __post_init__(self) -> None:
         check_fields(self)

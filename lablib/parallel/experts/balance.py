@@ -39,16 +39,13 @@ MAX_SLOTS = 2**20  # placements are processed slot by slot
 class ExpertPlacement:
     """The expert in each slot of each rank.
 
-    Attributes:
-        ranks: for each rank the expert in each of its slots; all ranks have the same number of slots.
-        num_experts: E; each has at least one slot.
-
     Raises:
         ValueError: no rank, unequal numbers of slots, an expert that is not 0 to E - 1, or one that has no slot.
     """
 
+    # for each rank the expert in each of its slots; all ranks have the same number of slots
     ranks: tuple[tuple[int, ...], ...]
-    num_experts: Count
+    num_experts: Count  # E; each has at least one slot
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -88,15 +88,10 @@ def check_experts(
 
 @dataclass(frozen=True, slots=True)
 class RowExchange:
-    """Numbers of rows sent and received, on the host.
+    """Numbers of rows sent and received, on the host."""
 
-    Attributes:
-        sent: rows to each rank of the group.
-        received: from each rank, for each expert of this rank.
-    """
-
-    sent: tuple[int, ...]
-    received: tuple[tuple[int, ...], ...]
+    sent: tuple[int, ...]  # rows to each rank of the group
+    received: tuple[tuple[int, ...], ...]  # from each rank, for each expert of this rank
 
     @property
     def from_ranks(self) -> tuple[int, ...]:

@@ -40,17 +40,11 @@ from lablib.signature import NonNegative, checked
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Load:
-    """The load of the experts.
+    """The load of the experts."""
 
-    Attributes:
-        counts_E: choices of each expert, over the tokens of all ranks of a group.
-        num_tokens: of these ranks together, a tensor with one number.
-        num_ranks: number of these ranks.
-    """
-
-    counts_E: Int[Tensor, " E"]
-    num_tokens: Int[Tensor, ""]
-    num_ranks: int = 1
+    counts_E: Int[Tensor, " E"]  # choices of each expert, over the tokens of all ranks of a group
+    num_tokens: Int[Tensor, ""]  # of these ranks together, a tensor with one number
+    num_ranks: int = 1  # number of these ranks
 
     @property
     def shares_E(self) -> Float[Tensor, " E"]:

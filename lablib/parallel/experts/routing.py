@@ -42,20 +42,13 @@ Gates = Callable[[Tensor], Tensor]  # logits [N, E] -> scores [N, E]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Routing:
-    """The experts of each token.
+    """The experts of each token."""
 
-    Attributes:
-        experts_Nk: chosen experts, best first; int64 in [0, E), different for a token.
-        weights_Nk: of their outputs; with a gradient.
-        scores_NE: of all experts; with a gradient.
-        logits_NE: of the router.
-        is_balanced: whether tokens were assigned in turn; then all ranks must have the same number of tokens.
-    """
-
-    experts_Nk: Int[Tensor, "N k"]
-    weights_Nk: Float[Tensor, "N k"]
-    scores_NE: Float[Tensor, "N E"]
-    logits_NE: Float[Tensor, "N E"]
+    experts_Nk: Int[Tensor, "N k"]  # chosen experts, best first; int64 in [0, E), different for a token
+    weights_Nk: Float[Tensor, "N k"]  # of their outputs; with a gradient
+    scores_NE: Float[Tensor, "N E"]  # of all experts; with a gradient
+    logits_NE: Float[Tensor, "N E"]  # of the router
+    # whether tokens were assigned in turn; then all ranks must have the same number of tokens
     is_balanced: bool = False
 
     @property

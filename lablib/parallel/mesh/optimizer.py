@@ -66,23 +66,14 @@ class Owned(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Parameters that are reduced and counted together.
+    """Parameters that are reduced and counted together."""
 
-    Attributes:
-        owned: the parameters.
-        unit: the parameters as a flat buffer, and this rank's shard.
-        gradients: the flat buffer of their gradients.
-        grads: the gradient of each: a view of that buffer.
-        counts: whether this rank counts them in the norm, and saves them.
-        handle: of the communication in flight.
-    """
-
-    owned: Sequence[Owned]
-    unit: FlatUnit
-    gradients: Tensor
-    grads: Sequence[Tensor]
-    counts: bool
-    handle: Handle | None = None
+    owned: Sequence[Owned]  # the parameters
+    unit: FlatUnit  # the parameters as a flat buffer, and this rank's shard
+    gradients: Tensor  # the flat buffer of their gradients
+    grads: Sequence[Tensor]  # the gradient of each: a view of that buffer
+    counts: bool  # whether this rank counts them in the norm, and saves them
+    handle: Handle | None = None  # of the communication in flight
 
 
 class CombinedOptimizer:

@@ -46,23 +46,15 @@ Square = Annotated[int, Range(ge=4)]  # of ranks, q x q
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    """A layer of a GPT and its micro-batch.
+    """A layer of a GPT and its micro-batch."""
 
-    Attributes:
-        batch, seq_len: B and T.
-        width, heads: D and H.
-        hidden: F; 0 means 4 D.
-        element_bytes: w, of activations; 2 for 16 bits.
-        statistic_bytes: s, of a norm's mean and of a logsumexp; 4, with float64 8.
-    """
-
-    batch: Count
+    batch: Count  # batch, seq_len: B and T
     seq_len: Count
-    width: Count
+    width: Count  # width, heads: D and H
     heads: Count
-    hidden: NonNegativeInt = 0
-    element_bytes: Count = 2
-    statistic_bytes: Count = 4
+    hidden: NonNegativeInt = 0  # F; 0 means 4 D
+    element_bytes: Count = 2  # w, of activations; 2 for 16 bits
+    statistic_bytes: Count = 4  # s, of a norm's mean and of a logsumexp; 4, with float64 8
 
     def __post_init__(self) -> None:
         check_fields(self)

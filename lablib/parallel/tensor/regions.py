@@ -202,18 +202,13 @@ def exchange_rows(rows: Tensor, sent: Sequence[int], received: Sequence[int], gr
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A pair of ends: entrance of an activation into the region, and exit of a sum over ranks.
+    """A pair of ends: entrance of an activation into the region, and exit of a sum over ranks."""
 
-    Attributes:
-        name: in plans.
-        enter, leave: functions of (tensor, group); `leave` may overwrite its tensor.
-        cuts_sequence: outside the region each rank has only some tokens, and weights used there have a partial gradient
-            on each rank.
-    """
-
-    name: str
+    name: str  # in plans
+    # enter, leave: functions of (tensor, group); `leave` may overwrite its tensor
     enter: Callable[[Tensor, Group], Tensor]
     leave: Callable[[Tensor, Group], Tensor]
+    # outside the region each rank has only some tokens, and weights used there have a partial gradient on each rank
     cuts_sequence: bool = False
 
     def __repr__(self) -> str:

@@ -285,19 +285,13 @@ def shards_to_host(unit: GatheredUnit, link: HostLink) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OffloadTime:
-    """Seconds that ZeRO-Offload adds to a step, and the bytes that it saves.
+    """Seconds that ZeRO-Offload adds to a step, and the bytes that it saves."""
 
-    Attributes:
-        gradients_s, host_s, params_s: of the copies to the host, the host's step, and the copies back.
-        exposed_s: the part that does not overlap with compute.
-        saved_bytes: of the device's memory, at rest.
-    """
-
-    gradients_s: float
+    gradients_s: float  # gradients_s, host_s, params_s: of the copies to the host, the host's step, and the copies back
     host_s: float
     params_s: float
-    exposed_s: float
-    saved_bytes: float
+    exposed_s: float  # the part that does not overlap with compute
+    saved_bytes: float  # of the device's memory, at rest
 
 
 @checked

@@ -69,23 +69,14 @@ _NOT: Mapping[type, str] = MappingProxyType(
 
 @dataclass(frozen=True, eq=False)
 class Sharded:
-    """This rank's piece of one parameter.
+    """This rank's piece of one parameter."""
 
-    Attributes:
-        name: of the parameter.
-        shape: of the whole.
-        piece: [k], a view of the shard; k may be 0.
-        counts: k of every rank of the group; the sum is the whole.
-        shard: of its unit; it has the gradient.
-        start: offset of the piece in the shard.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    piece: nn.Parameter
-    counts: tuple[int, ...]
-    shard: nn.Parameter
-    start: int
+    name: str  # of the parameter
+    shape: tuple[int, ...]  # of the whole
+    piece: nn.Parameter  # [k], a view of the shard; k may be 0
+    counts: tuple[int, ...]  # k of every rank of the group; the sum is the whole
+    shard: nn.Parameter  # of its unit; it has the gradient
+    start: int  # offset of the piece in the shard
 
 
 def require_steps_on_shards(optimizer: torch.optim.Optimizer, layouts: Iterable[FlatLayout]) -> None:

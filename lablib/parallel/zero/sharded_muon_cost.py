@@ -31,17 +31,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class MuonCost:
-    """Cost of one step on each rank, in the group's order.
+    """Cost of one step on each rank, in the group's order."""
 
-    Attributes:
-        sent_bytes: by the rank (all-gathers in a ring).
-        flops: of Newton-Schulz.
-        state_numbers: of momentum on the rank.
-    """
-
-    sent_bytes: tuple[float, ...]
-    flops: tuple[int, ...]
-    state_numbers: tuple[int, ...]
+    sent_bytes: tuple[float, ...]  # by the rank (all-gathers in a ring)
+    flops: tuple[int, ...]  # of Newton-Schulz
+    state_numbers: tuple[int, ...]  # of momentum on the rank
 
 
 def newton_schulz_flops(shape: Shape, ns_steps: int = 5) -> int:
