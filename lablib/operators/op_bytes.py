@@ -67,16 +67,11 @@ _OVERWRITES = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "bern
 
 @dataclass(frozen=True, slots=True)
 class _Roles:
-    """Arguments that are not simply read.
+    """Arguments that are not simply read."""
 
-    Attributes:
-        first_is_unread: the first argument is overwritten (`copy_`), or gives only its shape (`zeros_like`).
-        unread: keyword arguments that are overwritten: `out=`.
-        unreturned: position and name of arguments that are written but not returned (`_foreach_add_` returns nothing).
-    """
-
-    first_is_unread: bool
-    unread: frozenset[str]
+    first_is_unread: bool  # the first argument is overwritten (`copy_`), or gives only its shape (`zeros_like`)
+    unread: frozenset[str]  # keyword arguments that are overwritten: `out=`
+    # position and name of arguments that are written but not returned (`_foreach_add_` returns nothing)
     unreturned: tuple[tuple[int, str], ...]
 
 
