@@ -49,26 +49,18 @@ Message = tuple[int, int, float]  # from, to (places in the group), bytes
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One algorithm of a collective.
+    """One algorithm of a collective."""
 
-    Attributes:
-        name: "ring", "tree", ...
-        rounds: (paths, S, root) -> its rounds in order, for a group of two ranks or more.
-        sent: (n, S, root) -> bytes that leave each rank, in group order.
-        messages: (n, S, root) -> (from, to, bytes) of each message.
-        across: for an algorithm in two levels, the algorithms across nodes. The ranks in the same place on their nodes
-            (a rail) run the fastest of them on S/L. `sent` and `messages` are then those in a node, of n = L.
-        fits: whether a group of such a shape can run it.
-        needs: the condition of `fits`, in words.
-    """
-
-    name: str
+    name: str  # "ring", "tree", ..
+    # (paths, S, root) -> its rounds in order, for a group of two ranks or more
     rounds: Callable[[Paths, float, int], Iterator[Term]]
-    sent: Callable[[int, float, int], Sequence[float]]
-    messages: Callable[[int, float, int], Iterator[Message]]
+    sent: Callable[[int, float, int], Sequence[float]]  # (n, S, root) -> bytes that leave each rank, in group order
+    messages: Callable[[int, float, int], Iterator[Message]]  # (n, S, root) -> (from, to, bytes) of each message
+    # for an algorithm in two levels, the algorithms across nodes. The ranks in the same place on their nodes (a rail)
+    # run the fastest of them on S/L. `sent` and `messages` are then those in a node, of n = L.
     across: "tuple[Algorithm, ...]" = ()
-    fits: Callable[[Paths], bool] = lambda paths: True
-    needs: str = ""
+    fits: Callable[[Paths], bool] = lambda paths: True  # whether a group of such a shape can run it
+    needs: str = ""  # the condition of `fits`, in words
 
 
 def fills_nodes(paths: Paths) -> bool:

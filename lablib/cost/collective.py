@@ -21,21 +21,14 @@ from lablib.signature import check_types
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCost:
-    """Cost of one collective: `time_s = latency_s + transfer_s`.
+    """Cost of one collective: `time_s = latency_s + transfer_s`."""
 
-    Attributes:
-        algorithm: the algorithm used.
-        time_s: seconds after the last rank has joined.
-        sent_bytes: bytes that leave each rank, in group order.
-        latency_s: the part of `time_s` that bandwidth does not shorten: the call, and alpha of the slowest edge of each
-            round.
-        route: bytes from each rank to each other rank, computed when called (routes.py); None if not requested.
-    """
-
-    algorithm: str
-    time_s: float
-    sent_bytes: tuple[float, ...]
+    algorithm: str  # the algorithm used
+    time_s: float  # seconds after the last rank has joined
+    sent_bytes: tuple[float, ...]  # bytes that leave each rank, in group order
+    # the part of `time_s` that bandwidth does not shorten: the call, and alpha of the slowest edge of each round
     latency_s: float = 0.0
+    # bytes from each rank to each other rank, computed when called (routes.py); None if not requested
     route: Callable[[], Mapping[tuple[int, int], float]] | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -27,26 +27,18 @@ Payload = Callable[[Sequence[float], Sequence[float], int], float]
 
 @dataclass(frozen=True)
 class Collective:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        payload: (bytes that each known rank gives, bytes that it receives, n) -> S. Some of the n ranks may be unknown:
-            they do the same as the known ones.
-        calls: torch.distributed's name -> properties that must be equal on all ranks, by their names in messages.
-        must_send: (S, n, place) -> bytes.
-        mean_sent: (S, n) -> its mean over the places; numbers or arrays.
-        algorithms: the algorithms to choose from.
-        in_the_switch: algorithms with sums in the switch.
-        libraries: library -> its only algorithm.
-    """
-
+    # (bytes that each known rank gives, bytes that it receives, n) -> S. Some of the n ranks may be unknown: they do
+    # the same as the known ones.
     payload: Payload
+    # torch.distributed's name -> properties that must be equal on all ranks, by their names in messages
     calls: Mapping[str, tuple[str, ...]]
-    must_send: Callable[[float, int, int], float]
-    mean_sent: Callable[[Numbers, Numbers], Numbers]
-    algorithms: tuple[Algorithm, ...]
-    in_the_switch: tuple[Algorithm, ...] = ()
-    libraries: Mapping[str, Algorithm] = field(default_factory=dict)
+    must_send: Callable[[float, int, int], float]  # (S, n, place) -> bytes
+    mean_sent: Callable[[Numbers, Numbers], Numbers]  # (S, n) -> its mean over the places; numbers or arrays
+    algorithms: tuple[Algorithm, ...]  # the algorithms to choose from
+    in_the_switch: tuple[Algorithm, ...] = ()  # algorithms with sums in the switch
+    libraries: Mapping[str, Algorithm] = field(default_factory=dict)  # library -> its only algorithm
 
 
 # ---- S ----

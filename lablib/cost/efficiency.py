@@ -26,17 +26,11 @@ from lablib.hardware.device import Device
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The rate of one kind of operator.
+    """The rate of one kind of operator."""
 
-    Attributes:
-        share: share of the streaming rate that its bytes reach, in (0, 1].
-        bytes_per_element: minimum time of an element, in streamed bytes.
-        extra_s: seconds beyond its bytes, per call: further stages, sorting.
-    """
-
-    share: float = 1.0
-    bytes_per_element: float = 0.0
-    extra_s: float = 0.0
+    share: float = 1.0  # share of the streaming rate that its bytes reach, in (0, 1]
+    bytes_per_element: float = 0.0  # minimum time of an element, in streamed bytes
+    extra_s: float = 0.0  # seconds beyond its bytes, per call: further stages, sorting
 
 
 RATES: Mapping[str, Rate] = MappingProxyType(
