@@ -27,19 +27,12 @@ Limit = Annotated[float, Range(gt=0, example=4)]  # of micro-batches on a rank; 
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """A simulated plan.
+    """A simulated plan."""
 
-    Attributes:
-        plan: the whole plan.
-        replay: of all actions that can run.
-        circle: the ranks that wait for each other; empty if the plan runs to its end.
-        max_in_flight: the micro-batches that each rank may hold at once; None: no limit.
-    """
-
-    plan: Plan
-    replay: Replay
-    circle: tuple[BlockedStep, ...]
-    max_in_flight: tuple[float, ...] | None
+    plan: Plan  # the whole plan
+    replay: Replay  # of all actions that can run
+    circle: tuple[BlockedStep, ...]  # the ranks that wait for each other; empty if the plan runs to its end
+    max_in_flight: tuple[float, ...] | None  # the micro-batches that each rank may hold at once; None: no limit
 
     @cached_property
     def critical_path(self) -> tuple[Critical, ...]:

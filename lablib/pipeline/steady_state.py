@@ -34,20 +34,13 @@ _ROUNDING = 1e-12  # of the makespan
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """Makespan and bubble of a plan, and its period.
+    """Makespan and bubble of a plan, and its period."""
 
-    Attributes:
-        makespan_s, bubble_fraction: as from `replay` of the whole plan.
-        period: micro-batches q after which the times repeat; 0 if they do not, and the whole plan was replayed.
-        period_s: seconds of q more micro-batches.
-        num_replayed: micro-batches of the largest plan that was replayed.
-    """
-
-    makespan_s: float
+    makespan_s: float  # makespan_s, bubble_fraction: as from `replay` of the whole plan
     bubble_fraction: float
-    period: int
-    period_s: float
-    num_replayed: int
+    period: int  # micro-batches q after which the times repeat; 0 if they do not, and the whole plan was replayed
+    period_s: float  # seconds of q more micro-batches
+    num_replayed: int  # micro-batches of the largest plan that was replayed
 
 
 @checked

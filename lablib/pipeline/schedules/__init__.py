@@ -49,17 +49,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A schedule and its sizes.
+    """A schedule and its sizes."""
 
-    Attributes:
-        plan: the function that makes its plan.
-        takes_chunks: whether `plan` has a third argument, the pieces on each rank.
-        num_chunks: otherwise: the fixed number of pieces on each rank.
-    """
-
-    plan: Callable[..., Plan]
-    takes_chunks: bool = False
-    num_chunks: int = 1
+    plan: Callable[..., Plan]  # the function that makes its plan
+    takes_chunks: bool = False  # whether `plan` has a third argument, the pieces on each rank
+    num_chunks: int = 1  # otherwise: the fixed number of pieces on each rank
 
 
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
