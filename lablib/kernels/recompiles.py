@@ -50,9 +50,7 @@ def find_recompiles(
 ) -> tuple[CompileRecord, ...]:
     """Compilations while `fn` is called with each tuple of arguments. Drops earlier compilations.
 
-    Arguments:
-        dynamic: as of torch.compile.
-        backend: as of torch.compile; "eager" needs no C++ compiler, and guards are the same.
+    `dynamic`, `backend`: as of torch.compile; "eager" needs no C++ compiler, and guards are the same.
     """
     found: list[CompileRecord] = []
     with fresh():

@@ -113,12 +113,7 @@ class Advice:
 
 @checked
 def advise(product: Product, axis: Axis, gain: Annotated[float, Range(gt=0)] = 0.02, reach: Count = 512) -> Advice:
-    """Waste of the size of one axis, and sizes near it that waste less.
-
-    Arguments:
-        gain: a better size is `useful` by this share more.
-        reach: how far to look, up and down.
-    """
+    """Waste of the size of one axis, and sizes up to `reach` away that are `useful` by a share `gain` more."""
     size, here = getattr(product, axis), waste(product)
     near = {other: waste(product.at(axis, other)) for other in range(max(1, size - reach), size + reach + 1)}
     better = [other for other, found in near.items() if found.useful >= here.useful * (1 + gain)]

@@ -88,10 +88,7 @@ def compilations() -> list[Compilation]:
 def inductor_code(fn: Callable[..., Any], *args: Any) -> tuple[list[str], list[str]]:
     """The programs that inductor writes for `fn(*args)`, and the operators that it leaves outside of them.
 
-    The call is made twice, first to compile. No program is taken from inductor's caches on disk.
-
-    Raises:
-        NoCppCompiler: there is nothing here to compile them with.
+    The call is made twice, first to compile. No program is from inductor's caches on disk. Raises NoCppCompiler.
     """
     from lablib.torch_compat import functorch_config as functorch
     from lablib.torch_compat import inductor_config as inductor
@@ -118,11 +115,7 @@ def run_with_compiler(run: Callable[[], Any]) -> Any:
 
 
 def find_cpp_compiler() -> str:
-    """The command that inductor would compile with.
-
-    Raises:
-        NoCppCompiler: there is none.
-    """
+    """The command that inductor would compile with. Raises NoCppCompiler if there is none."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
         from lablib.torch_compat import get_cpp_compiler
