@@ -125,12 +125,7 @@ def simulate_reads(
 ) -> list[Request]:
     """Requests in order, the next begun when one ends: event by event. Transfers share the link equally.
 
-    Arguments:
-        sizes_bytes: of each request.
-        latency: the same for all, or drawn with that mean.
-
-    Returns:
-        requests: in the order of `sizes_bytes`.
+    `latency`: the same for all, or drawn with that mean. Returns a request for each of `sizes_bytes`, in their order.
     """
     rng, begun, now, most = random.Random(seed), 0, 0.0, store.in_flight(in_flight)
     waiting: list[tuple[float, int]] = []  # (second of the first byte, request)

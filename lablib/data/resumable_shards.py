@@ -38,11 +38,7 @@ class SampleRange(NamedTuple):
 
 
 class ShardProgress:
-    """The samples of each shard that the loop has used.
-
-    Arguments:
-        sizes: samples of each shard.
-    """
+    """The samples of each shard that the loop has used; `sizes`: all samples of each."""
 
     @checked
     def __init__(self, sizes: Sequence[NonNegativeInt]):
@@ -79,11 +75,7 @@ class ShardProgress:
     @staticmethod
     @checked
     def of(states: Sequence[Mapping[str, Any]]) -> "ShardProgress":
-        """The progress of all ranks together, from the state of each.
-
-        Raises:
-            ValueError: no state, states of different shards, or a damaged state.
-        """
+        """The progress of all ranks together. ValueError: no state, states of different shards, or a damaged state."""
         for state in states:
             _check_state(state)
         sizes = [list(state["sizes"]) for state in states]

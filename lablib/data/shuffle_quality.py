@@ -41,15 +41,7 @@ class ShuffleQuality:
 
 @checked
 def shuffle_quality(order: Sequence[int], windows: Count = 10) -> ShuffleQuality:
-    """The four numbers of an order.
-
-    Arguments:
-        order: a permutation of 0 ... N - 1, N at least 2.
-        windows: number of windows w, at most N.
-
-    Raises:
-        ValueError: not a permutation, or more windows than samples.
-    """
+    """The four numbers of a permutation of 0 ... N - 1, N at least 2, with at most N windows; otherwise ValueError."""
     num = len(order)
     if num < 2 or sorted(order) != list(range(num)):
         raise ValueError(

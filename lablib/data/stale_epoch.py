@@ -38,11 +38,7 @@ class EpochPair:
 
 @checked
 def compare_epochs(epochs: Sequence[Sequence[int]]) -> list[EpochPair]:
-    """All pairs of epochs of one rank, in order.
-
-    Arguments:
-        epochs: the samples that the rank got, epoch by epoch; at least two in each, or chance would be taken for a bug.
-    """
+    """All pairs of epochs of one rank, in order; at least two samples in each, or chance would be taken for a bug."""
     for number, epoch in enumerate(epochs):
         if len(epoch) < 2:
             raise ValueError(f"an epoch must have at least 2 samples to be compared: epoch {number} has {len(epoch)}.")

@@ -70,11 +70,7 @@ class Tokenizer:
 
     @checked
     def encode(self, text: str) -> Int64[Tensor, " n"]:
-        """The tokens of a text; the end of a document is never among them.
-
-        Raises:
-            ValueError: half a character (a surrogate), which has no bytes in UTF-8.
-        """
+        """The tokens of a text, never the end of a document. ValueError: half a character (a surrogate)."""
         return self.encode_many([text])[0]
 
     @checked
@@ -164,12 +160,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: VocabSize, corpus: str = "
 
 @checked
 def load_tokenizer(path: Path) -> Tokenizer:
-    """A tokenizer that `save` wrote.
-
-    Raises:
-        OSError: no such file.
-        ValueError: another kind of file, or one that was changed since.
-    """
+    """A tokenizer that `save` wrote. OSError: no such file. ValueError: another kind of file, or a changed one."""
     try:
         found = parse_json(read_text(path))
     except ValueError as error:

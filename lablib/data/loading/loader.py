@@ -69,13 +69,9 @@ def draw_times(
     spread: Spread = 0.5,
     seed: int = 0,
 ) -> list[float]:
-    """Times with this mean, in seconds.
+    """Times in seconds with this mean, distributed as `jitter`; a shorter list is the beginning of a longer one.
 
-    Arguments:
-        num: number of times.
-        jitter: their distribution.
-        spread: standard deviation over the mean of a lognormal distribution; of an exponential one it is 1.
-        seed: seed of the draw; a shorter list with the same seed is the beginning of a longer one.
+    `spread`: standard deviation over the mean of a lognormal distribution; of an exponential one it is 1.
     """
     draw = random.Random(seed)
     if jitter is Jitter.NONE:
