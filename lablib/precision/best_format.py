@@ -81,11 +81,7 @@ def best_format(device: Device | None = None, *, num_bits: Annotated[int, OneOf(
 
 @checked
 def find_device() -> Device:
-    """This machine's GPU in the catalogue; a CPU core without a GPU.
-
-    Raises:
-        ValueError: a GPU that is not in the catalogue.
-    """
+    """This machine's GPU in the catalogue (ValueError: it is not there); a CPU core without a GPU."""
     gpus = visible_gpus()
     if not gpus:
         return DEVICES["laptop-core"]

@@ -45,11 +45,7 @@ def speed_claim(
     target: float,
     window: Count = 10,
 ) -> SpeedClaim:
-    """Both speedups of a run over a reference.
-
-    Raises:
-        ValueError: the reference never reaches the target.
-    """
+    """Both speedups of a run over a reference. ValueError: the reference never reaches the target."""
     steps, reference_steps = (steps_to_loss(one, target, window) for one in (losses, reference_losses))
     if reference_steps is None:
         raise ValueError(

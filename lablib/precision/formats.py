@@ -115,11 +115,7 @@ def find_format(name: Annotated[str, OneOf(FORMATS)]) -> Format:
 
 @checked
 def all_values(format: Format) -> torch.Tensor:
-    """Every finite number of a format of at most 16 bits, in order, in float64: zero once.
-
-    Raises:
-        ValueError: a format of more than 16 bits.
-    """
+    """Every finite number of a format, in order, in float64: zero once. ValueError: a format of more than 16 bits."""
     if format.num_bits > 16:
         raise ValueError(
             f"only formats of at most 16 bits can be listed: {format} has {format.num_bits}; try bf16 or e4m3"

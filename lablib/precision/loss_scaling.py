@@ -161,11 +161,7 @@ class LossScaler:
         return overflow
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """`optimizer.step(...)` with true gradients; skipped if any gradient overflowed on any rank.
-
-        Raises:
-            RuntimeError: it has stepped since the last `update`.
-        """
+        """`optimizer.step(...)` with true gradients; skipped if any rank overflowed. RuntimeError: a second step."""
         if optimizer in self._stepped:
             raise RuntimeError("step() was called for this optimizer since the last update(); call update() after it.")
         if optimizer not in self._overflows:
@@ -174,11 +170,7 @@ class LossScaler:
         return None if self._overflows[optimizer] else optimizer.step(*args, **kwargs)
 
     def update(self) -> None:
-        """Set the scale of the next step; call once after the steps of all optimizers.
-
-        Raises:
-            RuntimeError: nothing was unscaled since the last call.
-        """
+        """Set the next step's scale, once after the steps of all optimizers. RuntimeError: nothing was unscaled."""
         if not self._overflows:
             raise RuntimeError("update() follows the step of at least one optimizer: call step(optimizer) first.")
         self.state = self.rule.after(self.state, any(self._overflows.values()))
@@ -189,11 +181,7 @@ class LossScaler:
         return {"rule": asdict(self.rule), **asdict(self.state)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Restore the state and rule of a saved scaler.
-
-        Raises:
-            ValueError: a state with other entries, such as torch's, or with invalid values.
-        """
+        """Restore state and rule of a saved scaler. ValueError: other entries, such as torch's, or invalid values."""
         expected = self.state_dict()
         _check_entries("a scaler's state", saved, expected)
         _check_entries("a scaler's rule", saved["rule"], expected["rule"])
