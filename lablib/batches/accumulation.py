@@ -78,11 +78,7 @@ def count_tokens(targets_BT: Int[Tensor, "B T"]) -> int:
 
 @checked
 def accumulate_mean_of_means(model: nn.Module, micro_batches: MicroBatches) -> float:
-    """Naive: the mean of the micro-batches' means. Exact only if all have the same number of tokens.
-
-    Raises:
-        ValueError: a micro-batch without a token with a loss, so without a mean.
-    """
+    """Naive: the mean of the micro-batches' means, exact only for equal numbers of tokens. ValueError: one has none."""
     for place, batch in enumerate(micro_batches):
         if count_tokens(batch.targets) == 0:
             raise ValueError(f"each micro-batch must have a token with a loss: number {place} has none; leave it out.")

@@ -77,11 +77,7 @@ def one_per_block(lengths: Sequence[int], block_size: int) -> Packing:
 
 @checked
 def first_fit(lengths: Sequence[int], block_size: int, longest_first: bool = True) -> Packing:
-    """Each document into the first block that has room, or a new one.
-
-    Raises:
-        ValueError: a document that is empty, or longer than a block.
-    """
+    """Each document into the first block that has room, or a new one. ValueError: empty, or longer than a block."""
     blocks: list[list[int]] = []
     rooms: list[int] = []  # tokens left in each block
     for document in _order(lengths, block_size, longest_first):
@@ -97,11 +93,7 @@ def first_fit(lengths: Sequence[int], block_size: int, longest_first: bool = Tru
 
 @checked
 def best_fit(lengths: Sequence[int], block_size: int, longest_first: bool = True) -> Packing:
-    """Each document into the block that then has the least room left, or a new one.
-
-    Raises:
-        ValueError: a document that is empty, or longer than a block.
-    """
+    """Each document into the block that then has least room left, or a new one. ValueError: empty, or too long."""
     blocks: list[list[int]] = []
     rooms: list[tuple[int, int]] = []  # (tokens left, block), in order
     for document in _order(lengths, block_size, longest_first):
@@ -128,14 +120,7 @@ class PackedBlocks(NamedTuple):
 
 @checked
 def fill_blocks(documents: Sequence[Tensor], packing: Packing) -> PackedBlocks:
-    """The blocks of a packing.
-
-    Arguments:
-        documents: tokens of each, [length].
-
-    Raises:
-        ValueError: documents with other lengths than in the packing.
-    """
+    """The blocks of a packing of these documents, [length] each. ValueError: other lengths than in the packing."""
     if tuple(map(len, documents)) != packing.lengths:
         raise ValueError(f"documents must have the packing's lengths {packing.lengths}: got {[*map(len, documents)]}.")
     shape = (len(packing.blocks), packing.block_size)
