@@ -49,11 +49,7 @@ def pack_signs(x: Tensor) -> Tensor:
 
 @checked
 def unpack_signs(packed: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The reverse: uint8 [..., W/8] -> [..., W] of 1 and -1.
-
-    Raises:
-        ValueError: `packed` is not of bytes.
-    """
+    """The reverse: uint8 [..., W/8] -> [..., W] of 1 and -1. ValueError: `packed` is not of bytes."""
     if packed.dtype != torch.uint8 or packed.ndim == 0 or not dtype.is_floating_point:
         raise ValueError(f"unpack_signs needs uint8 in, floating point out: got {packed.dtype} and {dtype}.")
     bits = (packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device)) & 1

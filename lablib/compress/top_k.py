@@ -58,11 +58,7 @@ def top_k(gradients: Tensor, k: Count) -> tuple[Tensor, Tensor]:
 
 
 class TopK(LossyAverage):
-    """The mean of all ranks' k largest gradients; 0 where no rank sent any.
-
-    Arguments:
-        ratio: k as a share of a bucket, above 0 and up to 1.
-    """
+    """The mean of all ranks' k largest gradients, a share `ratio` of a bucket; 0 where no rank sent any."""
 
     @checked
     def __init__(self, ratio: Ratio = 0.01):

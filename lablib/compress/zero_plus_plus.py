@@ -66,10 +66,7 @@ class LevelBytes:
 def zero3_bytes(shard_numel: Size, nodes: Size, local: Size, number_bytes: Size = 2) -> dict[str, LevelBytes]:
     """Bytes that the ranks of one node send in a step of ZeRO-3, for each of `COLLECTIVES`.
 
-    Arguments:
-        shard_numel: P, numbers that each rank owns.
-        nodes, local: N, and L ranks on each.
-        number_bytes: of a parameter and of a gradient.
+    `shard_numel`: P, numbers that each rank owns; N `nodes` with L `local` ranks; `number_bytes` of a parameter.
     """
     return dict.fromkeys(COLLECTIVES, _moved(shard_numel * number_bytes, nodes, local))
 
