@@ -198,12 +198,7 @@ class ContextAttention(nn.Module):
 
 
 class ContextPositions(nn.Module):
-    """Embeddings of the positions of this rank's tokens, with the same weight.
-
-    Arguments:
-        embedding: whole on every rank.
-        tensor_group: ranks over which sequence parallelism cuts the tokens of a context rank; None: no cut.
-    """
+    """Position embeddings of this rank's tokens, of one weight; sequence parallelism over `tensor_group` cuts them."""
 
     def __init__(self, embedding: nn.Module, context: ContextParallel, tensor_group: Group = None):
         super().__init__()

@@ -76,11 +76,7 @@ class ExpertPlacement:
         return max(ranks) * len(ranks) / sum(ranks) if sum(ranks) else 1.0
 
     def num_moved(self, before: "ExpertPlacement") -> int:
-        """The number of experts that are new on a rank: each is sent there, with all its states.
-
-        Raises:
-            ValueError: `before` has another number of experts or ranks.
-        """
+        """The number of experts new on a rank, to be sent with all states. ValueError: other experts or ranks."""
         check_type("num_moved: before", before, ExpertPlacement)
         if (len(before.ranks), before.num_experts) != (len(self.ranks), self.num_experts):
             raise ValueError(

@@ -167,9 +167,7 @@ def combine(
 ) -> Float[Tensor, "N D"]:
     """For each token the weighted sum of its rows; a dropped choice adds 0, and its weight's gradient is 0.
 
-    Arguments:
-        rows_MD: the experts' outputs, in the order of `dispatch`.
-        weights_Nk: of the routing; cast to the dtype of the rows.
+    `rows_MD`: the experts' outputs, in the order of `dispatch`; `weights_Nk` are cast to their dtype.
     """
     if len(rows_MD) != permutation.num_rows or weights_Nk.T.shape != permutation.rows_kN.shape:
         k, tokens = permutation.rows_kN.shape

@@ -68,12 +68,7 @@ class MixtureConfig:
 
 
 class ExpertMLPs(nn.Module):
-    """E MLPs in parallel, without biases; `forward(rows_MD, counts)` gives each its run of rows.
-
-    Arguments:
-        up_EDF, down_EFD: their matrices.
-        product: of rows and matrices.
-    """
+    """E MLPs (up_EDF, down_EFD) without biases; `forward(rows_MD, counts)` gives each its run of rows by `product`."""
 
     def __init__(self, up_EDF: Tensor, down_EFD: Tensor, product: Product = loop_product):
         super().__init__()

@@ -115,9 +115,7 @@ BY_EXPERT, BY_HIDDEN = (0, 0), (2, 1)  # which dimension of up [E, D, F] and of 
 class ExpertShards(ExpertMLPs):
     """This rank's shards of some experts. `tensor/state.py` restores the whole.
 
-    Arguments:
-        whole: all experts; their shards are copied.
-        cuts: in order: BY_EXPERT or BY_HIDDEN, and the group.
+    `whole`: all experts; their shards are copied. `cuts`: in order, BY_EXPERT or BY_HIDDEN, and the group.
     """
 
     def __init__(self, whole: ExpertMLPs, cuts: Sequence[tuple[tuple[int, int], Group]]):

@@ -82,11 +82,7 @@ def sharded_normal(
 ) -> Tensor:
     """This rank's shard of a normal matrix: together the shards are `whole_normal(shape, std, seed)`.
 
-    Arguments:
-        shape: of the whole.
-        dim, multiple_of: the cut, as in `shard_of`.
-        std: standard deviation.
-        seed: the same on all ranks.
+    `shape`: of the whole; `dim`, `multiple_of`: the cut, as in `shard_of`; `seed`: the same on all ranks.
     """
     return shard_of(whole_normal(shape, std, seed), dim, group, multiple_of).clone()
 

@@ -74,12 +74,7 @@ def shard_of(whole: Tensor, dim: int, group: Group = None, multiple_of: int = 1)
 
 @torch.no_grad()
 def all_gather_dim(shard: Tensor, dim: int, size: int, group: Group = None, multiple_of: int = 1) -> Tensor:
-    """The whole tensor from every rank's shard. Communicates: one all-gather, of padded shards.
-
-    Arguments:
-        shard: from `shard_of`.
-        size: of the whole dimension; other arguments as `shard_range`.
-    """
+    """The whole tensor (`size` of `dim`) from the shards of `shard_of`. Communicates: one all-gather, padded."""
     world_size = dist.get_world_size(group)
     if world_size == 1:
         return shard.clone()

@@ -232,11 +232,7 @@ def _at(tensor: Tensor, box: Box, inner: Box) -> Tensor:
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, shard: Tensor) -> dict[str, Tensor]:
-    """The tensors of a shard's state that have the shape of the shard.
-
-    Raises:
-        ValueError: a tensor of another shape.
-    """
+    """The tensors of a shard's state that have the shape of the shard. ValueError: a tensor of another shape."""
     tensors = {key: value for key, value in optimizer.state.get(shard, {}).items() if _has_numbers(value)}
     for key, value in tensors.items():
         if value.shape != shard.shape:
@@ -248,11 +244,7 @@ def state_tensors(optimizer: torch.optim.Optimizer, shard: Tensor) -> dict[str, 
 
 
 def optimizer_description(optimizer: torch.optim.Optimizer, shard: Tensor) -> dict[str, Any]:
-    """Kind and settings of an optimizer, and the common numbers in the state, such as the count of steps.
-
-    Raises:
-        ValueError: several groups of settings.
-    """
+    """Kind and settings of an optimizer, and common numbers of the state, such as steps. ValueError: several groups."""
     groups = optimizer.param_groups
     if len(groups) != 1:
         raise ValueError(f"a checkpoint keeps one group of settings: got {len(groups)}; give the optimizer one group.")

@@ -170,11 +170,7 @@ class Zero(nn.Module):
     # ---- everything, on every rank ----
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """The mean gradient of every trainable parameter, gathered. Communicates; all ranks must call it.
-
-        Raises:
-            ValueError: gradients have not been reduced since the last `zero_grad`.
-        """
+        """The mean gradient of every trainable parameter, gathered. Communicates, on all ranks. Raises as `step`."""
         self.sharded.before_step()
         return self._gathered((unit, unit.master.grad) for unit in self.units if unit.is_trainable)
 

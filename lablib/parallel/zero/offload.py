@@ -202,11 +202,7 @@ class ZeroOffload(Zero2):
     # ---- 2. the host steps, 3. parameters come back ----
 
     def step(self) -> None:
-        """Update on the host, and then the parameters on every rank. Communicates.
-
-        Raises:
-            ValueError: gradients have not been reduced since the last step.
-        """
+        """Update on the host, then the parameters on every rank. Communicates. ValueError: no new reduced gradients."""
         handles: list[Handle] = []
 
         def give_back(host: HostUnit) -> None:
@@ -307,12 +303,8 @@ def offload_time(
 ) -> OffloadTime:
     """The formulas at the head of this file, for Adam in FP32 and equal units.
 
-    Arguments:
-        params: P.
-        ranks, units: n and M.
-        backward_s: of the whole model.
-        link_bytes_per_s, host_bytes_per_s: beta and h.
-        param_bytes, grad_bytes: w and g.
+    P `params`, n `ranks`, M `units`; beta, h: bytes per second of link and host; w, g: bytes of a parameter and of a
+    gradient; `backward_s`: of the whole model.
     """
     numbers = params / ranks
     moved = 7 * 4 + (grad_bytes + 4) + (4 + param_bytes)
@@ -332,11 +324,5 @@ def tokens_for_share(
     """Tokens on each rank from which the exposed seconds are at most this share of the step.
 
     6 P t / F of compute grow with the tokens, the host's step does not: t = exposed (1 / share - 1) F / (6 P).
-
-    Arguments:
-        exposed_s: of `offload_time`.
-        params: P.
-        flops_per_s: F that a rank reaches.
-        share: of the step.
     """
     return exposed_s * (1 / share - 1) * flops_per_s / (6 * params)

@@ -136,11 +136,7 @@ def default_units(module: nn.Module) -> list[nn.Module]:
 
 
 def parameters_by_unit(module: nn.Module, units: Sequence[nn.Module]) -> dict[nn.Module, Owners]:
-    """The parameters of the root and of each unit, without parameters of nested or several units.
-
-    Raises:
-        ValueError: a unit that is not in the module, or is the module itself.
-    """
+    """The parameters of the root and of each unit, without those of nested or several units. ValueError: not inside."""
     inside = set(module.modules()) - {module}
     strangers = [unit for unit in units if unit not in inside]
     if strangers:
