@@ -62,11 +62,7 @@ class Allocations(Sequence[Allocation]):
 
     @staticmethod
     def of(allocations: Iterable[Allocation]) -> Allocations:
-        """The columns of some allocations.
-
-        Raises:
-            ValueError: a category that does not exist.
-        """
+        """The columns of some allocations. ValueError: a category that does not exist."""
         if isinstance(allocations, Allocations):
             return allocations
         labels: dict[tuple[str, str, str], int] = {}

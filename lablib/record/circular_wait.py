@@ -63,11 +63,7 @@ class Communicator:
         self._num_come: Counter[_Meeting] = Counter()  # number of ranks that have reached each unfinished one
 
     def issue(self, calls: Sequence[StreamCall]) -> list[StreamCall]:
-        """Add one call, or a batch, to a rank's stream.
-
-        Returns:
-            The calls of a cycle that has closed; empty if none has.
-        """
+        """Add one call, or a batch, to a rank's stream; returns the calls of a cycle that has closed, empty if none."""
         step, rank = {}, calls[0].rank
         for call in calls:
             key = rank, call.ranks, call.is_message

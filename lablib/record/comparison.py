@@ -34,12 +34,7 @@ class RecordedReconciliation:
     @staticmethod
     @checked
     def load(path: str | Path) -> RecordedReconciliation:
-        """Read a file written by `save`.
-
-        Raises:
-            OSError: the file cannot be read.
-            ValueError: it has other contents.
-        """
+        """Read a file written by `save`. OSError: the file cannot be read. ValueError: it has other contents."""
         try:
             return RecordedReconciliation(**parse_json(read_text(path)))
         except TypeError:

@@ -25,11 +25,7 @@ FORWARD, OTHER = "forward", "compute"
 
 
 class Passes:
-    """The times of one rank's backward passes and optimizer steps.
-
-    Args:
-        work: (start in seconds, phase) of its compute spans.
-    """
+    """The times of one rank's backward passes and optimizer steps, from (start_s, phase) of its compute spans."""
 
     def __init__(self, work: Iterable[tuple[float, str]]):
         marks = sorted([(start_s, kind) for start_s, phase in work if (kind := _kind(phase))])

@@ -32,11 +32,7 @@ def plain_records(timeline: Timeline, traffic: Traffic, memory: Memory) -> Plain
 
 
 def records_of(plain: Mapping[str, Any]) -> tuple[Timeline, Traffic, Memory]:
-    """Inverse of `plain_records`.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: other contents.
-    """
+    """Inverse of `plain_records`. KeyError, TypeError, ValueError, AttributeError: other contents."""
     timeline, traffic, memory = (dict(plain[name]) for name in ("timeline", "traffic", "memory"))
     spans = tuple(Span(**row) for row in _rows(timeline.pop("spans")))
     transfers = tuple(Transfer(**row) for row in _rows(traffic.pop("transfers")))
