@@ -64,11 +64,7 @@ def fastest(algorithms: Iterable[Algorithm], net: GroupNetwork, size_bytes: floa
 
 
 def algorithms_for(name: str, net: GroupNetwork) -> dict[str, Algorithm]:
-    """Algorithms of this collective that this group can run and its cluster uses.
-
-    Raises:
-        ValueError: an unknown name.
-    """
+    """Algorithms of this collective that this group can run and its cluster uses. ValueError: an unknown name."""
     if not (isinstance(name, str) and isinstance(net, GroupNetwork)):
         check_types("algorithms_for", (("name", name, str), ("net", net, GroupNetwork)))
     row = _row(name)

@@ -60,10 +60,7 @@ MOST_UNSORTED = 3072  # indices of an embedding up to which torch sums the gradi
 def operator_time_s(kind: str, size_bytes: Numbers, elements: Numbers, device: Device) -> Numbers:
     """Seconds of an operator without its launch. A kind without a row, and any device but a GPU, streams its bytes.
 
-    Arguments:
-        kind: a key of `RATES`, or another name.
-        size_bytes: bytes read and written.
-        elements: elements of its largest operand or result.
+    `kind`: a key of `RATES`, or another name; `elements`: of its largest operand or result.
     """
     rate = RATES.get(kind, STREAMING) if device.is_gpu else STREAMING
     if rate is STREAMING:
