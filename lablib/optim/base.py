@@ -103,11 +103,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
             raise
 
     def load_state_dict(self, state_dict: Settings) -> None:
-        """As torch's, and checks that the state belongs to this optimizer and these parameters.
-
-        Raises:
-            ValueError: other groups, shapes or dtypes, or another optimizer's state; nothing is changed.
-        """
+        """As torch's; ValueError (nothing is changed): other groups, shapes or dtypes, or another optimizer's state."""
         if [len(group["params"]) for group in state_dict["param_groups"]] == [
             len(group["params"]) for group in self.param_groups
         ]:  # if not, torch has a clear error

@@ -96,10 +96,7 @@ def num_blocks(numel: int, size: int) -> int:
 def outlier_errors(x: Float[Tensor, "..."], block_sizes: Sequence[int], outlier: float) -> list[float]:
     """Relative error of the other numbers with one outlier, |x~ - x| / |x| of norms, for each size of blocks.
 
-    Arguments:
-        x: numbers; the first is replaced by the outlier (x itself is not changed).
-        block_sizes: numbers that share a scale.
-        outlier: as a multiple of the root mean square of x.
+    In a copy of x the first number becomes the outlier, a multiple of the root mean square of x.
     """
     with_outlier = x.flatten().clone()
     with_outlier[0] = outlier * x.square().mean().sqrt()

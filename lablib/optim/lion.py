@@ -75,12 +75,7 @@ class Lion(BatchedOptimizer):
 
 @checked
 def expected_sign(signal_to_noise: float, betas: Betas = (0.9, 0.99)) -> float:
-    """E[sign(u)], the mean step over lr, for gradients with mean mu and normal noise of deviation sigma.
-
-    Arguments:
-        signal_to_noise: mu / sigma of one gradient.
-        betas: of Lion; each at least 0 and below 1.
-    """
+    """E[sign(u)], the mean step over lr, for gradients with normal noise, of mean over deviation `signal_to_noise`."""
     beta1, beta2 = betas
     noise_of_u = math.sqrt((1 - beta1) ** 2 + beta1**2 * (1 - beta2) / (1 + beta2))
     return math.erf(signal_to_noise / (math.sqrt(2) * noise_of_u))

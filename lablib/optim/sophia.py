@@ -82,11 +82,7 @@ class SophiaG(BatchedOptimizer):
     @checked
     @torch.no_grad()
     def update_curvature(self, num_tokens: Annotated[Count, "give the tokens of the sampled loss"]) -> None:
-        """Update the estimate with the gradients of `sampled_label_loss`, a mean over `num_tokens`.
-
-        Raises:
-            RuntimeError, ValueError: as in `step`; nothing is changed.
-        """
+        """Update the estimate with gradients of `sampled_label_loss`, a mean over `num_tokens`. Raises as `step`."""
         self.check_gradients()
         for group, _, grads, states in self.batches():
             beta2, hessians = group["betas"][1], [state["hessian"] for state in states]
