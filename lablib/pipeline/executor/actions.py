@@ -54,15 +54,9 @@ class _Held(NamedTuple):
 
 
 class Actions:
-    """The actions of one rank in one step.
+    """The actions of one rank in one step; the plan determines which backwards are split.
 
     Arguments:
-        plan: determines which backwards are split.
-        pieces: the pieces of this rank, by number.
-        messages: source of inputs and destination of outputs.
-        batch: the micro-batches.
-        loss_fn: of the last piece's output and a target.
-        recompute: hold only the inputs of pieces.
         seed_of: the seed of the random numbers of each forward; None: draw from torch's generator.
 
     Attributes:

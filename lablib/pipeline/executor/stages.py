@@ -68,12 +68,7 @@ def units_of(model: nn.Module) -> list[nn.Module]:
 
 @checked
 def flops_of(unit: nn.Module, seq_len: int = 0) -> float:
-    """FLOPs of one token's forward pass, counted as at the head of this file.
-
-    Arguments:
-        unit: a layer, or several.
-        seq_len: positions T of attention; 0: without attention.
-    """
+    """FLOPs of one token's forward pass of a layer, or several (head of this file); `seq_len` 0: no attention."""
     looked_up = {id(layer.weight) for layer in unit.modules() if isinstance(layer, nn.Embedding)}
     products = {id(layer.weight) for layer in unit.modules() if isinstance(layer, nn.Linear)}
     # A tied head multiplies by the embedding's table.

@@ -19,32 +19,16 @@ from types import MappingProxyType
 
 from lablib.errors import unknown_name
 from lablib.pipeline.plan import Plan
-from lablib.pipeline.schedules.breadth_first import breadth_first
-from lablib.pipeline.schedules.dualpipe_v import dualpipe_v
-from lablib.pipeline.schedules.gpipe import gpipe
-from lablib.pipeline.schedules.interleaved_1f1b import interleaved_1f1b
-from lablib.pipeline.schedules.one_f_one_b import one_f_one_b
-from lablib.pipeline.schedules.v_half import v_half
-from lablib.pipeline.schedules.v_min import v_min
-from lablib.pipeline.schedules.zb_h1 import zb_h1
-from lablib.pipeline.schedules.zb_h2 import zb_h2
-from lablib.pipeline.schedules.zb_v import zb_v
-
-__all__ = [
-    "gpipe",
-    "one_f_one_b",
-    "interleaved_1f1b",
-    "breadth_first",
-    "zb_h1",
-    "zb_h2",
-    "zb_v",
-    "dualpipe_v",
-    "v_half",
-    "v_min",
-    "SCHEDULES",
-    "Schedule",
-    "make",
-]
+from lablib.pipeline.schedules.breadth_first import breadth_first as breadth_first
+from lablib.pipeline.schedules.dualpipe_v import dualpipe_v as dualpipe_v
+from lablib.pipeline.schedules.gpipe import gpipe as gpipe
+from lablib.pipeline.schedules.interleaved_1f1b import interleaved_1f1b as interleaved_1f1b
+from lablib.pipeline.schedules.one_f_one_b import one_f_one_b as one_f_one_b
+from lablib.pipeline.schedules.v_half import v_half as v_half
+from lablib.pipeline.schedules.v_min import v_min as v_min
+from lablib.pipeline.schedules.zb_h1 import zb_h1 as zb_h1
+from lablib.pipeline.schedules.zb_h2 import zb_h2 as zb_h2
+from lablib.pipeline.schedules.zb_v import zb_v as zb_v
 
 
 @dataclass(frozen=True, slots=True)
