@@ -25,8 +25,6 @@ Megatron-LM", 2021, arXiv 2104.04473, section 4.2.
 Simplified: x is contiguous; the partial sums are added by torch.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

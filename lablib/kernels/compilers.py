@@ -54,10 +54,7 @@ class CompilerTime:
 def count_kernels(fn: Callable[..., Any], *args: Any) -> tuple[list[str], list[str]]:
     """Kernels that a call starts: eager's operators; and inductor's by name, then operators between its graphs.
 
-    `fn` is called three times. Drops earlier compilations.
-
-    Raises:
-        NoCppCompiler: a CPU's kernels cannot be compiled here.
+    `fn` is called three times. Drops earlier compilations. NoCppCompiler: a CPU's kernels cannot be compiled here.
     """
     codes, between = inductor_code(fn, *args)
     return eager_operators(fn, *args), [name for code in codes for name in _started(code)] + between

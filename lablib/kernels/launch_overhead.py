@@ -94,8 +94,7 @@ def mega_kernel(
 def device_seconds(spans: Sequence[Span], gap_s: NonNegative) -> list[float]:
     """Seconds of each span of one rank of a simulated run, without the gap that the cost model adds.
 
-    Arguments:
-        gap_s: `Device.queued_s`. A span of several kernels (a `_foreach_` operator) counts as one: all gaps but one
-            stay in it.
+    `gap_s`: `Device.queued_s`. A span of several kernels (a `_foreach_` operator) counts as one: all gaps but one stay
+    in it.
     """
     return [max(0.0, span.duration_s - gap_s) for span in spans if span.is_compute]

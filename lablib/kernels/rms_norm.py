@@ -23,8 +23,6 @@ Simplified: a token's numbers fit a tile; the product with w is made before roun
 first); the partial sums are added by torch.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

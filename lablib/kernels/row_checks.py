@@ -8,8 +8,6 @@ Cost of the partial sums: 2 P D numbers of HBM traffic next to 3 T D of the grad
 Source: Hsu et al., "Liger Kernel", 2024, arXiv 2410.10989, section 3.2 (one program per multiprocessor).
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch

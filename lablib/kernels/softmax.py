@@ -25,8 +25,6 @@ Triton's tutorial "Fused Softmax" (a row a program).
 Simplified: over the last dimension, contiguous. A row of -inf alone is NaN, as torch has it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -15,8 +15,6 @@ Source: Dao, "FlashAttention-2", 2023, arXiv 2307.08691, section 3.3 (tile sizes
 Simplified: chosen by the compiler's figures, not by time on a GPU; the backward kernels share one size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 

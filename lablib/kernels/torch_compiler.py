@@ -13,8 +13,6 @@ functions are compiled again at their next call. torch 2.11 to 2.13 have these n
 Compiling for a CPU needs a C++ compiler, which a laptop may lack: `NoCppCompiler` says so, once, with the remedy.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
