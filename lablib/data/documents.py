@@ -39,9 +39,8 @@ _HEADING = re.compile(rb"^ = (?!= )[^\n]*(?<! =) = ?$", re.MULTILINE)
 def documents(corpus: Corpus) -> list[UInt8[Tensor, " n"]]:
     """The documents of a whole corpus of the catalogue, in its order; those without text are left out.
 
-    Raises:
-        ValueError: a part of a corpus or another one, Python's files have changed since the corpus was made, or it has
-            no mark between its documents.
+    ValueError: a part of a corpus or another one, Python's files have changed since the corpus was made, or it has no
+    mark between its documents.
     """
     if corpus.name not in CORPORA:
         raise ValueError(

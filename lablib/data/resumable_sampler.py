@@ -46,9 +46,7 @@ class ResumableSampler(Sampler[list[int]]):
     """Batches of sample numbers for one rank, epoch by epoch; a `batch_sampler` of torch's DataLoader.
 
     Arguments:
-        num_samples: samples of the data set.
         batch_size: samples per rank and step.
-        rank, world_size: this rank, and the number of ranks.
         seed: seed of the order, the same on every rank.
         uneven: rule for samples that do not divide by the ranks.
     """

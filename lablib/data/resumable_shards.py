@@ -98,7 +98,6 @@ def deal_pieces(
     """The pieces of each reader: no sample lost, none twice, and as many samples each as pieces allow.
 
     Arguments:
-        pieces: pieces left.
         num_readers: ranks times workers; the largest pieces are halved until each reader has one.
         seed: seed of the order of pieces of one size; another one in each epoch.
     """
@@ -124,7 +123,6 @@ class ShardReader(IterableDataset[tuple[int, int, Any]]):
     Arguments:
         read: returns the samples [start, stop) of a shard, in order.
         pieces: pieces left for all ranks, `ShardProgress.left()`.
-        rank, world_size: this rank, and the number of ranks.
         seed: seed of the order of the pieces, the same on every rank.
     """
 

@@ -61,12 +61,8 @@ class Corpus:
 def load_corpus(name: Annotated[str, OneOf(CORPORA)] = "python-stdlib", folder: Path | None = None) -> Corpus:
     """A corpus of the catalogue, from the cache, where it is built (or, if public, downloaded) the first time.
 
-    Arguments:
-        name: a key of `CORPORA`.
-        folder: the cache; None for `cache_folder()`, which the environment's LAB_DATA sets.
-
-    Raises:
-        CorpusUnavailableError: no network, or no package; one sentence names the remedy.
+    `folder`: the cache; None for `cache_folder()`, which the environment's LAB_DATA sets. CorpusUnavailableError: no
+    network, or no package; one sentence names the remedy.
     """
     folder = cache_folder() if folder is None else folder
     # A corpus has one key, known before anything is asked of the disk or the network: cached, it needs neither.

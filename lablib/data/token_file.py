@@ -131,7 +131,6 @@ def write_tokens(path: Path, documents: Iterable[Tensor], vocab_size: VocabSize,
 
     Arguments:
         path: for example train.bin; its sidecar is train.bin.json.
-        documents: tokens of each, [n].
         vocab_size: tokens are below it; up to 65,536 they take two bytes each.
         tokenizer: identity of the tokenizer that made them.
 

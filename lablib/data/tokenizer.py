@@ -133,15 +133,11 @@ class Tokenizer:
 
 @checked
 def train_tokenizer(texts: Iterable[str], vocab_size: VocabSize, corpus: str = "text") -> Tokenizer:
-    """A byte-level BPE tokenizer; the same texts in the same order give the same one.
+    """A byte-level BPE tokenizer; the same texts in the same order give the same one. ValueError: no text at all.
 
     Arguments:
-        texts: documents.
         vocab_size: tokens: 256 bytes, the end of a document, the rest merges; fewer where nothing is left to join.
         corpus: the name of the texts, for messages.
-
-    Raises:
-        ValueError: no text at all.
     """
     library = hf.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
