@@ -37,8 +37,7 @@ class Lion(BatchedOptimizer):
     Arguments:
         lr: change of every number per step.
         betas: of the mean that is signed, and of the mean that is kept.
-        weight_decay: share of the weights removed per step, times lr.
-        check_finite: whether `step` raises at a gradient that is not finite, naming the parameter.
+        weight_decay, check_finite: as for AdamW.
     """
 
     is_element_wise = True

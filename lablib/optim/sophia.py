@@ -42,8 +42,7 @@ class SophiaG(BatchedOptimizer):
         betas: decay rates of the means of g and of the curvature per update.
         gamma: of the curvature in the denominator: the larger, the fewer numbers are clipped.
         eps: the smallest denominator.
-        weight_decay: share of the weights removed per step, times lr.
-        check_finite: whether `step` raises at a gradient that is not finite, naming the parameter.
+        weight_decay, check_finite: as for AdamW.
     """
 
     is_element_wise = True
