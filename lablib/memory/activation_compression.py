@@ -67,10 +67,8 @@ class Compressed:
 def compress(x: Tensor, group_size: GroupSize = 256, generator: torch.Generator | None = None) -> Compressed:
     """`x` in 8 bits, stochastically rounded. A group with an infinity or NaN decompresses to NaN.
 
-    `group_size` numbers share a scale; `generator` draws the rounding (None: torch's own).
-
-    Raises:
-        ValueError: `x` is empty or not floating-point.
+    `group_size` numbers share a scale; `generator` draws the rounding (None: torch's own). ValueError: `x` is empty or
+    not floating-point.
     """
     if not x.is_floating_point() or not x.numel():
         raise ValueError(f"floating-point numbers are compressed: got {x.numel()} of {x.dtype}; keep them as they are.")

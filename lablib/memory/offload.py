@@ -70,13 +70,8 @@ def offload(
 ) -> AbstractContextManager[None]:
     """The same, with copies during compute: `with offload(model.parameters()): loss = model(x)`, then `backward()`.
 
-    Arguments:
-        parameters: not offloaded, as they stay on the device anyway.
-        num_ahead: copies in flight in each direction, at least 1; the same number of tensors stays on the device.
-        min_numel: smaller tensors stay on the device.
-
-    Raises:
-        ValueError: there is no GPU.
+    `parameters`, and tensors below `min_numel`, stay on the device. `num_ahead`: copies in flight per direction; the
+    same number of tensors stays on the device. ValueError: there is no GPU.
     """
     _require_gpu()
     mover = Mover(num_ahead)

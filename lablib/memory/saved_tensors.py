@@ -80,15 +80,10 @@ class SavedTensor:
 
 @checked
 def saved_tensors(output: Tensor, parameters: Iterable[Tensor] = ()) -> list[SavedTensor]:
-    """The tensors saved for backward from `output`, from the last operator to the first.
+    """The tensors saved for backward from `output`, before its backward, from the last operator to the first.
 
-    Arguments:
-        output: result of a forward pass, before its backward; not changed.
-        parameters: further tensors that are in memory anyway, such as frozen weights. An `nn.Parameter` that requires a
-            gradient is found automatically.
-
-    Raises:
-        ValueError: backward has run and freed the memory.
+    `parameters`: further tensors that are in memory anyway, such as frozen weights. An `nn.Parameter` that requires a
+    gradient is found automatically. ValueError: backward has run and freed the memory.
     """
     nodes = list(_nodes(output))
     leaves = [leaf for node in nodes if isinstance(leaf := getattr(node, "variable", None), nn.Parameter)]

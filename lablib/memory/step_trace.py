@@ -112,18 +112,12 @@ class Trace:
 
 @dataclass(frozen=True, eq=False)
 class StepTrace:
-    """A trace as arrays, one row per operator.
+    """A trace as arrays, one row per operator."""
 
-    Attributes:
-        ops: the operators.
-        fixed, per_sequence: bytes of each of CATEGORIES at the operator's peak.
-        work: FLOPs per sequence; bytes read and written, fixed and per sequence; bytes allocated, fixed and per
-        sequence.
-    """
-
-    ops: tuple[Op, ...]
-    fixed: np.ndarray
+    ops: tuple[Op, ...]  # the operators
+    fixed: np.ndarray  # fixed, per_sequence: bytes of each of CATEGORIES at the operator's peak
     per_sequence: np.ndarray
+    # FLOPs per sequence; bytes read and written, fixed and per sequence; bytes allocated, fixed and per sequence
     work: np.ndarray
 
     def held(self, micro_batch: int) -> Mapping[str, np.ndarray]:
