@@ -45,14 +45,11 @@ class FormatChoice:
 
 @checked
 def best_format(device: Device | None = None, *, num_bits: Annotated[int, OneOf((16, 8, 4))] = 16) -> FormatChoice:
-    """The format to train in.
+    """The format to train in. ValueError: a GPU that is not in the catalogue.
 
     Arguments:
         device: None: the GPU of this machine, or its CPU without a GPU.
         num_bits: the fewest bits allowed: 16, 8 or 4. Below 16 a run needs a recipe, and monitoring.
-
-    Raises:
-        ValueError: a GPU that is not in the catalogue.
     """
     device = device or find_device()
     if num_bits <= 4 and _speedup(device, E2M1) > _speedup(device, BF16):

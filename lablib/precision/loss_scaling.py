@@ -145,10 +145,8 @@ class LossScaler:
     def unscale_(self, optimizer: torch.optim.Optimizer) -> bool:
         """Divide the gradients of an optimizer by the scale, in place; returns whether any overflowed, on any rank.
 
-        Communicates one flag if there are several ranks.
-
-        Raises:
-            RuntimeError: they were unscaled since the last `update`, or are in FP16.
+        Communicates one flag if there are several ranks. RuntimeError: they were unscaled since the last `update`, or
+        are in FP16.
         """
         if optimizer in self._overflows:
             raise RuntimeError("unscale_() was called for this optimizer since the last update(); call it once a step.")
