@@ -58,8 +58,7 @@ MicroBatches = Annotated[Sequence[Batch], NonEmpty(), "give at least one micro-b
 def summed_loss(logits_BTV: Float[Tensor, "B T V"], targets_BT: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
     """Cross-entropy in nats, summed over the tokens with a target other than IGNORED; at least in float32.
 
-    Raises:
-        ValueError: logits that do not match the targets.
+    ValueError: logits that do not match the targets.
     """
     if logits_BTV.ndim != 3 or logits_BTV.shape[:2] != targets_BT.shape or not logits_BTV.is_floating_point():
         raise ValueError(

@@ -58,9 +58,8 @@ def solve_batch(
 ) -> BatchSize:
     """Solve the equation of the batch size for the number that is not given.
 
-    Raises:
-        ValueError: not exactly three are given, or no whole number solves it; the message has the
-            nearest global batch that fits.
+    ValueError: not exactly three are given, or no whole number solves it; the message has the nearest global batch that
+    fits.
     """
     parts = {"micro_batch": micro_batch, "num_accumulations": num_accumulations, "data_ranks": data_ranks}
     sizes = {"global_batch": global_batch} | parts

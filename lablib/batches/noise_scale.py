@@ -78,15 +78,12 @@ def naive_noise(small_norms_squared: Some, small_batch: Count, big_norm_squared:
 def estimate_noise(
     small_norms_squared: Some, small_batch: Count, big_norm_squared: float, big_batch: int
 ) -> GradientNoise:
-    """Unbiased estimates of both, from the gradients of one step.
+    """Unbiased estimates of both, from the gradients of one step. ValueError: the small batch is not smaller.
 
     Arguments:
         small_norms_squared: |G_small|^2 of one or more small batches, of micro-batches or ranks, say; averaged.
         small_batch, big_batch: examples that each gradient is a mean over.
         big_norm_squared: |G_big|^2; usually of the mean of the small batches.
-
-    Raises:
-        ValueError: the small batch is not smaller.
     """
     if small_batch >= big_batch:
         raise ValueError(
@@ -143,10 +140,10 @@ class StepsLaw:
 def fit_steps_law(batch_sizes: Sequence[float], steps: Sequence[float]) -> StepsLaw:
     """Fit the law to measured steps by least squares of the relative errors. S is linear in 1 / B.
 
-    Raises:
-        ValueError: fewer than two sizes, not one measurement for each, or measurements that do not follow the law.
+    ValueError: fewer than two sizes, not one measurement for each, or measurements that do not follow the law.
     """
-    if len(set(batch_sizes)) < 2 or len(steps) != len(batch_sizes) or not _all_positive(*batch_sizes, *steps):
+    is_positive = all(0 < value < math.inf for value in (*batch_sizes, *steps))
+    if len(set(batch_sizes)) < 2 or len(steps) != len(batch_sizes) or not is_positive:
         raise ValueError(
             f"steps at two batch sizes at least, all positive and finite: got {len(steps)} of steps and "
             f"{len(batch_sizes)} sizes."
@@ -165,10 +162,6 @@ def _check_rows(gradients: Tensor) -> None:
             "gradients must be a row of numbers for each example or part, [rows, parameters]: "
             f"got shape {tuple(gradients.shape)}, {gradients.dtype}; try torch.stack(rows)."
         )
-
-
-def _all_positive(*values: float) -> bool:
-    return all(0 < value < math.inf for value in values)
 
 
 def _mean(values: Sequence[float]) -> float:
