@@ -44,8 +44,7 @@ def num_kept(numel: int, ratio: Ratio) -> int:
 def top_k(gradients: Tensor, k: Count) -> tuple[Tensor, Tensor]:
     """The k gradients of largest magnitude, in order of their indices: values [k] and indices [k] (int32).
 
-    Raises:
-        ValueError: k is above the number of gradients, or gradients that cannot be compared.
+    ValueError: k is above the number of gradients, or gradients that cannot be compared.
     """
     check_gradients("top_k", gradients)
     flat = gradients.flatten()
