@@ -66,12 +66,8 @@ class ContextSizes:
 def context_sent_bytes(sizes: ContextSizes, ranks: Count, way: Way, heads_ranks: Count = 1) -> int:
     """Bytes that a rank sends for one layer, forward and backward.
 
-    Arguments:
-        ranks: n, which divides the sequence.
-        heads_ranks: u, of `both`; it divides n.
-
-    Raises:
-        ValueError: ranks that do not divide the tokens; heads that cannot be split over the ranks.
+    `ranks`: n, which divides the sequence. `heads_ranks`: u, of `both`; it divides n. ValueError: ranks that do not
+    divide the tokens; heads that cannot be split over the ranks.
     """
     ring, u = check_ways(sizes, ranks, way, heads_ranks)
     sent = 0

@@ -112,8 +112,7 @@ class ContextParallel:
     def parallelize(self, model: GPT) -> GPT:
         """Replace attention and positions, in place, and return the model. Before `DataParallel`, and `parallelize`.
 
-        Raises:
-            ValueError: with Ulysses, heads that cannot be split over the ranks.
+        ValueError: with Ulysses, heads that cannot be split over the ranks.
         """
         if self.attention is ulysses_attention:
             check_heads(model.config.num_heads, model.config.num_heads, dist.get_world_size(self.group))

@@ -36,11 +36,8 @@ Length = Annotated[int, Range(ge=1, le=2**27)]  # tokens of a sequence
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Assignment of tokens to ranks.
-
-    Raises:
-        ValueError: pieces that do not have each position 0 to T - 1 once, ascending on every rank; pieces of different
-        steps.
+    """Assignment of tokens to ranks. ValueError: pieces that do not have each position 0 to T - 1 once, ascending on
+    every rank; pieces of different steps.
     """
 
     name: str  # of the order

@@ -39,8 +39,7 @@ MAX_SLOTS = 2**20  # placements are processed slot by slot
 class ExpertPlacement:
     """The expert in each slot of each rank.
 
-    Raises:
-        ValueError: no rank, unequal numbers of slots, an expert that is not 0 to E - 1, or one that has no slot.
+    ValueError: no rank, unequal numbers of slots, an expert that is not 0 to E - 1, or one that has no slot.
     """
 
     # for each rank the expert in each of its slots; all ranks have the same number of slots
@@ -91,11 +90,7 @@ class ExpertPlacement:
 def place_in_order(num_experts: Count, num_ranks: Count, slots_a_rank: Count | None = None) -> ExpertPlacement:
     """Naive: experts in order, rank by rank, without regard to loads. Additional slots repeat the rank's experts.
 
-    Arguments:
-        slots_a_rank: s; None: a rank's share of experts.
-
-    Raises:
-        ValueError: ranks that do not divide the experts, or fewer slots than experts.
+    `slots_a_rank`: s; None: a rank's share. ValueError: ranks that do not divide the experts, or fewer slots.
     """
     if num_experts % num_ranks:
         raise ValueError(

@@ -74,10 +74,7 @@ class ExpertParallel:
 
         Call it after `parallelize` and before `DataParallel`. Communicates: broadcasts the model from the group's first
         rank (with whole experts on tensor ranks, only the mixtures), unless `broadcasts` is False as all ranks hold the
-        same model.
-
-        Raises:
-            ValueError: a model without mixtures, or as in `check_experts`.
+        same model. ValueError: a model without mixtures, or as in `check_experts`.
         """
         if not (found := list(mixtures(model))):
             raise ValueError("expert parallelism is for a model with mixtures: got none; call with_experts first.")

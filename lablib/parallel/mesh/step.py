@@ -144,8 +144,7 @@ class CombinedStep:
     def backward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
         """The batch's mean loss, on all ranks, and gradients, in shards (`full_gradients`). Communicates; no update.
 
-        Raises:
-            ValueError: a batch of another shape than in the combination, or with numbers outside the vocabulary.
+        ValueError: a batch of another shape than in the combination, or with numbers outside the vocabulary.
         """
         # ---- 1. share ----
         inputs, targets = self._micro_batches(tokens_BT, targets_BT)

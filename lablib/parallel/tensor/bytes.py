@@ -90,12 +90,9 @@ def kept_by_layer(
     """Bytes that one layer keeps for backward on each rank, row by row.
 
     Arguments:
-        ranks: n, which divides the heads, the hidden width and, with `sequence`, the tokens of a sequence.
+        ranks: n, which divides the heads, the hidden width and, with `sequence`, the tokens (otherwise ValueError).
         sequence: sequence parallelism.
-        gathers_again: backward gathers the inputs of the regions again (`tensor/overlap.py`).
-
-    Raises:
-        ValueError: ranks that do not divide the sizes; gathering again without sequence parallelism.
+        gathers_again: with `sequence`, backward gathers the inputs of the regions again (`tensor/overlap.py`).
     """
     check_layer(layer, ranks, sequence, gathers_again)
     stream, statistic = layer.activation_bytes, layer.tokens * layer.statistic_bytes

@@ -61,11 +61,8 @@ def tensor_mlp(
 ) -> Float[Tensor, "B T D"]:
     """Columns, then rows. Communicates: one all-reduce forward, one backward.
 
-    Arguments:
-        x_BTD: the same on all ranks; with `SEQUENCE`, this rank's tokens.
-        shard: from `shard_mlp`.
-        region: how activations enter and leave.
-        overlaps: whether backward hides its communication (`tensor/overlap.py`).
+    `x_BTD`: the same on all ranks; with `SEQUENCE`, this rank's tokens. `shard`: from `shard_mlp`. `region`: how
+    activations enter and leave. `overlaps`: whether backward hides its communication (`tensor/overlap.py`).
     """
     if overlaps:
         (up_BTf,) = overlapped_columns(x_BTD, [shard.up_fD], [shard.up_bias_f], group, region)

@@ -128,10 +128,9 @@ class Match:
 def check_plan(model: nn.Module, plan: Plan, ranks: Count) -> list[Match]:
     """The modules that the plan cuts, checked for a number of ranks. Pure; also for a model on "meta".
 
-    Raises:
-        ValueError: a pattern that matches no module; a module named twice; a style that does not fit its module; ranks
-            that do not divide its units; a shared parameter that only one layer cuts; with sequence parallelism, a
-            mixture of experts, or a layer with parameters that the plan leaves out.
+    ValueError: a pattern that matches no module; a module named twice; a style that does not fit its module; ranks that
+    do not divide its units; a shared parameter that only one layer cuts; with sequence parallelism, a mixture of
+    experts, or a layer with parameters that the plan leaves out.
     """
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):

@@ -76,10 +76,7 @@ def vocabulary_embedding(
 ) -> Float[Tensor, "B T D"]:
     """The rows of all tokens, on all ranks (with `SEQUENCE`: of this rank's tokens). Communicates forward: g.
 
-    Arguments:
-        tokens_BT: in [0, V), the same on all ranks.
-        weight_vD: from `shard_vocabulary`.
-        vocab_size, multiple_of: V, and as there.
+    `tokens_BT`: in [0, V), the same on all ranks; `weight_vD`, `multiple_of`: of `shard_vocabulary`; `vocab_size`: V.
     """
     first, num_words = _words_here(len(weight_vD), vocab_size, group, multiple_of)
     if num_words:

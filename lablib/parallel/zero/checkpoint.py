@@ -60,10 +60,8 @@ _META = "meta"  # the key of the description
 def save_checkpoint(zero: Zero, path: str | Path, step: NonNegativeInt) -> None:
     """Save parameters, the optimizer's state and its settings, buffers, and the number of the step. Communicates.
 
-    All ranks call it; `path`: a folder that they share, `step`: steps taken so far.
-
-    Raises:
-        ValueError: the folder has a checkpoint, or the optimizer has state that cannot be cut into pieces.
+    All ranks call it; `path`: a folder that they share, `step`: steps taken so far. ValueError: the folder has a
+    checkpoint, or the optimizer has state that cannot be cut into pieces.
     """
     others = _others(zero) if dist.get_rank() == 0 else {}
     shards = [(unit, {PARAMETER: unit.master, **state_tensors(zero.optimizer, unit.master)}) for unit in zero.units]
@@ -75,11 +73,8 @@ def save_checkpoint(zero: Zero, path: str | Path, step: NonNegativeInt) -> None:
 def load_checkpoint(zero: Zero, path: str | Path) -> int:
     """Load what `save_checkpoint` saved at any stage, on any number of ranks; returns the step's number. Communicates.
 
-    All ranks call it, with `zero` of the same module and kind of optimizer.
-
-    Raises:
-        ValueError: no checkpoint, one of another module or optimizer, or an incomplete or damaged one. Then nothing has
-            changed on any rank.
+    All ranks call it, with `zero` of the same module and kind of optimizer. ValueError: no checkpoint, one of another
+    module or optimizer, or an incomplete or damaged one. Then nothing has changed on any rank.
     """
     # ---- 1. check ----
     saved, meta = look(path, _META)

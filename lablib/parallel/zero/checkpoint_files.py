@@ -61,8 +61,7 @@ def save_boxes(
 ) -> None:
     """Save this rank's boxes, and under `key` the description with the checksums of all ranks' boxes. Communicates.
 
-    Raises:
-        ValueError: the folder has a checkpoint.
+    ValueError: the folder has a checkpoint.
     """
     if (Path(path) / ".metadata").exists():
         raise ValueError(f"a checkpoint needs a new folder: there is one in {path}; try {path}-{num_steps}.")
@@ -83,8 +82,7 @@ def save_boxes(
 def look(path: str | Path, key: str) -> tuple[dict[str, torch.Size], dict[str, Any]]:
     """The shapes of the saved boxes, and the description under this key. Communicates.
 
-    Raises:
-        ValueError: no checkpoint, one of another kind, or one with a damaged description or list of boxes.
+    ValueError: no checkpoint, one of another kind, or one with a damaged description or list of boxes.
     """
     saved = agreed(lambda: _sizes_of(path))
     if saved.pop(key, None) is None:
@@ -103,12 +101,8 @@ def read_boxes(
 ) -> None:
     """Fill this rank's boxes, which are new memory, from the saved ones that overlap them. Communicates.
 
-    Arguments:
-        numels: by part and parameter, the numbers of the whole tensor.
-        saved, checksums: from `look`.
-
-    Raises:
-        ValueError: a tensor of `numels` that is incomplete, or a damaged file.
+    `numels`: by part and parameter, the numbers of the whole tensor; `saved`, `checksums`: from `look`. ValueError: a
+    tensor of `numels` that is incomplete, or a damaged file.
     """
     boxes = agreed(lambda: _by_parameter(saved, numels))
     wanted = {

@@ -96,18 +96,14 @@ class HostLink:
 
 
 class HostUnit:
-    """A unit's shard on the host: the master parameters, and the gradients that have arrived.
-
-    Attributes:
-        master: the shard in the module's dtype.
-        arrived: gradients of this step's micro-batches, each with the event of its arrival.
-    """
+    """A unit's shard on the host: the master parameters, and the gradients that have arrived."""
 
     def __init__(self, unit: FlatUnit, link: HostLink):
         self.unit, self._link = unit, link
         master = link.empty(unit.master.detach(), unit.master.dtype)
         master.copy_(unit.master.detach())
-        self.master = nn.Parameter(master)
+        self.master = nn.Parameter(master)  # the shard in the module's dtype
+        # gradients of this step's micro-batches, each with the event of its arrival
         self.arrived: list[tuple[Tensor, Any]] = []
         self._params = link.empty(unit.shard.detach(), unit.shard.dtype)
         unit.master = unit.shard  # the device's copy is freed
@@ -170,9 +166,6 @@ class ZeroOffload(Zero2):
         optimizer_fn: makes the optimizer of one unit's shard, in the host's memory.
         host_bytes_per_s: a rank's share of the host's memory bandwidth, for the simulated time of the step.
         options: of `Zero2`.
-
-    Attributes:
-        optimizers: one for each unit.
     """
 
     def __init__(
@@ -185,7 +178,7 @@ class ZeroOffload(Zero2):
     ):
         super().__init__(module, **options)
         self._offloaded = _Offloaded(self.units, optimizer_fn, host_bytes_per_s)
-        self.optimizers = self._offloaded.optimizers
+        self.optimizers = self._offloaded.optimizers  # one for each unit
 
     # ---- 1. a shard is reduced ----
 
