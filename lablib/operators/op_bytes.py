@@ -124,11 +124,6 @@ def _picked(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
     return targets.numel() * scores.element_size() + _total((*others, out))
 
 
-def _copied_in(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
-    """FSDP2's own shards, read and written to their place in the buffer for the gather."""
-    return 2 * _total(args[:1])
-
-
 def _filled(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
     """nll_loss backward: the scores are not read again; their gradient is zero except for one number per row."""
     return _total((args[0], *args[2:], out))
@@ -153,7 +148,8 @@ _RULES: dict[str, _Rule] = {
     ),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _picked),
     **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _filled),
-    "all_gather_copy_in": _copied_in,
+    # FSDP2's own shards, read and written to their place in the buffer for the gather
+    "all_gather_copy_in": lambda op, args, kwargs, out: 2 * _total(args[:1]),
     **dict.fromkeys(("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"), _updated),
 }
 
