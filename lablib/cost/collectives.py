@@ -49,29 +49,15 @@ def _given(sent: Sequence[float], received: Sequence[float], n: int) -> float:
     return float(max(sent))
 
 
-def _shards_given(sent: Sequence[float], received: Sequence[float], n: int) -> float:
-    """Bytes that all ranks give together."""
-    return _together(sent, n)
-
-
 def _shards_of_all(sent: Sequence[float], received: Sequence[float], n: int) -> float:
     """Bytes that all ranks give together; with phantoms the bytes that each receives, which are equal."""
     return float(sum(sent) if len(sent) == n else max(received))
 
 
-def _shards_wanted(sent: Sequence[float], received: Sequence[float], n: int) -> float:
-    """Bytes that all ranks receive together."""
-    return _together(received, n)
-
-
 def _together(shards: Sequence[float], n: int) -> float:
+    """Bytes that all ranks give, or receive, together."""
     total = float(sum(shards))
     return total if len(shards) == n else total * n / len(shards)
-
-
-def _fullest(sent: Sequence[float], received: Sequence[float], n: int) -> float:
-    """The most bytes that a rank gives or receives: with uneven splits a round lasts as long as its largest message."""
-    return float(max(map(max, sent, received)))
 
 
 # ---- minimum traffic ----
@@ -139,21 +125,22 @@ COLLECTIVES: Mapping[str, Collective] = MappingProxyType(
             algorithms=(by.TREE_REDUCE, by.SCATTER_GATHER_REDUCE),
         ),
         "gather": Collective(
-            payload=_shards_given,
+            payload=lambda sent, received, n: _together(sent, n),
             calls={"gather": ("root", *_ALIKE)},
             must_send=lambda size, n, place: 0.0 if place == 0 else size / n,
             mean_sent=_mean_of_one_shard,
             algorithms=(by.DIRECT_GATHER,),
         ),
         "scatter": Collective(
-            payload=_shards_wanted,
+            payload=lambda sent, received, n: _together(received, n),
             calls={"scatter": ("root", *_ALIKE)},
             must_send=lambda size, n, place: (n - 1) * (size / n) if place == 0 else 0.0,
             mean_sent=_mean_of_one_shard,
             algorithms=(by.DIRECT_SCATTER,),
         ),
         "all_to_all": Collective(
-            payload=_fullest,
+            # The most bytes of a rank: with uneven splits a round lasts as long as its largest message.
+            payload=lambda sent, received, n: float(max(map(max, sent, received))),
             calls={"all_to_all": ("dtype",), "all_to_all_single": ("dtype",)},
             must_send=_once,  # with uneven splits: bytes for other ranks
             mean_sent=_once,

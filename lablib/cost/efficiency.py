@@ -65,8 +65,5 @@ def operator_time_s(kind: str, size_bytes: Numbers, elements: Numbers, device: D
     rate = RATES.get(kind, STREAMING) if device.is_gpu else STREAMING
     if rate is STREAMING:
         return memory_bound_time_s(size_bytes, device)
-    return memory_bound_time_s(size_bytes, device) * _slowdown(rate, size_bytes, elements) + rate.extra_s
-
-
-def _slowdown(rate: Rate, size_bytes: Numbers, elements: Numbers) -> Numbers:
-    return maximum(1 / rate.share, elements * rate.bytes_per_element / maximum(size_bytes, 1))
+    slowdown = maximum(1 / rate.share, elements * rate.bytes_per_element / maximum(size_bytes, 1))
+    return memory_bound_time_s(size_bytes, device) * slowdown + rate.extra_s
