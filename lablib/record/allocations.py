@@ -38,12 +38,7 @@ class Allocation:
 
 
 class Allocations(Sequence[Allocation]):
-    """Allocations as columns.
-
-    Args:
-        columns: arrays of equal length by name, see COLUMNS; `label` is an index into `labels`.
-        labels: (name, phase, source) of the ops that made them.
-    """
+    """Allocations as columns: arrays of equal length by name, as in COLUMNS; `label` is an index into `labels`."""
 
     COLUMNS = {
         "rank": "i4",

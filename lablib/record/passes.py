@@ -9,8 +9,6 @@ A program that names no phases still runs forward and backward, and autograd rev
 Simplified: weight updates without an optimizer of torch count as "forward" if another backward pass follows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
