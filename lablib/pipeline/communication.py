@@ -54,7 +54,6 @@ def with_communication(plan: Plan, costs: Costs | None = None, *, batched: bool 
     """Post every receive when its message is sent: a plan that runs without messages then also runs with them.
 
     Arguments:
-        plan: a valid one.
         costs: of its actions, for the order of the messages; None: F, I and W take 1 s, B 2 s.
         batched: join messages without an action between them into one exchange.
 

@@ -209,14 +209,10 @@ class Replay:
 
 @checked
 def replay(plan: Plan, costs: Costs | None = None) -> Replay:
-    """Start and end of every action of a plan.
+    """Start and end of every action of a plan, in any order that can be executed.
 
-    Arguments:
-        plan: any order of actions that can be executed.
-        costs: of the actions; None: F, I and W take 1 s, B 2 s, messages nothing.
-
-    Raises:
-        ValueError: for costs that do not fit the plan, and for a plan that deadlocks.
+    `costs`: of the actions; None: F, I and W take 1 s, B 2 s, messages nothing. ValueError: costs that do not fit the
+    plan, and a plan that deadlocks.
     """
     costs = costs or Costs()
     rows = Lowered.of(plan, costs.of_pieces(plan), costs.overlap)

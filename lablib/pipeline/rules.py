@@ -200,7 +200,7 @@ def deadlock(plan: Plan | CommunicationPlan, blocking_sends: bool) -> Iterator[F
         yield Finding(PlanRule.DEADLOCK, first.rank, first.index, first.step, f"no rank can continue: {words}")
 
 
-def memory(plan: Plan, limits: Sequence[int]) -> Iterator[Finding]:
+def memory(plan: Plan, limits: Sequence[float]) -> Iterator[Finding]:
     """R6. For each rank, the first action after which it exceeds its limit."""
     for rank, (actions, limit) in enumerate(zip(plan.actions, limits, strict=True)):
         for index, held in enumerate(held_after(actions)):

@@ -47,11 +47,8 @@ class SteadyState:
 def steady_state(plan_of: Callable[[int], Plan], num_microbatches: int, costs: Costs | None = None) -> SteadyState:
     """Makespan and bubble of the plan of many micro-batches.
 
-    Arguments:
-        plan_of: a schedule as a function of the number of micro-batches, e.g. `partial(one_f_one_b, 16)`. Numbers that
-            it refuses with a ValueError are skipped.
-        num_microbatches: m; `plan_of` must take it.
-        costs: as for `replay`, the same for every number of micro-batches.
+    `plan_of`: a schedule as a function of the number of micro-batches, e.g. `partial(one_f_one_b, 16)`. Numbers that it
+    refuses with a ValueError are skipped, but not `num_microbatches`.
     """
     plans = (_plan_or_none(plan_of, number) for number in range(1, num_microbatches + 1))
     num_stages = (next(filter(None, plans), None) or plan_of(num_microbatches)).num_stages

@@ -57,13 +57,9 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
 
 
 def make(name: str, num_stages: int, num_microbatches: int, num_chunks: int = 1) -> Plan:
-    """The plan of a schedule by its name.
+    """The plan of a schedule by its name, one of `SCHEDULES`.
 
-    Arguments:
-        name: one of `SCHEDULES`.
-        num_stages: ranks of the pipeline.
-        num_microbatches: in one step.
-        num_chunks: pieces of the model on each rank. V-shaped schedules have 2, and accept 1 or 2.
+    `num_chunks`: pieces of the model on each rank. V-shaped schedules have 2, and accept 1 or 2.
     """
     if not isinstance(name, str) or name not in SCHEDULES:
         raise unknown_name("schedule", name, list(SCHEDULES))
