@@ -176,7 +176,7 @@ def scaled_product(x: Quantized, w: Quantized) -> Tensor:
 def quantize_linears(
     module: nn.Module, recipe: LinearRecipe, *, keep: tuple[str, ...] = ("head",), seed: int = 0
 ) -> nn.Module:
-    """Replace every `nn.Linear` of a module by a `QuantizedLinear` on the same parameters, in place. ValueError: none.
+    """Replace every `nn.Linear` of a module by a `QuantizedLinear` on its parameters, in place. ValueError: none there.
 
     Arguments:
         keep: parts of names of layers that are not replaced; recipes keep the head, where errors matter most.

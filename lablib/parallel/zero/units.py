@@ -130,7 +130,7 @@ def default_units(module: nn.Module) -> list[nn.Module]:
 
 
 def parameters_by_unit(module: nn.Module, units: Sequence[nn.Module]) -> dict[nn.Module, Owners]:
-    """The parameters of the root and of each unit, without those of nested or several units. ValueError: not inside."""
+    """The parameters of the root and each unit, without those of nested or several units. ValueError: no submodule."""
     inside = set(module.modules()) - {module}
     strangers = [unit for unit in units if unit not in inside]
     if strangers:

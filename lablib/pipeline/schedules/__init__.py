@@ -8,7 +8,7 @@
     zb_v(p, m) dualpipe_v(p, m)   the same, with two pieces per rank in a V
     v_half(p, m) v_min(p, m)      the same, with less memory
 
-row.py writes one rank's actions as phases, v_blocks.py repeats the building block of the V schedules.
+row.py writes one rank's actions as phases and checks sizes, v_blocks.py repeats the building block of the V schedules.
 
 `SCHEDULES` has them by name, and `make("zb-v", 4, 8)` is `zb_v(4, 8)`.
 """
