@@ -58,8 +58,7 @@ MicroBatches = Annotated[Sequence[Batch], NonEmpty(), "give at least one micro-b
 def summed_loss(logits_BTV: Float[Tensor, "B T V"], targets_BT: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
     """Cross-entropy in nats, summed over the tokens with a target other than IGNORED; at least in float32.
 
-    Raises:
-        ValueError: logits that do not match the targets.
+    ValueError: logits that do not match the targets.
     """
     if logits_BTV.ndim != 3 or logits_BTV.shape[:2] != targets_BT.shape or not logits_BTV.is_floating_point():
         raise ValueError(
@@ -78,11 +77,7 @@ def count_tokens(targets_BT: Int[Tensor, "B T"]) -> int:
 
 @checked
 def accumulate_mean_of_means(model: nn.Module, micro_batches: MicroBatches) -> float:
-    """Naive: the mean of the micro-batches' means. Exact only if all have the same number of tokens.
-
-    Raises:
-        ValueError: a micro-batch without a token with a loss, so without a mean.
-    """
+    """Naive: the mean of the micro-batches' means, exact only for equal numbers of tokens. ValueError: one has none."""
     for place, batch in enumerate(micro_batches):
         if count_tokens(batch.targets) == 0:
             raise ValueError(f"each micro-batch must have a token with a loss: number {place} has none; leave it out.")

@@ -24,17 +24,11 @@ from lablib.signature import Count, check_fields, checked
 
 @dataclass(frozen=True, slots=True)
 class BatchSize:
-    """A global batch and its parts.
+    """A global batch and its parts."""
 
-    Attributes:
-        micro_batch: sequences that one device works on at a time.
-        num_accumulations: micro-batches of one device per step, one after another.
-        data_ranks: devices that work in parallel on different sequences.
-    """
-
-    micro_batch: Count
-    num_accumulations: Count = 1
-    data_ranks: Count = 1
+    micro_batch: Count  # sequences that one device works on at a time
+    num_accumulations: Count = 1  # micro-batches of one device per step, one after another
+    data_ranks: Count = 1  # devices that work in parallel on different sequences
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -64,9 +58,8 @@ def solve_batch(
 ) -> BatchSize:
     """Solve the equation of the batch size for the number that is not given.
 
-    Raises:
-        ValueError: not exactly three are given, or no whole number solves it; the message has the
-            nearest global batch that fits.
+    ValueError: not exactly three are given, or no whole number solves it; the message has the nearest global batch that
+    fits.
     """
     parts = {"micro_batch": micro_batch, "num_accumulations": num_accumulations, "data_ranks": data_ranks}
     sizes = {"global_batch": global_batch} | parts

@@ -60,11 +60,7 @@ def noise_scale_rate(max_rate: NonNegative, noise_scale: Annotated[float, Range(
 
 @checked
 def scale_adam(settings: AdamSettings, from_batch: Count, to_batch: Count) -> AdamSettings:
-    """All of Adam's settings at `to_batch`: lr x sqrt(k), 1 - beta x k, eps / sqrt(k).
-
-    Raises:
-        ValueError: k is so large that a beta would be negative.
-    """
+    """All of Adam's settings at `to_batch`: lr x sqrt(k), 1 - beta x k, eps / sqrt(k). ValueError: a beta below 0."""
     ratio = to_batch / from_batch
     beta1, beta2 = (1 - ratio * (1 - beta) for beta in settings.betas)
     if min(beta1, beta2) < 0:

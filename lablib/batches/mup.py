@@ -46,18 +46,14 @@ from lablib.signature import Count, NonNegative, NonNegativeInt, Positive, check
 def apply_mup_(model: GPT, base: GPTConfig) -> None:
     """Convert a newly initialized GPT to muP: smaller matrices, and multipliers by hooks. Call once per model.
 
-    Arguments:
-        base: the model at the width where both parametrizations agree; equal to the model's except for widths.
-
-    Raises:
-        ValueError: `base` has another depth, vocabulary or the like.
+    `base`: the model at the width where both parametrizations agree; ValueError if not equal except for widths.
     """
     config = model.config
     _check_same_but_width(config, base)
     with torch.no_grad():
         for param, growth in _matrices(model, base):
             param.mul_(growth**-0.5)
-    _scale_input(model.head, base.d_model / config.d_model)
+    model.head.register_forward_pre_hook(lambda _, inputs: (inputs[0] * (base.d_model / config.d_model),))
     for module in model.modules():
         if isinstance(module, Attention):
             _scale_output(module.query, math.sqrt(base.d_head / config.d_head))
@@ -168,10 +164,6 @@ def _matrices(model: GPT, base: GPTConfig) -> Iterator[tuple[Tensor, float]]:
     for name, param in model.named_parameters():
         if name.startswith("blocks.") and param.ndim == 2:
             yield param, param.shape[1] / narrow(name).shape[1]
-
-
-def _scale_input(module: nn.Module, factor: float) -> None:
-    module.register_forward_pre_hook(lambda _, inputs: (inputs[0] * factor,))
 
 
 def _scale_output(module: nn.Module, factor: float) -> None:

@@ -48,15 +48,10 @@ Fitted = Annotated[Positive, "measure at more sizes, from far below the noise sc
 
 @dataclass(frozen=True, slots=True)
 class GradientNoise:
-    """Signal and noise of gradients.
+    """Signal and noise of gradients."""
 
-    Attributes:
-        signal: |G|^2, squared length of the true gradient. An estimate can be negative.
-        noise: tr(Sigma), variance of one example's gradient, summed over parameters.
-    """
-
-    signal: float
-    noise: float
+    signal: float  # |G|^2, squared length of the true gradient. An estimate can be negative.
+    noise: float  # tr(Sigma), variance of one example's gradient, summed over parameters
 
     @property
     def noise_scale(self) -> float:
@@ -83,15 +78,12 @@ def naive_noise(small_norms_squared: Some, small_batch: Count, big_norm_squared:
 def estimate_noise(
     small_norms_squared: Some, small_batch: Count, big_norm_squared: float, big_batch: int
 ) -> GradientNoise:
-    """Unbiased estimates of both, from the gradients of one step.
+    """Unbiased estimates of both, from the gradients of one step. ValueError: the small batch is not smaller.
 
     Arguments:
         small_norms_squared: |G_small|^2 of one or more small batches, of micro-batches or ranks, say; averaged.
         small_batch, big_batch: examples that each gradient is a mean over.
         big_norm_squared: |G_big|^2; usually of the mean of the small batches.
-
-    Raises:
-        ValueError: the small batch is not smaller.
     """
     if small_batch >= big_batch:
         raise ValueError(
@@ -124,15 +116,10 @@ def average_noise(estimates: Iterable[GradientNoise]) -> GradientNoise:
 
 @dataclass(frozen=True, slots=True)
 class StepsLaw:
-    """Steps and examples to a given loss, by batch size.
+    """Steps and examples to a given loss, by batch size."""
 
-    Attributes:
-        min_steps: S_min, steps of an infinite batch.
-        critical_batch: B_crit, where steps and examples are both twice their minimum.
-    """
-
-    min_steps: Fitted
-    critical_batch: Fitted
+    min_steps: Fitted  # S_min, steps of an infinite batch
+    critical_batch: Fitted  # B_crit, where steps and examples are both twice their minimum
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -153,10 +140,10 @@ class StepsLaw:
 def fit_steps_law(batch_sizes: Sequence[float], steps: Sequence[float]) -> StepsLaw:
     """Fit the law to measured steps by least squares of the relative errors. S is linear in 1 / B.
 
-    Raises:
-        ValueError: fewer than two sizes, not one measurement for each, or measurements that do not follow the law.
+    ValueError: fewer than two sizes, not one measurement for each, or measurements that do not follow the law.
     """
-    if len(set(batch_sizes)) < 2 or len(steps) != len(batch_sizes) or not _all_positive(*batch_sizes, *steps):
+    is_positive = all(0 < value < math.inf for value in (*batch_sizes, *steps))
+    if len(set(batch_sizes)) < 2 or len(steps) != len(batch_sizes) or not is_positive:
         raise ValueError(
             f"steps at two batch sizes at least, all positive and finite: got {len(steps)} of steps and "
             f"{len(batch_sizes)} sizes."
@@ -175,10 +162,6 @@ def _check_rows(gradients: Tensor) -> None:
             "gradients must be a row of numbers for each example or part, [rows, parameters]: "
             f"got shape {tuple(gradients.shape)}, {gradients.dtype}; try torch.stack(rows)."
         )
-
-
-def _all_positive(*values: float) -> bool:
-    return all(0 < value < math.inf for value in values)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -81,11 +81,7 @@ def attend_to_all(
 
 @checked
 def packed_logits(model: GPT, blocks: PackedBlocks, attend: Attend) -> Float[Tensor, "B T V"]:
-    """A GPT's forward pass on packed blocks: the same layers, with other positions and another attention.
-
-    Raises:
-        ValueError: a document longer than the model's `max_seq_len`.
-    """
+    """A GPT's forward pass on packed blocks, with their positions and attention. ValueError: over `max_seq_len`."""
     longest = int(blocks.positions.max()) + 1
     if longest > model.config.max_seq_len:
         raise ValueError(

@@ -45,17 +45,11 @@ PADDING = -1  # document of a padding token
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """The documents of each block, in order.
+    """The documents of each block, in order."""
 
-    Attributes:
-        blocks: numbers of documents, for each block.
-        lengths: tokens of each document.
-        block_size: tokens T of a block.
-    """
-
-    blocks: tuple[tuple[int, ...], ...]
-    lengths: tuple[int, ...]
-    block_size: int
+    blocks: tuple[tuple[int, ...], ...]  # numbers of documents, for each block
+    lengths: tuple[int, ...]  # tokens of each document
+    block_size: int  # tokens T of a block
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -83,11 +77,7 @@ def one_per_block(lengths: Sequence[int], block_size: int) -> Packing:
 
 @checked
 def first_fit(lengths: Sequence[int], block_size: int, longest_first: bool = True) -> Packing:
-    """Each document into the first block that has room, or a new one.
-
-    Raises:
-        ValueError: a document that is empty, or longer than a block.
-    """
+    """Each document into the first block that has room, or a new one. ValueError: empty, or longer than a block."""
     blocks: list[list[int]] = []
     rooms: list[int] = []  # tokens left in each block
     for document in _order(lengths, block_size, longest_first):
@@ -103,11 +93,7 @@ def first_fit(lengths: Sequence[int], block_size: int, longest_first: bool = Tru
 
 @checked
 def best_fit(lengths: Sequence[int], block_size: int, longest_first: bool = True) -> Packing:
-    """Each document into the block that then has the least room left, or a new one.
-
-    Raises:
-        ValueError: a document that is empty, or longer than a block.
-    """
+    """Each document into the block that then has least room left, or a new one. ValueError: empty, or too long."""
     blocks: list[list[int]] = []
     rooms: list[tuple[int, int]] = []  # (tokens left, block), in order
     for document in _order(lengths, block_size, longest_first):
@@ -134,14 +120,7 @@ class PackedBlocks(NamedTuple):
 
 @checked
 def fill_blocks(documents: Sequence[Tensor], packing: Packing) -> PackedBlocks:
-    """The blocks of a packing.
-
-    Arguments:
-        documents: tokens of each, [length].
-
-    Raises:
-        ValueError: documents with other lengths than in the packing.
-    """
+    """The blocks of a packing of these documents, [length] each. ValueError: other lengths than in the packing."""
     if tuple(map(len, documents)) != packing.lengths:
         raise ValueError(f"documents must have the packing's lengths {packing.lengths}: got {[*map(len, documents)]}.")
     shape = (len(packing.blocks), packing.block_size)

@@ -70,14 +70,7 @@ def warmup_stable_decay(
 ) -> float:
     """WSD: up over `num_warmup` steps, then constant, then down over the last `num_decay` of `num_steps`.
 
-    Arguments:
-        step: counted from 0. From `num_steps` on the factor is `final`.
-        num_steps, num_warmup, num_decay: of the run; warmup and decay must fit in.
-        final: factor at the end, from 0 to 1.
-        decay: shape of the decay.
-
-    Raises:
-        ValueError: warmup and decay do not fit.
+    `step`: from 0; from `num_steps` on the factor is `final`, 0 to 1. `decay`: its shape. ValueError: they do not fit.
     """
     if num_warmup + num_decay > num_steps:
         raise ValueError(

@@ -30,9 +30,7 @@ def comm_hook(
 ) -> Callable[[Any, Any], torch.futures.Future[Tensor]]:
     """A hook for `register_comm_hook`, called with an unused state and a `dist.GradBucket`. One hook per module.
 
-    Arguments:
-        reduce: averages a bucket.
-        group: DDP's group; None for all ranks.
+    `reduce` averages a bucket; `group`: DDP's, None for all ranks.
     """
     started: list[tuple[Handle, Tensor, torch.futures.Future[Tensor]]] = []
     num_steps = 0

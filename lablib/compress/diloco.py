@@ -52,10 +52,8 @@ class DiLoCo:
     Construction broadcasts parameters and buffers from the group's first rank.
 
     Arguments:
-        module: the replica, with parameters to train.
-        every: H, at least 1; the same on all ranks.
+        module, every, group: as in `LocalSGD`.
         outer: makes the outer optimizer for given parameters.
-        group: None for all ranks.
         reduce: averages outer gradients, optionally with compression.
     """
 

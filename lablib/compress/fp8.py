@@ -29,13 +29,9 @@ from lablib.signature import OneOf
 
 @dataclass(frozen=True, kw_only=True)
 class Fp8(Blocks):
-    """Bytes of a floating-point format; see `Blocks` for the other settings.
+    """Bytes of a floating-point format; see `Blocks` for the other settings."""
 
-    Attributes:
-        format: E4M3 or E5M2.
-    """
-
-    format: Annotated[Format, OneOf((E4M3, E5M2))] = E4M3
+    format: Annotated[Format, OneOf((E4M3, E5M2))] = E4M3  # E4M3 or E5M2
 
     @property
     def code_dtype(self) -> torch.dtype:

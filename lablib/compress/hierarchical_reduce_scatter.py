@@ -45,16 +45,8 @@ def hierarchical_reduce_scatter(
     """Fill `shard` with the mean over all ranks of this rank's piece of `full`; the handle's `wait` ends it.
 
     Communicates: an all-to-all of bytes inside the node and one across; no communication or rounding on a level with
-    one rank.
-
-    Arguments:
-        full: [n P] of any floating dtype, the same size on every rank; not changed.
-        shard: [P], overwritten.
-        mesh: of `lablib.parallel.node_mesh`, axes "node" and "local"; ranks of a node one after another.
-        quantizer: the same on every rank.
-
-    Raises:
-        ValueError: sizes that do not fit, numbers that are not floating-point or not finite.
+    one rank. Arguments and Raises as of `quantized_reduce_scatter`; `mesh`: of `lablib.parallel.node_mesh`, axes
+    "node" and "local"; ranks of a node one after another.
     """
     check_shards(full, shard, mesh.size())
     inside, across, numel = mesh.get_group("local"), mesh.get_group("node"), shard.numel()

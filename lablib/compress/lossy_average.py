@@ -39,14 +39,10 @@ Exchange = Generator[Handle, None, Tensor]
 
 @dataclass(frozen=True)
 class Bucket:
-    """Identity of a buffer over the steps.
+    """Identity of a buffer over the steps."""
 
-    Attributes:
-        index: key of the state that is kept between steps.
-        shapes: shapes of the gradients concatenated in the buffer; empty: the buffer is one gradient.
-    """
-
-    index: int = 0
+    index: int = 0  # key of the state that is kept between steps
+    # shapes of the gradients concatenated in the buffer; empty: the buffer is one gradient
     shapes: tuple[torch.Size, ...] = ()
 
 
@@ -60,11 +56,7 @@ class LossyAverage:
         raise NotImplementedError
 
     def __call__(self, buffer: Tensor, group: dist.ProcessGroup | None = None, bucket: Bucket | None = None) -> Stages:
-        """Start. Communicates; changes the buffer in place until the handle's `wait()` returns.
-
-        Raises:
-            ValueError: gradients that are not floating-point, not finite, or not contiguous.
-        """
+        """Start. Communicates; changes the buffer until `wait()`. ValueError: not floating, finite and contiguous."""
         check_gradients(type(self).__name__, buffer)
         if not buffer.is_contiguous():
             raise ValueError(f"{type(self).__name__}: a buffer must be contiguous: call .contiguous() first.")

@@ -37,8 +37,7 @@ SCALE_BYTES = 4
 def pack_signs(x: Tensor) -> Tensor:
     """Signs as bytes: [..., W] -> uint8 [..., W/8], the first number in the lowest bit; 1 is zero or above.
 
-    Raises:
-        ValueError: W is not a multiple of 8, or `x` is not floating-point.
+    ValueError: W is not a multiple of 8, or `x` is not floating-point.
     """
     check_gradients("pack_signs", x)
     if x.ndim == 0 or x.shape[-1] % 8:
@@ -49,11 +48,7 @@ def pack_signs(x: Tensor) -> Tensor:
 
 @checked
 def unpack_signs(packed: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The reverse: uint8 [..., W/8] -> [..., W] of 1 and -1.
-
-    Raises:
-        ValueError: `packed` is not of bytes.
-    """
+    """The reverse: uint8 [..., W/8] -> [..., W] of 1 and -1. ValueError: `packed` is not of bytes."""
     if packed.dtype != torch.uint8 or packed.ndim == 0 or not dtype.is_floating_point:
         raise ValueError(f"unpack_signs needs uint8 in, floating point out: got {packed.dtype} and {dtype}.")
     bits = (packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device)) & 1
@@ -63,17 +58,13 @@ def unpack_signs(packed: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 class OneBit(LossyAverage):
     """The mean over ranks of signs times scales, rounded again to signs times a scale for each rank's piece.
 
-    Arguments:
-        has_server_feedback: whether an owner keeps the residual of its piece.
-
-    Attributes:
-        server_residuals: index of the bucket -> the owner's residual [W].
+    `has_server_feedback`: whether an owner keeps the residual of its piece.
     """
 
     @checked
     def __init__(self, has_server_feedback: bool = True):
         self.has_server_feedback = has_server_feedback
-        self.server_residuals: dict[int, Tensor] = {}
+        self.server_residuals: dict[int, Tensor] = {}  # index of the bucket -> the owner's residual [W]
 
     def exchange(self, buffer: Tensor, group: dist.ProcessGroup | None, bucket: Bucket) -> Exchange:
         num_ranks, rank, numel = dist.get_world_size(group), dist.get_rank(group), buffer.numel()

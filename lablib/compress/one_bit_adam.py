@@ -105,10 +105,8 @@ def _replace(tensors: list[Tensor], reduce: Reduce, group: dist.ProcessGroup | N
 def variance_ratio(before: Tensor, after: Tensor) -> float:
     """Convergence of a variance over some steps: the smaller of the two sums over the larger, 1 if converged.
 
-    Tang et al. compare Adam's `exp_avg_sq` 1 / (1 - beta2) steps apart; near 1, freezing it changes little.
-
-    Raises:
-        ValueError: other shapes, a variance below 0 or without a number, or both zero.
+    Tang et al. compare Adam's `exp_avg_sq` 1 / (1 - beta2) steps apart; near 1, freezing it changes little. ValueError:
+    other shapes, a variance below 0 or without a number, or both zero.
     """
     if before.shape != after.shape:
         raise ValueError(f"variances must have the same shape: got {tuple(before.shape)} and {tuple(after.shape)}.")

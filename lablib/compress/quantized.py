@@ -34,19 +34,12 @@ TINY, MAX = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedMessage:
-    """A quantized tensor.
+    """A quantized tensor."""
 
-    Attributes:
-        codes: in memory layout, one byte each or packed; (..., bytes).
-        scales: float32, (..., blocks).
-        zeros: numbers of code 0, float32, (..., blocks); None for symmetric quantizers, where they are 0.
-        numel: numbers P in a row; the last block may be shorter, and the last byte may have one code less.
-    """
-
-    codes: Tensor
-    scales: Tensor
-    zeros: Tensor | None
-    numel: int
+    codes: Tensor  # in memory layout, one byte each or packed; (..., bytes)
+    scales: Tensor  # float32, (..., blocks)
+    zeros: Tensor | None  # numbers of code 0, float32, (..., blocks); None for symmetric quantizers, where they are 0
+    numel: int  # numbers P in a row; the last block may be shorter, and the last byte may have one code less
 
     @property
     def size_bytes(self) -> int:
@@ -81,17 +74,11 @@ class Quantizer(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """Common settings of the quantizers of this folder, and the layout of their messages.
+    """Common settings of the quantizers of this folder, and the layout of their messages."""
 
-    Attributes:
-        block: numbers that share a scale.
-        rounding: "nearest" (ties to even) or "stochastic".
-        generator: source of stochastic rounding; None: torch's default one.
-    """
-
-    block: Count = BLOCK
-    rounding: Annotated[str, OneOf(ROUNDINGS)] = "nearest"
-    generator: torch.Generator | None = None
+    block: Count = BLOCK  # numbers that share a scale
+    rounding: Annotated[str, OneOf(ROUNDINGS)] = "nearest"  # "nearest" (ties to even) or "stochastic"
+    generator: torch.Generator | None = None  # source of stochastic rounding; None: torch's default one
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -35,16 +35,8 @@ def quantized_all_gather(
     """Fill `full` with every rank's quantized `shard`; the handle's `wait` ends it.
 
     Communicates: one all-gather of bytes; no communication or rounding on one rank. An `AllGather` of
-    lablib/parallel/zero/shards.py, with `functools.partial` for another quantizer.
-
-    Arguments:
-        shard: [P] of any floating dtype, the same P on every rank.
-        full: [n P], overwritten.
-        group: None for all ranks.
-        quantizer: the same on every rank.
-
-    Raises:
-        ValueError: sizes that do not fit, numbers that are not floating-point or not finite.
+    lablib/parallel/zero/shards.py, with `functools.partial` for another quantizer. `shard`: [P] of any floating dtype,
+    with the same P and quantizer on every rank; `full`: [n P], overwritten. Raises as `quantized_reduce_scatter`.
     """
     n = dist.get_world_size(group)
     check_shards(full, shard, n)

@@ -44,14 +44,7 @@ def quantized_all_reduce(
         replica = DataParallel(model, reduce=InSequence(partial(quantized_all_reduce, quantizer=Int4(block=64))))
 
     Communicates: an all-to-all and an all-gather of bytes; no communication or rounding on one rank.
-
-    Arguments:
-        buffer: of any shape and floating dtype, the same size on every rank. Changed in place.
-        group: None for all ranks.
-        quantizer: the same on every rank.
-
-    Raises:
-        ValueError: numbers that are not floating-point or not finite.
+    `buffer`: of any shape and floating dtype, the same size and quantizer on every rank. ValueError: not finite.
     """
     n = dist.get_world_size(group)
     if n == 1 or not buffer.numel():

@@ -20,11 +20,7 @@ from lablib.signature import checked
 
 
 class QuantizedAverage(LossyAverage):
-    """The mean of all ranks' codes, quantized again.
-
-    Arguments:
-        quantizer: such as Int8() or Int4(), with nearest rounding; the same on every rank.
-    """
+    """The mean of all ranks' codes, quantized again; `quantizer`: with nearest rounding, the same on every rank."""
 
     @checked
     def __init__(self, quantizer: Quantizer):

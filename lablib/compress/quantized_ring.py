@@ -39,10 +39,7 @@ def quantized_ring_all_reduce(
 ) -> None:
     """Replace `buffer` by its mean over the ranks, quantizing at every hop. Communicates: 2 (n-1) messages per rank.
 
-    Arguments as in `quantized_all_reduce`.
-
-    Raises:
-        ValueError: numbers that are not floating-point or not finite.
+    Arguments as in `quantized_all_reduce`. ValueError: numbers that are not floating-point or not finite.
     """
     n, rank = dist.get_world_size(group), dist.get_rank(group)
     if n == 1 or not buffer.numel():
@@ -77,8 +74,7 @@ def quantized_ring_all_reduce(
 def two_phase_mean(parts: Sequence[Tensor], quantizer: Quantizer = INT8) -> Tensor:
     """The mean as `quantized_all_reduce` finds it, on one device: float32 [N], from one tensor [N] per rank.
 
-    Raises:
-        ValueError: no rank, tensors of several sizes, numbers that are not floating-point or not finite.
+    ValueError: no rank, tensors of several sizes, numbers that are not floating-point or not finite.
     """
     n, numel = _sizes(parts)
     if n == 1 or not numel:

@@ -29,17 +29,11 @@ from lablib.signature import NonNegativeInt, PowerOfTwo, check_fields, whole_num
 
 @dataclass(frozen=True, kw_only=True)
 class Rotated:
-    """A quantizer of rotated numbers.
+    """A quantizer of rotated numbers."""
 
-    Attributes:
-        quantizer: of the rotated numbers.
-        size: n, numbers that are mixed; a power of two.
-        seed: of the signs, the same on all ranks.
-    """
-
-    quantizer: Quantizer = field(default_factory=Int4)
-    size: Annotated[int, PowerOfTwo(le=4096)] = 64
-    seed: NonNegativeInt = 0
+    quantizer: Quantizer = field(default_factory=Int4)  # of the rotated numbers
+    size: Annotated[int, PowerOfTwo(le=4096)] = 64  # n, numbers that are mixed; a power of two
+    seed: NonNegativeInt = 0  # of the signs, the same on all ranks
 
     def __post_init__(self) -> None:
         check_fields(self)

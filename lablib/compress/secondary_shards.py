@@ -54,11 +54,7 @@ class SecondaryShards:
 
     @staged
     def forward(self, shard: Tensor, full: Tensor, group: dist.ProcessGroup | None = None) -> Iterator[Handle]:
-        """Gather over all ranks, and keep this rank's part of the copy. Communicates across nodes.
-
-        Raises:
-            ValueError: the group has other ranks than the mesh.
-        """
+        """Gather over all ranks, keep this rank's part. Communicates across nodes. ValueError: not the mesh's ranks."""
         if dist.get_world_size(group) != self._num_ranks:
             got = f"got {dist.get_world_size(group)} ranks and a mesh of {self._num_ranks}"
             raise ValueError(f"SecondaryShards needs the mesh of the ranks that share: {got}.")
@@ -67,11 +63,7 @@ class SecondaryShards:
         self._kept[full] = own.clone() if full not in self._kept else self._kept[full].copy_(own)
 
     def backward(self, shard: Tensor, full: Tensor, group: dist.ProcessGroup | None = None) -> Handle:
-        """Gather from the node's copy. Communicates inside the node.
-
-        Raises:
-            ValueError: forward has not gathered this unit.
-        """
+        """Gather from the node's copy. Communicates inside the node. ValueError: forward has not gathered this unit."""
         if full not in self._kept:
             raise ValueError(
                 "backward gathers the copy that forward kept: there is none; pass `forward` as all_gather."

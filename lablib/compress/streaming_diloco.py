@@ -40,11 +40,7 @@ from lablib.signature import Count, FractionBelow1, NonEmpty, NonNegativeInt, ch
 def layer_fragments(
     module: nn.Module, layers: Sequence[nn.Module], num_fragments: Annotated[Count, "try num_fragments=2"]
 ) -> list[list[nn.Parameter]]:
-    """Layers assigned in turn; other parameters (embeddings, norm, head) join the first fragment.
-
-    Raises:
-        ValueError: more fragments than layers.
-    """
+    """Layers assigned in turn; other parameters (embeddings, norm, head) join the first. ValueError: too few layers."""
     if num_fragments > len(layers):
         raise ValueError(f"num_fragments must be at most the number of layers: got {num_fragments} of {len(layers)}.")
     params = trainable("layer_fragments", module)

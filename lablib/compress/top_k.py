@@ -44,8 +44,7 @@ def num_kept(numel: int, ratio: Ratio) -> int:
 def top_k(gradients: Tensor, k: Count) -> tuple[Tensor, Tensor]:
     """The k gradients of largest magnitude, in order of their indices: values [k] and indices [k] (int32).
 
-    Raises:
-        ValueError: k is above the number of gradients, or gradients that cannot be compared.
+    ValueError: k is above the number of gradients, or gradients that cannot be compared.
     """
     check_gradients("top_k", gradients)
     flat = gradients.flatten()
@@ -58,11 +57,7 @@ def top_k(gradients: Tensor, k: Count) -> tuple[Tensor, Tensor]:
 
 
 class TopK(LossyAverage):
-    """The mean of all ranks' k largest gradients; 0 where no rank sent any.
-
-    Arguments:
-        ratio: k as a share of a bucket, above 0 and up to 1.
-    """
+    """The mean of all ranks' k largest gradients, a share `ratio` of a bucket; 0 where no rank sent any."""
 
     @checked
     def __init__(self, ratio: Ratio = 0.01):

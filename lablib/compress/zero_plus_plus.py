@@ -53,15 +53,10 @@ COLLECTIVES = ("forward", "backward", "gradients")
 
 @dataclass(frozen=True, slots=True)
 class LevelBytes:
-    """Bytes sent on each level of a cluster.
+    """Bytes sent on each level of a cluster."""
 
-    Attributes:
-        inside: to ranks of the same node.
-        across: to ranks of other nodes.
-    """
-
-    inside: float
-    across: float
+    inside: float  # to ranks of the same node
+    across: float  # to ranks of other nodes
 
     def __add__(self, other: "LevelBytes") -> "LevelBytes":
         return LevelBytes(self.inside + other.inside, self.across + other.across)
@@ -71,10 +66,7 @@ class LevelBytes:
 def zero3_bytes(shard_numel: Size, nodes: Size, local: Size, number_bytes: Size = 2) -> dict[str, LevelBytes]:
     """Bytes that the ranks of one node send in a step of ZeRO-3, for each of `COLLECTIVES`.
 
-    Arguments:
-        shard_numel: P, numbers that each rank owns.
-        nodes, local: N, and L ranks on each.
-        number_bytes: of a parameter and of a gradient.
+    `shard_numel`: P, numbers that each rank owns; N `nodes` with L `local` ranks; `number_bytes` of a parameter.
     """
     return dict.fromkeys(COLLECTIVES, _moved(shard_numel * number_bytes, nodes, local))
 

@@ -24,24 +24,6 @@ regular_rounds.py  the edges of a mesh's groups, by formulas
 regular_group.py   collectives of a mesh's groups, for many plans at once
 """
 
-from lablib.cost.attention import attention_time_s
-from lablib.cost.collective import CollectiveCost, algorithms_for, collective_cost
-from lablib.cost.exchange import exchange_cost
-from lablib.cost.matmul import matmul_flops, matmul_time_s
-from lablib.cost.memory import memory_bound_time_s
-from lablib.cost.network import GroupNetwork
-from lablib.cost.regular_group import regular_collective_s, regular_sent_bytes
+from lablib.index import attach
 
-__all__ = [
-    "CollectiveCost",
-    "GroupNetwork",
-    "algorithms_for",
-    "attention_time_s",
-    "collective_cost",
-    "exchange_cost",
-    "matmul_flops",
-    "matmul_time_s",
-    "memory_bound_time_s",
-    "regular_collective_s",
-    "regular_sent_bytes",
-]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -49,26 +49,18 @@ Message = tuple[int, int, float]  # from, to (places in the group), bytes
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One algorithm of a collective.
+    """One algorithm of a collective."""
 
-    Attributes:
-        name: "ring", "tree", ...
-        rounds: (paths, S, root) -> its rounds in order, for a group of two ranks or more.
-        sent: (n, S, root) -> bytes that leave each rank, in group order.
-        messages: (n, S, root) -> (from, to, bytes) of each message.
-        across: for an algorithm in two levels, the algorithms across nodes. The ranks in the same place on their nodes
-            (a rail) run the fastest of them on S/L. `sent` and `messages` are then those in a node, of n = L.
-        fits: whether a group of such a shape can run it.
-        needs: the condition of `fits`, in words.
-    """
-
-    name: str
+    name: str  # "ring", "tree", ..
+    # (paths, S, root) -> its rounds in order, for a group of two ranks or more
     rounds: Callable[[Paths, float, int], Iterator[Term]]
-    sent: Callable[[int, float, int], Sequence[float]]
-    messages: Callable[[int, float, int], Iterator[Message]]
+    sent: Callable[[int, float, int], Sequence[float]]  # (n, S, root) -> bytes that leave each rank, in group order
+    messages: Callable[[int, float, int], Iterator[Message]]  # (n, S, root) -> (from, to, bytes) of each message
+    # for an algorithm in two levels, the algorithms across nodes. The ranks in the same place on their nodes (a rail)
+    # run the fastest of them on S/L. `sent` and `messages` are then those in a node, of n = L.
     across: "tuple[Algorithm, ...]" = ()
-    fits: Callable[[Paths], bool] = lambda paths: True
-    needs: str = ""
+    fits: Callable[[Paths], bool] = lambda paths: True  # whether a group of such a shape can run it
+    needs: str = ""  # the condition of `fits`, in words
 
 
 def fills_nodes(paths: Paths) -> bool:
@@ -131,10 +123,6 @@ def _up_and_down(g: Paths, size: float, root: int) -> Iterator[Term]:
     return ((2, size, step) for step in g.tree)
 
 
-def _up_and_down_sent(n: int, size: float, root: int) -> list[float]:
-    return [size * (tree_children(i, n) + (i > 0)) for i in range(n)]
-
-
 def _up_and_down_messages(n: int, size: float, root: int) -> Iterator[Message]:
     for child, parent, _ in tree_edges(n, 0):
         yield child, parent, size
@@ -143,22 +131,6 @@ def _up_and_down_messages(n: int, size: float, root: int) -> Iterator[Message]:
 
 def _along_the_tree(g: Paths, size: float, root: int) -> Iterator[Term]:
     return ((1, size, step) for step in g.from_root(root).tree)
-
-
-def _down_sent(n: int, size: float, root: int) -> list[float]:
-    return [size * tree_children((i - root) % n, n) for i in range(n)]
-
-
-def _down_messages(n: int, size: float, root: int) -> Iterator[Message]:
-    return ((parent, child, size) for child, parent, _ in tree_edges(n, root))
-
-
-def _up_sent(n: int, size: float, root: int) -> list[float]:
-    return [0.0 if i == root else size for i in range(n)]  # every rank but the root sends once
-
-
-def _up_messages(n: int, size: float, root: int) -> Iterator[Message]:
-    return ((child, parent, size) for child, parent, _ in tree_edges(n, root))
 
 
 # ---- scatter down the tree (half of the rest in each round), then a ring all-gather; or the reverse ----
@@ -206,30 +178,6 @@ def _by_the_root(g: Paths, size: float, root: int) -> Iterator[Term]:
     return ((1, size / g.size, edge) for edge in g.to_root(root))
 
 
-def _scattered(n: int, size: float, root: int) -> list[float]:
-    return [size / n * (n - 1) if i == root else 0.0 for i in range(n)]
-
-
-def _gathered(n: int, size: float, root: int) -> list[float]:
-    return [0.0 if i == root else size / n for i in range(n)]
-
-
-def _scatter_messages(n: int, size: float, root: int) -> Iterator[Message]:
-    return ((root, i, size / n) for i in range(n) if i != root)
-
-
-def _gather_messages(n: int, size: float, root: int) -> Iterator[Message]:
-    return ((i, root, size / n) for i in range(n) if i != root)
-
-
-def _at_once(g: Paths, size: float, root: int) -> Iterator[Term]:
-    yield 1, size, g.exchange
-
-
-def _shifted(g: Paths, size: float, root: int) -> Iterator[Term]:
-    return ((count, size / g.size, step) for count, step in g.shifts)
-
-
 def exchanged(n: int, size: float, root: int) -> tuple[float, ...]:
     """Bytes that leave each rank of an all-to-all: its tensor without its own shard."""
     return ((n - 1) / n * size,) * n
@@ -258,17 +206,49 @@ def no_messages(n: int, size: float, root: int) -> Iterator[Message]:
 
 
 RING_ALL_REDUCE, RING_GATHER = _ring(2), _ring(1)
-TREE_ALL_REDUCE = Algorithm("tree", _up_and_down, _up_and_down_sent, _up_and_down_messages)
+TREE_ALL_REDUCE = Algorithm(
+    "tree",
+    _up_and_down,
+    lambda n, size, root: [size * (tree_children(i, n) + (i > 0)) for i in range(n)],
+    _up_and_down_messages,
+)
 HIERARCHICAL_ALL_REDUCE = _by_node(2, (RING_ALL_REDUCE, TREE_ALL_REDUCE))
 HIERARCHICAL_GATHER = _by_node(1, (RING_GATHER,))
-TREE_BROADCAST = Algorithm("tree", _along_the_tree, _down_sent, _down_messages)
-TREE_REDUCE = Algorithm("tree", _along_the_tree, _up_sent, _up_messages)
+TREE_BROADCAST = Algorithm(
+    "tree",
+    _along_the_tree,
+    lambda n, size, root: [size * tree_children((i - root) % n, n) for i in range(n)],
+    lambda n, size, root: ((parent, child, size) for child, parent, _ in tree_edges(n, root)),
+)
+TREE_REDUCE = Algorithm(
+    "tree",
+    _along_the_tree,
+    lambda n, size, root: [0.0 if i == root else size for i in range(n)],  # every rank but the root sends once
+    lambda n, size, root: ((child, parent, size) for child, parent, _ in tree_edges(n, root)),
+)
 SCATTER_GATHER_BROADCAST = Algorithm("scatter-gather", _scatter_gather, _scatter_gather_sent, _scatter_gather_messages)
 SCATTER_GATHER_REDUCE = Algorithm(
     "scatter-gather", _scatter_gather, _reduce_scatter_gather_sent, _reduce_scatter_gather_messages
 )
-DIRECT_GATHER = Algorithm("direct", _by_the_root, _gathered, _gather_messages)
-DIRECT_SCATTER = Algorithm("direct", _by_the_root, _scattered, _scatter_messages)
-GROUPED_ALL_TO_ALL = Algorithm("grouped", _at_once, exchanged, exchange_messages)
-DIRECT_ALL_TO_ALL = Algorithm("direct", _shifted, exchanged, exchange_messages)
+DIRECT_GATHER = Algorithm(
+    "direct",
+    _by_the_root,
+    lambda n, size, root: [0.0 if i == root else size / n for i in range(n)],
+    lambda n, size, root: ((i, root, size / n) for i in range(n) if i != root),
+)
+DIRECT_SCATTER = Algorithm(
+    "direct",
+    _by_the_root,
+    lambda n, size, root: [size / n * (n - 1) if i == root else 0.0 for i in range(n)],
+    lambda n, size, root: ((root, i, size / n) for i in range(n) if i != root),
+)
+GROUPED_ALL_TO_ALL = Algorithm(
+    "grouped", lambda g, size, root: iter(((1, size, g.exchange),)), exchanged, exchange_messages
+)
+DIRECT_ALL_TO_ALL = Algorithm(
+    "direct",
+    lambda g, size, root: ((count, size / g.size, step) for count, step in g.shifts),
+    exchanged,
+    exchange_messages,
+)
 TREE_BARRIER = Algorithm("tree", _of_nothing, none_sent, no_messages)

@@ -102,18 +102,14 @@ def attention_time_s(
     backward: bool = False,
     algorithm: str = "flash",
 ) -> Numbers:
-    """Seconds of attention, forward or backward, without launches.
+    """Seconds of attention, forward or backward, without launches. ValueError: an unknown algorithm or dtype.
 
     Arguments:
         batch, heads, queries, keys, d_head: B, H, S, T and K of the legend; whole numbers or numpy arrays.
         dtype: "float32", "tfloat32", "float16", "bfloat16", ...
-        device: the device.
         causal: whether query i sees only keys 0 to i.
         backward: the time of the gradients alone, not of both.
         algorithm: "flash" or "unfused".
-
-    Raises:
-        ValueError: an unknown algorithm or dtype.
     """
     if algorithm not in ALGORITHMS:
         raise unknown_name("attention algorithm", algorithm, ALGORITHMS)

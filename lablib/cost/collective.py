@@ -21,21 +21,14 @@ from lablib.signature import check_types
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCost:
-    """Cost of one collective: `time_s = latency_s + transfer_s`.
+    """Cost of one collective: `time_s = latency_s + transfer_s`."""
 
-    Attributes:
-        algorithm: the algorithm used.
-        time_s: seconds after the last rank has joined.
-        sent_bytes: bytes that leave each rank, in group order.
-        latency_s: the part of `time_s` that bandwidth does not shorten: the call, and alpha of the slowest edge of each
-            round.
-        route: bytes from each rank to each other rank, computed when called (routes.py); None if not requested.
-    """
-
-    algorithm: str
-    time_s: float
-    sent_bytes: tuple[float, ...]
+    algorithm: str  # the algorithm used
+    time_s: float  # seconds after the last rank has joined
+    sent_bytes: tuple[float, ...]  # bytes that leave each rank, in group order
+    # the part of `time_s` that bandwidth does not shorten: the call, and alpha of the slowest edge of each round
     latency_s: float = 0.0
+    # bytes from each rank to each other rank, computed when called (routes.py); None if not requested
     route: Callable[[], Mapping[tuple[int, int], float]] | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -71,11 +64,7 @@ def fastest(algorithms: Iterable[Algorithm], net: GroupNetwork, size_bytes: floa
 
 
 def algorithms_for(name: str, net: GroupNetwork) -> dict[str, Algorithm]:
-    """Algorithms of this collective that this group can run and its cluster uses.
-
-    Raises:
-        ValueError: an unknown name.
-    """
+    """Algorithms of this collective that this group can run and its cluster uses. ValueError: an unknown name."""
     if not (isinstance(name, str) and isinstance(net, GroupNetwork)):
         check_types("algorithms_for", (("name", name, str), ("net", net, GroupNetwork)))
     row = _row(name)

@@ -27,26 +27,18 @@ Payload = Callable[[Sequence[float], Sequence[float], int], float]
 
 @dataclass(frozen=True)
 class Collective:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        payload: (bytes that each known rank gives, bytes that it receives, n) -> S. Some of the n ranks may be unknown:
-            they do the same as the known ones.
-        calls: torch.distributed's name -> properties that must be equal on all ranks, by their names in messages.
-        must_send: (S, n, place) -> bytes.
-        mean_sent: (S, n) -> its mean over the places; numbers or arrays.
-        algorithms: the algorithms to choose from.
-        in_the_switch: algorithms with sums in the switch.
-        libraries: library -> its only algorithm.
-    """
-
+    # (bytes that each known rank gives, bytes that it receives, n) -> S. Some of the n ranks may be unknown: they do
+    # the same as the known ones.
     payload: Payload
+    # torch.distributed's name -> properties that must be equal on all ranks, by their names in messages
     calls: Mapping[str, tuple[str, ...]]
-    must_send: Callable[[float, int, int], float]
-    mean_sent: Callable[[Numbers, Numbers], Numbers]
-    algorithms: tuple[Algorithm, ...]
-    in_the_switch: tuple[Algorithm, ...] = ()
-    libraries: Mapping[str, Algorithm] = field(default_factory=dict)
+    must_send: Callable[[float, int, int], float]  # (S, n, place) -> bytes
+    mean_sent: Callable[[Numbers, Numbers], Numbers]  # (S, n) -> its mean over the places; numbers or arrays
+    algorithms: tuple[Algorithm, ...]  # the algorithms to choose from
+    in_the_switch: tuple[Algorithm, ...] = ()  # algorithms with sums in the switch
+    libraries: Mapping[str, Algorithm] = field(default_factory=dict)  # library -> its only algorithm
 
 
 # ---- S ----
@@ -57,29 +49,15 @@ def _given(sent: Sequence[float], received: Sequence[float], n: int) -> float:
     return float(max(sent))
 
 
-def _shards_given(sent: Sequence[float], received: Sequence[float], n: int) -> float:
-    """Bytes that all ranks give together."""
-    return _together(sent, n)
-
-
 def _shards_of_all(sent: Sequence[float], received: Sequence[float], n: int) -> float:
     """Bytes that all ranks give together; with phantoms the bytes that each receives, which are equal."""
     return float(sum(sent) if len(sent) == n else max(received))
 
 
-def _shards_wanted(sent: Sequence[float], received: Sequence[float], n: int) -> float:
-    """Bytes that all ranks receive together."""
-    return _together(received, n)
-
-
 def _together(shards: Sequence[float], n: int) -> float:
+    """Bytes that all ranks give, or receive, together."""
     total = float(sum(shards))
     return total if len(shards) == n else total * n / len(shards)
-
-
-def _fullest(sent: Sequence[float], received: Sequence[float], n: int) -> float:
-    """The most bytes that a rank gives or receives: with uneven splits a round lasts as long as its largest message."""
-    return float(max(map(max, sent, received)))
 
 
 # ---- minimum traffic ----
@@ -147,21 +125,22 @@ COLLECTIVES: Mapping[str, Collective] = MappingProxyType(
             algorithms=(by.TREE_REDUCE, by.SCATTER_GATHER_REDUCE),
         ),
         "gather": Collective(
-            payload=_shards_given,
+            payload=lambda sent, received, n: _together(sent, n),
             calls={"gather": ("root", *_ALIKE)},
             must_send=lambda size, n, place: 0.0 if place == 0 else size / n,
             mean_sent=_mean_of_one_shard,
             algorithms=(by.DIRECT_GATHER,),
         ),
         "scatter": Collective(
-            payload=_shards_wanted,
+            payload=lambda sent, received, n: _together(received, n),
             calls={"scatter": ("root", *_ALIKE)},
             must_send=lambda size, n, place: (n - 1) * (size / n) if place == 0 else 0.0,
             mean_sent=_mean_of_one_shard,
             algorithms=(by.DIRECT_SCATTER,),
         ),
         "all_to_all": Collective(
-            payload=_fullest,
+            # The most bytes of a rank: with uneven splits a round lasts as long as its largest message.
+            payload=lambda sent, received, n: float(max(map(max, sent, received))),
             calls={"all_to_all": ("dtype",), "all_to_all_single": ("dtype",)},
             must_send=_once,  # with uneven splits: bytes for other ranks
             mean_sent=_once,

@@ -26,17 +26,11 @@ from lablib.hardware.device import Device
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """The rate of one kind of operator.
+    """The rate of one kind of operator."""
 
-    Attributes:
-        share: share of the streaming rate that its bytes reach, in (0, 1].
-        bytes_per_element: minimum time of an element, in streamed bytes.
-        extra_s: seconds beyond its bytes, per call: further stages, sorting.
-    """
-
-    share: float = 1.0
-    bytes_per_element: float = 0.0
-    extra_s: float = 0.0
+    share: float = 1.0  # share of the streaming rate that its bytes reach, in (0, 1]
+    bytes_per_element: float = 0.0  # minimum time of an element, in streamed bytes
+    extra_s: float = 0.0  # seconds beyond its bytes, per call: further stages, sorting
 
 
 RATES: Mapping[str, Rate] = MappingProxyType(
@@ -66,16 +60,10 @@ MOST_UNSORTED = 3072  # indices of an embedding up to which torch sums the gradi
 def operator_time_s(kind: str, size_bytes: Numbers, elements: Numbers, device: Device) -> Numbers:
     """Seconds of an operator without its launch. A kind without a row, and any device but a GPU, streams its bytes.
 
-    Arguments:
-        kind: a key of `RATES`, or another name.
-        size_bytes: bytes read and written.
-        elements: elements of its largest operand or result.
+    `kind`: a key of `RATES`, or another name; `elements`: of its largest operand or result.
     """
     rate = RATES.get(kind, STREAMING) if device.is_gpu else STREAMING
     if rate is STREAMING:
         return memory_bound_time_s(size_bytes, device)
-    return memory_bound_time_s(size_bytes, device) * _slowdown(rate, size_bytes, elements) + rate.extra_s
-
-
-def _slowdown(rate: Rate, size_bytes: Numbers, elements: Numbers) -> Numbers:
-    return maximum(1 / rate.share, elements * rate.bytes_per_element / maximum(size_bytes, 1))
+    slowdown = maximum(1 / rate.share, elements * rate.bytes_per_element / maximum(size_bytes, 1))
+    return memory_bound_time_s(size_bytes, device) * slowdown + rate.extra_s

@@ -22,9 +22,6 @@ from lablib.hardware.device import Device
 def function_time_s(operator: str, elements: Numbers, device: Device) -> Numbers:
     """Seconds of the arithmetic of `elements` elements: 0 for an operator without a figure on the device.
 
-    Arguments:
-        operator: its name in torch, without "aten::", followed by the argument that chooses the function: "gelu tanh".
-        elements: a whole number, or an array of them.
-        device: the device.
+    `operator`: its name in torch, without "aten::", followed by the argument that chooses the function: "gelu tanh".
     """
     return elements * device.element_s.get(operator, 0.0)

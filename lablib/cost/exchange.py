@@ -28,15 +28,10 @@ _ROW = COLLECTIVES["all_to_all"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExchangeRoute:
-    """Bytes between ranks: `route()`, as (from, to) -> bytes, global ranks.
+    """Bytes between ranks: `route()`, as (from, to) -> bytes, global ranks."""
 
-    Attributes:
-        network: the group on its cluster.
-        size_bytes: [n, n], from each rank to each, in group order; zero on the diagonal.
-    """
-
-    network: GroupNetwork
-    size_bytes: Array
+    network: GroupNetwork  # the group on its cluster
+    size_bytes: Array  # [n, n], from each rank to each, in group order; zero on the diagonal
 
     def __call__(self) -> dict[tuple[int, int], float]:
         ranks = self.network.ranks

@@ -122,11 +122,8 @@ def tiling(m: int, n: int, device: Device, batch: int = 1) -> Tiling:
 def alignment_share(rows: tuple[Numbers, ...], dtype: str, device: Device) -> Numbers:
     """Share of the rate that rows of these lengths (in numbers) leave: 1 if all are multiples of 16 bytes.
 
-    Arguments:
-        rows: whole numbers, or numpy arrays of them.
-        dtype: of the operands; a dtype that tensor cores do not compute (float32, float64) loses nothing, nor does one
-            that the device has no units for, which is computed as float32.
-        device: the device; uses its `row_alignment_bytes`.
+    A dtype that tensor cores do not compute (float32, float64) loses nothing, nor does one that the device has no units
+    for, which is computed as float32.
     """
     if not device.row_alignment_bytes or dtype not in _TENSOR_CORE_DTYPES or dtype not in device.peak_flops_per_s:
         return 1.0

@@ -47,15 +47,7 @@ def round_of(cluster: Cluster, pairs: Iterable[tuple[int, int]]) -> Round:
 
 
 class GroupNetwork:
-    """One group of ranks on one cluster; computes each kind of round on first use.
-
-    Args:
-        cluster: the cluster.
-        ranks: global ranks in group order.
-
-    Raises:
-        ValueError: an argument is no cluster or no rank.
-    """
+    """One group of global ranks, in group order, on one cluster; computes each kind of round on first use."""
 
     def __init__(self, cluster: Cluster, ranks: Sequence[int]):
         check_type("GroupNetwork: cluster", cluster, Cluster)
@@ -173,11 +165,7 @@ class GroupNetwork:
         return [Round((self.cluster.wire(self.ranks[root], rank),)) for i, rank in ranks if i != root]
 
     def from_root(self, root: int) -> "GroupNetwork":
-        """The same group, numbered from the root.
-
-        Raises:
-            ValueError: no such group rank.
-        """
+        """The same group, numbered from the root. ValueError: no such group rank."""
         if isinstance(root, bool) or not isinstance(root, Integral) or not 0 <= root < len(self.ranks):
             raise ValueError(f"root must be a place in the group, 0 to {len(self.ranks) - 1}: got {shown(root)}; try 0")
         return self if root == 0 else GroupNetwork(self.cluster, self.ranks[root:] + self.ranks[:root])

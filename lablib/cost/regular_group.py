@@ -131,11 +131,7 @@ def _terms(algorithm: Algorithm, rails: Algorithm | None, g: Rounds) -> Terms:
 
 
 class RegularGroups:
-    """The regular groups of one cluster; caches the sums of each collective and (n, stride).
-
-    Arguments:
-        cluster: the cluster.
-    """
+    """The regular groups of one cluster; caches the sums of each collective and (n, stride)."""
 
     def __init__(self, cluster: Cluster):
         self.cluster = cluster

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Protocol, Self
+from typing import Self, TypeAlias
 
 from lablib.cost.network import GroupNetwork, Round, round_of
 from lablib.hardware.cluster import Cluster, Edge
@@ -33,53 +33,6 @@ from lablib.hardware.topology import Dragonfly, FatTree
 
 Line = tuple[float, float]  # alpha, beta: S bytes take alpha + S beta
 Lines = tuple[Line, ...]  # the edges of one round: the slowest counts
-
-
-class Rounds(Protocol):
-    """Edges of a group's collectives, with the attributes of network.GroupNetwork."""
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def local(self) -> int: ...
-
-    @property
-    def is_one_node(self) -> bool: ...
-
-    @property
-    def ring(self) -> Lines: ...
-
-    @property
-    def neighbours(self) -> Lines:
-        """The ring without the way back from the last rank to the first."""
-        ...
-
-    @property
-    def tree(self) -> list[Lines]: ...
-
-    @property
-    def shifts(self) -> list[tuple[int, Lines]]:
-        """(count, edges): how many of the n - 1 shifts use these edges."""
-        ...
-
-    @property
-    def exchange(self) -> Lines: ...
-
-    @property
-    def inside(self) -> Lines: ...
-
-    @property
-    def switches(self) -> Lines: ...
-
-    @property
-    def rail(self) -> "Rounds":
-        """The group's ranks in the same place on their nodes; all rails are equal."""
-        ...
-
-    def to_root(self, root: int) -> list[Lines]: ...
-
-    def from_root(self, root: int) -> "Rounds": ...
 
 
 class _FromFirst:
@@ -172,7 +125,7 @@ class BlockRounds(_FromFirst):
     def ring(self) -> Lines:
         return self._edges(self._spanned, self.stride < self.levels.blocks[0])
 
-    neighbours = ring  # the border that the way back crosses is crossed on the way out
+    neighbours = ring  # without the way back from the last rank to the first, which crosses no other border
 
     @property
     def tree(self) -> list[Lines]:
@@ -187,6 +140,7 @@ class BlockRounds(_FromFirst):
 
     @property
     def shifts(self) -> list[tuple[int, Lines]]:
+        """(count, edges): how many of the n - 1 shifts use these edges."""
         total = self.size - 1
         with_inside = min(total, 2 * (-(-self.levels.blocks[0] // self.stride) - 1))
         kinds = ((with_inside, True), (total - with_inside, False))
@@ -224,6 +178,7 @@ class BlockRounds(_FromFirst):
 
     @property
     def rail(self) -> "BlockRounds":
+        """The group's ranks in the same place on their nodes; all rails are equal."""
         return BlockRounds(self.levels, self.size // self.local, self.levels.blocks[0])
 
 
@@ -291,6 +246,9 @@ class PairRounds(_FromFirst):
 
 def _lines(step: Round) -> Lines:
     return slowest(tuple(line(edge) for edge in step.edges))
+
+
+Rounds: TypeAlias = BlockRounds | PairRounds  # edges of a group's collectives, as attributes of GroupNetwork
 
 
 def rounds_of(cluster: Cluster, n: int, stride: int) -> Rounds:

@@ -17,16 +17,11 @@ Routes = dict[tuple[int, int], float]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One collective with routes that are computed on demand: `route()`. Equal ones have equal routes.
+    """One collective with routes that are computed on demand: `route()`. Equal ones have equal routes."""
 
-    Attributes:
-        name, algorithm, size_bytes, root: as in `collective_cost`.
-        network: its group on its cluster.
-    """
-
-    name: str
+    name: str  # name, algorithm, size_bytes, root: as in `collective_cost`
     algorithm: str
-    network: GroupNetwork
+    network: GroupNetwork  # its group on its cluster
     size_bytes: float
     root: int = 0
 

@@ -50,11 +50,9 @@ def batches(
     """This rank's batches, without end: epoch after epoch, each in its own order.
 
     Arguments:
-        corpus: the text.
         batch_size: sequences B of a global batch, over all ranks; a multiple of `world_size`.
         seq_len: tokens T of a sequence.
         seed: of the order; the same on every rank.
-        rank, world_size: which part is this rank's, of how many.
         device: where the batches shall be; None: torch's default device.
 
     Raises:

@@ -34,18 +34,13 @@ T = TypeVar("T")
 
 
 class CheckedReading(Generic[T]):
-    """Records of shards, delivered one by one, and the losses so far. To be iterated once.
-
-    Attributes:
-        num_delivered: records given out.
-        losses: records that cannot be read, in order.
-    """
+    """Records of shards, delivered one by one, and the losses so far. To be iterated once."""
 
     def __init__(self, items: Iterator[T | Loss], ends_with_loss: bool):
         self._items = items
         self._ends_with_loss = ends_with_loss
-        self.num_delivered = 0
-        self.losses: list[Loss] = []
+        self.num_delivered = 0  # records given out
+        self.losses: list[Loss] = []  # records that cannot be read, in order
 
     @property
     def num_lost(self) -> int:

@@ -37,14 +37,10 @@ _HEADING = re.compile(rb"^ = (?!= )[^\n]*(?<! =) = ?$", re.MULTILINE)
 
 @checked
 def documents(corpus: Corpus) -> list[UInt8[Tensor, " n"]]:
-    """The documents in the order of the corpus; those without text are left out.
+    """The documents of a whole corpus of the catalogue, in its order; those without text are left out.
 
-    Arguments:
-        corpus: a whole one of the catalogue, as `load_corpus` gives it.
-
-    Raises:
-        ValueError: a part of a corpus or another one, Python's files have changed since the corpus was made, or it has
-            no mark between its documents.
+    ValueError: a part of a corpus or another one, Python's files have changed since the corpus was made, or it has no
+    mark between its documents.
     """
     if corpus.name not in CORPORA:
         raise ValueError(
@@ -89,14 +85,7 @@ def _view(corpus: Corpus) -> memoryview:
 
 @checked
 def cut_documents(documents: Sequence[Tensor], max_length: Count) -> list[Tensor]:
-    """Documents of at most `max_length` tokens: a longer one in pieces, all but its last of that length.
-
-    Arguments:
-        documents: tokens of each, [n]; empty ones are left out.
-
-    Raises:
-        ValueError: a document that is not one row of tokens.
-    """
+    """Documents in pieces of `max_length` tokens, the last shorter; empty ones are left out. ValueError: not [n]."""
     for index, document in enumerate(documents):
         if document.ndim != 1:
             raise ValueError(f"a document is one row of tokens: document {index} has shape {tuple(document.shape)}.")

@@ -27,18 +27,13 @@ VocabSize = Annotated[int, Range(ge=256), "give a token for each of the 256 byte
 
 @checked
 def train_bpe(pieces: Mapping[bytes, int], vocab_size: VocabSize, first_tokens: Sequence[bytes] = ()) -> list[tuple]:
-    """The merges, in order.
+    """The merges, pairs of tokens (each bytes), in order.
 
     Arguments:
         pieces: how often each piece of text occurs. No merge crosses the border of a piece.
         vocab_size: tokens, the 256 bytes among them; fewer when nothing is left to join.
-        first_tokens: the 256 bytes in the order of their numbers, which decides between equal counts; () for 0 to 255.
-
-    Returns:
-        merges: pairs of tokens, each bytes.
-
-    Raises:
-        ValueError: first tokens that are not the 256 bytes.
+        first_tokens: the 256 bytes (otherwise ValueError) in the order of their numbers, which decides between equal
+            counts; () for 0 to 255.
     """
     if first_tokens and sorted(first_tokens) != [bytes([b]) for b in range(256)]:
         raise ValueError(

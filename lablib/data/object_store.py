@@ -38,19 +38,12 @@ BytesPerSecond = Annotated[Positive, "for transfers that take no time give a lar
 
 @dataclass(frozen=True, slots=True)
 class ObjectStore:
-    """An object store and the link of one machine.
+    """An object store and the link of one machine."""
 
-    Attributes:
-        latency_s: mean seconds l to a request's first byte.
-        request_bytes_per_s: rate b of one request.
-        link_bytes_per_s: rate B of all together.
-        max_in_flight: requests that the store or the client allows at once.
-    """
-
-    latency_s: NonNegative
-    request_bytes_per_s: BytesPerSecond
-    link_bytes_per_s: BytesPerSecond
-    max_in_flight: Count = 1024
+    latency_s: NonNegative  # mean seconds l to a request's first byte
+    request_bytes_per_s: BytesPerSecond  # rate b of one request
+    link_bytes_per_s: BytesPerSecond  # rate B of all together
+    max_in_flight: Count = 1024  # requests that the store or the client allows at once
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -132,12 +125,7 @@ def simulate_reads(
 ) -> list[Request]:
     """Requests in order, the next begun when one ends: event by event. Transfers share the link equally.
 
-    Arguments:
-        sizes_bytes: of each request.
-        latency: the same for all, or drawn with that mean.
-
-    Returns:
-        requests: in the order of `sizes_bytes`.
+    `latency`: the same for all, or drawn with that mean. Returns a request for each of `sizes_bytes`, in their order.
     """
     rng, begun, now, most = random.Random(seed), 0, 0.0, store.in_flight(in_flight)
     waiting: list[tuple[float, int]] = []  # (second of the first byte, request)

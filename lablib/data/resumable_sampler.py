@@ -46,9 +46,7 @@ class ResumableSampler(Sampler[list[int]]):
     """Batches of sample numbers for one rank, epoch by epoch; a `batch_sampler` of torch's DataLoader.
 
     Arguments:
-        num_samples: samples of the data set.
         batch_size: samples per rank and step.
-        rank, world_size: this rank, and the number of ranks.
         seed: seed of the order, the same on every rank.
         uneven: rule for samples that do not divide by the ranks.
     """
@@ -119,11 +117,7 @@ class ResumableSampler(Sampler[list[int]]):
 
     @checked
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on after a state of all ranks (`merge_states`).
-
-        Raises:
-            ValueError: a state of another data set, or a damaged one.
-        """
+        """Go on after a state of all ranks (`merge_states`). ValueError: of another data set, or damaged."""
         _check_state(state)
         if state["num_samples"] != self._num_samples:
             raise ValueError(
@@ -135,11 +129,7 @@ class ResumableSampler(Sampler[list[int]]):
 
 @checked
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state from the states of all ranks: the places that any of them has used.
-
-    Raises:
-        ValueError: no state, states of different data sets, seeds or epochs, or a damaged state.
-    """
+    """The places that any rank has used, as one state. ValueError: none, a damaged one, other data, seeds or epochs."""
     if not states:
         raise ValueError("merge_states needs the state of every rank: got none.")
     for state in states:

@@ -38,11 +38,7 @@ class SampleRange(NamedTuple):
 
 
 class ShardProgress:
-    """The samples of each shard that the loop has used.
-
-    Arguments:
-        sizes: samples of each shard.
-    """
+    """The samples of each shard that the loop has used; `sizes`: all samples of each."""
 
     @checked
     def __init__(self, sizes: Sequence[NonNegativeInt]):
@@ -79,11 +75,7 @@ class ShardProgress:
     @staticmethod
     @checked
     def of(states: Sequence[Mapping[str, Any]]) -> "ShardProgress":
-        """The progress of all ranks together, from the state of each.
-
-        Raises:
-            ValueError: no state, states of different shards, or a damaged state.
-        """
+        """The progress of all ranks together. ValueError: no state, states of different shards, or a damaged state."""
         for state in states:
             _check_state(state)
         sizes = [list(state["sizes"]) for state in states]
@@ -106,7 +98,6 @@ def deal_pieces(
     """The pieces of each reader: no sample lost, none twice, and as many samples each as pieces allow.
 
     Arguments:
-        pieces: pieces left.
         num_readers: ranks times workers; the largest pieces are halved until each reader has one.
         seed: seed of the order of pieces of one size; another one in each epoch.
     """
@@ -132,7 +123,6 @@ class ShardReader(IterableDataset[tuple[int, int, Any]]):
     Arguments:
         read: returns the samples [start, stop) of a shard, in order.
         pieces: pieces left for all ranks, `ShardProgress.left()`.
-        rank, world_size: this rank, and the number of ranks.
         seed: seed of the order of the pieces, the same on every rank.
     """
 

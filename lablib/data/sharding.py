@@ -70,11 +70,7 @@ def dealt(order: Sequence[int], rank: int, world_size: int, uneven: Uneven) -> l
 
 @checked
 def shards_of(num_shards: int, rank: int, world_size: Count, worker: int = 0, num_workers: Count = 1) -> list[int]:
-    """The shards that this worker of this rank reads. A worker may have none; a rank may not.
-
-    Raises:
-        ValueError: more ranks than shards.
-    """
+    """The shards that this worker of this rank reads; a worker may have none. ValueError: more ranks than shards."""
     check_rank_of(rank, world_size)
     if not 0 <= worker < num_workers:
         raise ValueError(f"worker must be from 0 to num_workers - 1 = {num_workers - 1}: got {worker}.")
@@ -88,29 +84,18 @@ def shards_of(num_shards: int, rank: int, world_size: Count, worker: int = 0, nu
 
 @checked
 def common_batches(shard_sizes: Sequence[NonNegativeInt], world_size: Count, batch_size: Count) -> int:
-    """Full batches that every rank can make of its shards: the number of common steps.
-
-    Arguments:
-        shard_sizes: samples of each shard.
-        batch_size: samples per rank and step.
-    """
+    """Batches of `batch_size` samples that every rank can make of its shards: the number of common steps."""
     parts = [shards_of(len(shard_sizes), rank, world_size) for rank in range(world_size)]
     return min(sum(shard_sizes[shard] for shard in part) // batch_size for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """Lost and repeated samples of an epoch, over all ranks and workers.
+    """Lost and repeated samples of an epoch, over all ranks and workers."""
 
-    Attributes:
-        num_samples: samples of the data set.
-        lost: samples that were not delivered, in order.
-        repeated: samples that were delivered more than once, in order.
-    """
-
-    num_samples: int
-    lost: tuple[int, ...]
-    repeated: tuple[int, ...]
+    num_samples: int  # samples of the data set
+    lost: tuple[int, ...]  # samples that were not delivered, in order
+    repeated: tuple[int, ...]  # samples that were delivered more than once, in order
 
     @property
     def is_exact(self) -> bool:
@@ -120,11 +105,7 @@ class Seen:
 
 @checked
 def count_seen(deliveries: Sequence[Sequence[int]], num_samples: NumSamples) -> Seen:
-    """Count the samples that ranks, or workers, got in an epoch.
-
-    Arguments:
-        deliveries: the samples that each of them got, from 0 to num_samples - 1.
-    """
+    """Count the samples, from 0 to num_samples - 1, that each rank (or worker) got in an epoch."""
     counts = Counter(sample for one in deliveries for sample in one)
     unknown = sorted(sample for sample in counts if not 0 <= sample < num_samples)
     if unknown:

@@ -37,13 +37,7 @@ BufferSize = Annotated[int, Range(ge=1, example=1000)]
 
 @checked
 def shuffle_buffer(samples: Iterable[T], size: BufferSize, seed: int = 0) -> Iterator[T]:
-    """The samples in another order; reads `size` of them before it gives out the first.
-
-    Arguments:
-        samples: read once, one after another.
-        size: samples b of the buffer; 1 changes nothing.
-        seed: seed of the draws.
-    """
+    """The samples in another order; reads `size` of them before it gives out the first, so 1 changes nothing."""
     draw, buffer = random.Random(seed), list[T]()
     for sample in samples:
         if len(buffer) < size:
@@ -62,10 +56,7 @@ def interleave(
 ) -> Iterator[T]:
     """The samples of several shards in turn; one that ends gives its place to the next.
 
-    Arguments:
-        shards: each is read in its own order.
-        num_open: shards that are read at once; 1 reads one after another.
-        seed: seed of the order of the shards; None: as they are given.
+    `num_open`: shards that are read at once. `seed`: of the order of the shards; None: as they are given.
     """
     order = list(shards)
     if seed is not None:

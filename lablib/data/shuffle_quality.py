@@ -31,32 +31,17 @@ from lablib.signature import Count, Range, checked
 
 @dataclass(frozen=True, slots=True)
 class ShuffleQuality:
-    """Four numbers of one order.
+    """Four numbers of one order."""
 
-    Attributes:
-        displacement: mean |d|, as a part of N.
-        correlation: of the places before and after, -1 to 1.
-        neighbours_kept: part of the pairs of neighbours that were neighbours before, either way round.
-        distance: of the windows from uniform, 0 to 1.
-    """
-
-    displacement: float
-    correlation: float
-    neighbours_kept: float
-    distance: float
+    displacement: float  # mean |d|, as a part of N
+    correlation: float  # of the places before and after, -1 to 1
+    neighbours_kept: float  # part of the pairs of neighbours that were neighbours before, either way round
+    distance: float  # of the windows from uniform, 0 to 1
 
 
 @checked
 def shuffle_quality(order: Sequence[int], windows: Count = 10) -> ShuffleQuality:
-    """The four numbers of an order.
-
-    Arguments:
-        order: a permutation of 0 ... N - 1, N at least 2.
-        windows: number of windows w, at most N.
-
-    Raises:
-        ValueError: not a permutation, or more windows than samples.
-    """
+    """The four numbers of a permutation of 0 ... N - 1, N at least 2, with at most N windows; otherwise ValueError."""
     num = len(order)
     if num < 2 or sorted(order) != list(range(num)):
         raise ValueError(

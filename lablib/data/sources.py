@@ -78,10 +78,8 @@ def _is_left_out(name: str) -> bool:
 def hugging_face(name: str, path: str, split: str, config: str | None = None, separator: str = "") -> Source:
     """The column `text` of a public data set, rows joined by `separator`, through Hugging Face's package `datasets`.
 
-    Communicates: the first use downloads it.
-
-    Raises:
-        CorpusUnavailableError: the package is missing, or the data set cannot be reached; in one sentence.
+    Communicates: the first use downloads it. CorpusUnavailableError: the package is missing, or the data set cannot be
+    reached; in one sentence.
     """
     try:
         # Not `import datasets`: this repository's folder of that name, seen from its root, would pass for the package.

@@ -23,18 +23,12 @@ STALE_SHARE = 0.5  # of the places: far above what chance gives, far below 1
 
 @dataclass(frozen=True, slots=True)
 class EpochPair:
-    """Two epochs of one rank.
+    """Two epochs of one rank."""
 
-    Attributes:
-        first, second: their numbers.
-        same_places: part of the places with the same sample in both.
-        same_samples: part of the second's samples that the first had.
-    """
-
-    first: int
+    first: int  # first, second: their numbers
     second: int
-    same_places: float
-    same_samples: float
+    same_places: float  # part of the places with the same sample in both
+    same_samples: float  # part of the second's samples that the first had
 
     @property
     def is_stale(self) -> bool:
@@ -44,11 +38,7 @@ class EpochPair:
 
 @checked
 def compare_epochs(epochs: Sequence[Sequence[int]]) -> list[EpochPair]:
-    """All pairs of epochs of one rank, in order.
-
-    Arguments:
-        epochs: the samples that the rank got, epoch by epoch; at least two in each, or chance would be taken for a bug.
-    """
+    """All pairs of epochs of one rank, in order; at least two samples in each, or chance would be taken for a bug."""
     for number, epoch in enumerate(epochs):
         if len(epoch) < 2:
             raise ValueError(f"an epoch must have at least 2 samples to be compared: epoch {number} has {len(epoch)}.")

@@ -38,21 +38,13 @@ CORPORA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Text as bytes.
+    """Text as bytes."""
 
-    Attributes:
-        name: in the catalogue; "python-stdlib[train]" for a part.
-        tokens: uint8 [N], in [0, 256), mapped from the file. Read it, do not write to it.
-        size_bytes: N.
-        sha256: of the whole file these tokens are from, in hexadecimal.
-        source: origin of the text.
-    """
-
-    name: str
-    tokens: UInt8[Tensor, " N"]
-    size_bytes: int
-    sha256: str
-    source: str
+    name: str  # in the catalogue; "python-stdlib[train]" for a part
+    tokens: UInt8[Tensor, " N"]  # uint8 [N], in [0, 256), mapped from the file. Read it, do not write to it.
+    size_bytes: int  # N
+    sha256: str  # of the whole file these tokens are from, in hexadecimal
+    source: str  # origin of the text
 
     def text(self, start: int = 0, stop: int | None = None) -> str:
         """The bytes from `start` to `stop` as text; a cut character becomes U+FFFD."""
@@ -69,12 +61,8 @@ class Corpus:
 def load_corpus(name: Annotated[str, OneOf(CORPORA)] = "python-stdlib", folder: Path | None = None) -> Corpus:
     """A corpus of the catalogue, from the cache, where it is built (or, if public, downloaded) the first time.
 
-    Arguments:
-        name: a key of `CORPORA`.
-        folder: the cache; None for `cache_folder()`, which the environment's LAB_DATA sets.
-
-    Raises:
-        CorpusUnavailableError: no network, or no package; one sentence names the remedy.
+    `folder`: the cache; None for `cache_folder()`, which the environment's LAB_DATA sets. CorpusUnavailableError: no
+    network, or no package; one sentence names the remedy.
     """
     folder = cache_folder() if folder is None else folder
     # A corpus has one key, known before anything is asked of the disk or the network: cached, it needs neither.

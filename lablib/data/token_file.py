@@ -86,19 +86,12 @@ class TokenHeader:
 
 @dataclass(frozen=True, eq=False)
 class TokenFile:
-    """Tokens that are mapped from a file. Read them, do not write to them.
+    """Tokens that are mapped from a file. Read them, do not write to them."""
 
-    Attributes:
-        path: the file.
-        header: its sidecar.
-        tokens: uint16 or uint32, [N].
-        ends: int64 [D]: where each document ends; it begins where the one before ends.
-    """
-
-    path: Path
-    header: TokenHeader
-    tokens: Tensor
-    ends: Int64[Tensor, " D"]
+    path: Path  # the file
+    header: TokenHeader  # its sidecar
+    tokens: Tensor  # uint16 or uint32, [N]
+    ends: Int64[Tensor, " D"]  # int64 [D]: where each document ends; it begins where the one before ends
 
     def __len__(self) -> int:
         return self.header.num_tokens
@@ -138,7 +131,6 @@ def write_tokens(path: Path, documents: Iterable[Tensor], vocab_size: VocabSize,
 
     Arguments:
         path: for example train.bin; its sidecar is train.bin.json.
-        documents: tokens of each, [n].
         vocab_size: tokens are below it; up to 65,536 they take two bytes each.
         tokenizer: identity of the tokenizer that made them.
 

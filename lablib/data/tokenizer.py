@@ -49,19 +49,12 @@ class ForeignTokensError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """A trained tokenizer.
+    """A trained tokenizer."""
 
-    Attributes:
-        library: the `tokenizers.Tokenizer` that does the work.
-        corpus: name of the corpus that it was trained on.
-        corpus_sha256: of the bytes of that corpus, in hexadecimal.
-        identity: sha256 of vocabulary, merges and settings; equal exactly if the same text gives the same tokens.
-    """
-
-    library: hf.Tokenizer
-    corpus: str
-    corpus_sha256: str
-    identity: str
+    library: hf.Tokenizer  # the `tokenizers.Tokenizer` that does the work
+    corpus: str  # name of the corpus that it was trained on
+    corpus_sha256: str  # of the bytes of that corpus, in hexadecimal
+    identity: str  # sha256 of vocabulary, merges and settings; equal exactly if the same text gives the same tokens
 
     @property
     def vocab_size(self) -> int:
@@ -77,11 +70,7 @@ class Tokenizer:
 
     @checked
     def encode(self, text: str) -> Int64[Tensor, " n"]:
-        """The tokens of a text; the end of a document is never among them.
-
-        Raises:
-            ValueError: half a character (a surrogate), which has no bytes in UTF-8.
-        """
+        """The tokens of a text, never the end of a document. ValueError: half a character (a surrogate)."""
         return self.encode_many([text])[0]
 
     @checked
@@ -144,15 +133,11 @@ class Tokenizer:
 
 @checked
 def train_tokenizer(texts: Iterable[str], vocab_size: VocabSize, corpus: str = "text") -> Tokenizer:
-    """A byte-level BPE tokenizer; the same texts in the same order give the same one.
+    """A byte-level BPE tokenizer; the same texts in the same order give the same one. ValueError: no text at all.
 
     Arguments:
-        texts: documents.
         vocab_size: tokens: 256 bytes, the end of a document, the rest merges; fewer where nothing is left to join.
         corpus: the name of the texts, for messages.
-
-    Raises:
-        ValueError: no text at all.
     """
     library = hf.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -171,12 +156,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: VocabSize, corpus: str = "
 
 @checked
 def load_tokenizer(path: Path) -> Tokenizer:
-    """A tokenizer that `save` wrote.
-
-    Raises:
-        OSError: no such file.
-        ValueError: another kind of file, or one that was changed since.
-    """
+    """A tokenizer that `save` wrote. OSError: no such file. ValueError: another kind of file, or a changed one."""
     try:
         found = parse_json(read_text(path))
     except ValueError as error:

@@ -86,18 +86,12 @@ def _first_places(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[np.
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Access:
-    """One load, store or atomic of one program.
+    """One load, store or atomic of one program."""
 
-    Attributes:
-        program: the three program ids.
-        tensor: name of the kernel's parameter, without `_ptr`.
-        elements: row-major indices into the tensor, in the order of the tile; masked ones are left out.
-    """
-
-    program: Program
+    program: Program  # the three program ids
     kind: Kind
-    tensor: str
-    elements: np.ndarray
+    tensor: str  # name of the kernel's parameter, without `_ptr`
+    elements: np.ndarray  # row-major indices into the tensor, in the order of the tile; masked ones are left out
     itemsize: int
 
     @property

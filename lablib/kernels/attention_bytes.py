@@ -60,8 +60,7 @@ def paper_flash_numbers(N: NonNegativeInt, d: Count, on_chip_numbers: Count) -> 
 def forward_bytes(plan: AttentionPlan, heads: Count, width: Count, itemsize: Count) -> dict[str, int]:
     """Bytes of each tensor that our forward kernel reads or writes; each head reads the keys of its group separately.
 
-    Arguments:
-        itemsize: bytes of a number of q; the log-sum-exp has 4, or 8 for float64.
+    `itemsize`: bytes of a number of q; the log-sum-exp has 4, or 8 for float64.
     """
     queries = sum(tile.stop - tile.start for tile in plan.query_tiles())
     keys = sum(key.stop - key.start for tile in plan.query_tiles() for key in plan.keys_of(tile))
@@ -162,10 +161,8 @@ def tiles_that_fit(
 ) -> list[AttentionTiles]:
     """Tiles of powers of two from `smallest` that fit on chip, fewest bytes first.
 
-    Bytes fall with the queries of a tile; its keys change only the number of steps.
-
-    Raises:
-        ValueError: not even the smallest fits.
+    Bytes fall with the queries of a tile; its keys change only the number of steps. ValueError: not even the smallest
+    fits.
     """
     sizes = [smallest << power for power in range(16)]
     every = [AttentionTiles(queries, keys) for queries in sizes for keys in sizes]

@@ -54,21 +54,13 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Documents and their tiles.
+    """Documents and their tiles."""
 
-    Attributes:
-        starts_q: cu_seqlens of the queries: 0, ..., T.
-        starts_k: of the keys: 0, ..., S.
-        is_causal: whether a query sees only keys up to its own position.
-        tiles: rows of a tile.
-        backward_tiles: the same for the backward kernels; `tiles` when None.
-    """
-
-    starts_q: tuple[int, ...]
-    starts_k: tuple[int, ...]
-    is_causal: bool = False
-    tiles: AttentionTiles = AttentionTiles()
-    backward_tiles: AttentionTiles | None = None
+    starts_q: tuple[int, ...]  # cu_seqlens of the queries: 0, ..., T
+    starts_k: tuple[int, ...]  # of the keys: 0, ..., S
+    is_causal: bool = False  # whether a query sees only keys up to its own position
+    tiles: AttentionTiles = AttentionTiles()  # rows of a tile
+    backward_tiles: AttentionTiles | None = None  # the same for the backward kernels; `tiles` when None
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -25,8 +25,6 @@ Megatron-LM", 2021, arXiv 2104.04473, section 4.2.
 Simplified: x is contiguous; the partial sums are added by torch.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 
@@ -158,12 +156,7 @@ def bias_gelu(
     block_T: TileSize = 16,
     block_D: TileSize = 128,
 ) -> Float[Tensor, "... D"]:
-    """gelu(x + b) by the kernels, with gradients of both.
-
-    Arguments:
-        approximate: "none" (erf) or "tanh", as in `F.gelu`.
-        block_T, block_D: tokens and numbers of a tile.
-    """
+    """gelu(x + b) by the kernels, with gradients of both; `approximate` as in `F.gelu`, tiles of block_T by block_D."""
     check_inputs("bias_gelu", x=x, b=b_D)
     if x.shape[-1:] != b_D.shape:
         raise ValueError(f"bias_gelu: b must have a number for each of x's last dimension: got {b_D.shape}, {x.shape}.")

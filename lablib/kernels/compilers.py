@@ -40,32 +40,21 @@ _STARTS = re.compile(r"^\s+(?:\w+ = )?(cpp_fused\w*|triton_\w+\.run|extern_kerne
 
 @dataclass(frozen=True, slots=True)
 class CompilerTime:
-    """One way to run the function.
+    """One way to run the function."""
 
-    Attributes:
-        way: one of `WAYS`.
-        kernels: kernels that a call starts; None if unknown.
-        first_call_s, call_s: seconds of the first call, and the median of the others.
-        value: its result.
-        skipped: the reason why it could not run, or "".
-    """
-
-    way: str
-    kernels: int | None = None
-    first_call_s: float = 0.0
+    way: str  # one of `WAYS`
+    kernels: int | None = None  # kernels that a call starts; None if unknown
+    first_call_s: float = 0.0  # first_call_s, call_s: seconds of the first call, and the median of the others
     call_s: float = 0.0
-    value: Any = None
-    skipped: str = ""
+    value: Any = None  # its result
+    skipped: str = ""  # the reason why it could not run, or ""
 
 
 @checked
 def count_kernels(fn: Callable[..., Any], *args: Any) -> tuple[list[str], list[str]]:
     """Kernels that a call starts: eager's operators; and inductor's by name, then operators between its graphs.
 
-    `fn` is called three times. Drops earlier compilations.
-
-    Raises:
-        NoCppCompiler: a CPU's kernels cannot be compiled here.
+    `fn` is called three times. Drops earlier compilations. NoCppCompiler: a CPU's kernels cannot be compiled here.
     """
     codes, between = inductor_code(fn, *args)
     return eager_operators(fn, *args), [name for code in codes for name in _started(code)] + between

@@ -19,8 +19,6 @@ gradient in the forward pass: Hsu et al., "Liger Kernel", 2024, arXiv 2410.10989
 Simplified: the gradient has separate memory (Liger overwrites the scores); only the mean; no smoothing.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

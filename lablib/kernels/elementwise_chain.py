@@ -97,11 +97,7 @@ def fused_cost(chain: Chain, numel: NonNegativeInt, itemsize: Count) -> ChainCos
 
 @checked
 def run_unfused(chain: Chain, x: Tensor, others: Sequence[Tensor]) -> Tensor:
-    """The chain on x, operator after operator; `others` are the second operands, in order.
-
-    Raises:
-        ValueError: not one tensor of the shape and dtype of x for each operator that takes a second one.
-    """
+    """The chain on x. ValueError unless `others` has, in order, a tensor like x for each operator that needs one."""
     second = num_second_operands(chain)
     if len(others) != second or any(y.shape != x.shape or y.dtype != x.dtype for y in others):
         raise ValueError(
@@ -139,11 +135,7 @@ def chain_time_s(cost: ChainCost, device: Device) -> float:
 
 @checked
 def chain_timeline(costs: Mapping[str, ChainCost], device: Device) -> Timeline:
-    """A span with the duration of each way to run a chain, for `lablib.figures.figure_roofline`.
-
-    Raises:
-        ValueError: a device that computes or reads in no time has no roof.
-    """
+    """A span per way to run a chain, for `lablib.figures.figure_roofline`. ValueError: a device that has no roof."""
     if not isfinite(device.memory_bandwidth_bytes_per_s):
         raise ValueError(f"a roofline needs a device with a bandwidth: got {device.name!r}; try H100-80GB-SXM.")
     spans, now_s = [], 0.0

@@ -21,8 +21,6 @@ Simplified: algorithm 2 is one loop that adds to dq, as `tiled_backward` is. On 
 the paper adds atomically; our kernels have a second loop for dq, so that sums have a fixed order and are deterministic.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -22,8 +22,6 @@ algorithm 1 (queries in the outer loop, one division at the end); Ainslie et al.
 Simplified: no dropout; scores are multiplied by the scale after the product, not q before the loop.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -9,8 +9,6 @@ Source: Dao, "FlashAttention-2", 2023, arXiv 2307.08691, section 3.1.
 Simplified: the mask is also computed in tiles below the diagonal.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

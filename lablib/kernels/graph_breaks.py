@@ -41,35 +41,24 @@ _PARTS = ("Explanation: ", "Hint: ")
 
 @dataclass(frozen=True, slots=True)
 class GraphBreak:
-    """One place where a graph ended.
+    """One place where a graph ended."""
 
-    Attributes:
-        file, line, text: of the program.
-        reason: the cause, as given by torch.
-        hint: torch's remedy, or "".
-    """
-
-    file: str
+    file: str  # file, line, text: of the program
     line: int
     text: str
-    reason: str
-    hint: str
+    reason: str  # the cause, as given by torch
+    hint: str  # torch's remedy, or ""
 
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """The graphs of a compiled function.
+    """The graphs of a compiled function."""
 
-    Attributes:
-        graphs, operators: numbers of graphs, and of operators in them.
-        breaks: between two graphs.
-        given_up: the line for which a whole function, `fn` or one that it calls, has no graph and runs operator by
-            operator. torch cuts no loop and no `try` in two.
-    """
-
-    graphs: int
+    graphs: int  # graphs, operators: numbers of graphs, and of operators in them
     operators: int
-    breaks: tuple[GraphBreak, ...]
+    breaks: tuple[GraphBreak, ...]  # between two graphs
+    # the line for which a whole function, `fn` or one that it calls, has no graph and runs operator by operator. torch
+    # cuts no loop and no `try` in two.
     given_up: tuple[GraphBreak, ...]
 
 

@@ -43,12 +43,9 @@ _QUIET: dict[Any, Any] = {
 def interpret(
     function: Callable, arguments: Mapping[str, Any], constants: set[str], launch: Launch, keep: bool
 ) -> None:
-    """Run every program of the launch on CPU tensors.
+    """Run every program of the launch on CPU tensors, and fill the launch with the accesses if they are to be kept.
 
-    Arguments:
-        arguments: value of each parameter of the kernel; tensors become pointers to their first element.
-        constants: names of parameters that are `tl.constexpr`.
-        launch: its grid and tensors; filled with the accesses if they are to be kept.
+    `arguments`: value of each parameter; a tensor becomes a pointer to its first element. `constants`: `tl.constexpr`.
     """
     builder = _Builder(launch, keep)
     with _interpreted_language(builder):

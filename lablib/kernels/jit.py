@@ -55,11 +55,7 @@ SMALLEST_DOT = 16  # rows and columns of a tile that `tl.dot` takes on a GPU
 
 
 def jit(function: Callable | None = None, *, dtypes: Sequence[torch.dtype] = FLOATS) -> Any:
-    """Decorator: the function as a kernel, launched as `kernel[grid](...)`, or called inside another kernel.
-
-    Arguments:
-        dtypes: allowed for floating-point tensors.
-    """
+    """Decorator: a kernel for floats of `dtypes`, launched as `kernel[grid](...)`, or called inside another kernel."""
     if function is None:
         return partial(jit, dtypes=dtypes)
     return Kernel(inspect.unwrap(function), tuple(dtypes))

@@ -6,8 +6,6 @@ function around the kernel, which are looked up when a program runs.
 Simplified: `n: T = 4`, `n += 4` and `(n := 4)` are not rewritten.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import textwrap

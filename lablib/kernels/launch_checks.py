@@ -5,8 +5,6 @@ cdiv(n, BLOCK) gives such a grid. A tensor without memory (torch's fake or spars
 reading there would crash Python.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from numbers import Integral
 from typing import Any

@@ -53,13 +53,7 @@ class LaunchedStep:
 
 @checked
 def one_by_one(kernels_s: Sequence[NonNegative], launch_s: NonNegative, gap_s: NonNegative = 0.0) -> LaunchedStep:
-    """Each kernel launched by the host, the queue in between.
-
-    Arguments:
-        kernels_s: seconds of each kernel on the device, without its launch.
-        launch_s: of the host, for each kernel.
-        gap_s: of the device, between two kernels in its queue.
-    """
+    """Each kernel, `kernels_s` on the device, launched by the host in `launch_s`; `gap_s` between two in the queue."""
     end_s = -gap_s
     for index, kernel_s in enumerate(kernels_s):
         end_s = max(end_s + gap_s, (index + 1) * launch_s) + kernel_s
@@ -89,9 +83,7 @@ def mega_kernel(
 ) -> LaunchedStep:
     """All kernels as parts of one: no gaps, and only the last tail.
 
-    Arguments:
-        tail_share: share of each kernel's time that its half-empty last wave wastes (`wave_waste` of
-            tile_quantization.py).
+    `tail_share`: share of each kernel's time that its half-empty last wave wastes (`wave_waste`, tile_quantization.py).
     """
     last_s = kernels_s[-1] if kernels_s else 0.0
     busy_s = sum(kernels_s) * (1 - tail_share) + tail_share * last_s
@@ -102,8 +94,7 @@ def mega_kernel(
 def device_seconds(spans: Sequence[Span], gap_s: NonNegative) -> list[float]:
     """Seconds of each span of one rank of a simulated run, without the gap that the cost model adds.
 
-    Arguments:
-        gap_s: `Device.queued_s`. A span of several kernels (a `_foreach_` operator) counts as one: all gaps but one
-            stay in it.
+    `gap_s`: `Device.queued_s`. A span of several kernels (a `_foreach_` operator) counts as one: all gaps but one stay
+    in it.
     """
     return [max(0.0, span.duration_s - gap_s) for span in spans if span.is_compute]

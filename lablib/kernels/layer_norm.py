@@ -21,8 +21,6 @@ Kernel", 2024, arXiv 2410.10989, section 3.2, and Triton's tutorial "Layer Norma
 Simplified: a token's numbers fit a tile; the partial sums are added by torch.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -15,8 +15,6 @@ Source: Tillet, Kung and Cox, "Triton", 2019, MAPL, doi 10.1145/3315508.3329973.
 Simplified: no split of the inner dimension among programs, so a small c leaves processors idle; no persistent programs.
 """
 
-from __future__ import annotations
-
 from dataclasses import astuple
 from typing import Annotated, Any
 

@@ -35,21 +35,13 @@ from lablib.signature import checked
 
 @dataclass(frozen=True, slots=True)
 class CompileRecord:
-    """One compilation, or the end of them.
+    """One compilation, or the end of them."""
 
-    Attributes:
-        call: number of the call, from 0.
-        function: name of the compiled function, or of its rest after a graph break.
-        guards: number of guards that each later call checks.
-        reason: the guard that failed, in torch's words; "" for a first compilation.
-        given_up: why the compiler stops, so that calls that fit no compilation run eagerly; "" if it goes on.
-    """
-
-    call: int
-    function: str
-    guards: int
-    reason: str
-    given_up: str = ""
+    call: int  # number of the call, from 0
+    function: str  # name of the compiled function, or of its rest after a graph break
+    guards: int  # number of guards that each later call checks
+    reason: str  # the guard that failed, in torch's words; "" for a first compilation
+    given_up: str = ""  # why the compiler stops, so that calls that fit no compilation run eagerly; "" if it goes on
 
 
 @checked
@@ -58,9 +50,7 @@ def find_recompiles(
 ) -> tuple[CompileRecord, ...]:
     """Compilations while `fn` is called with each tuple of arguments. Drops earlier compilations.
 
-    Arguments:
-        dynamic: as of torch.compile.
-        backend: as of torch.compile; "eager" needs no C++ compiler, and guards are the same.
+    `dynamic`, `backend`: as of torch.compile; "eager" needs no C++ compiler, and guards are the same.
     """
     found: list[CompileRecord] = []
     with fresh():

@@ -23,8 +23,6 @@ Simplified: a token's numbers fit a tile; the product with w is made before roun
 first); the partial sums are added by torch.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -105,14 +103,7 @@ def tiled_rms_norm_backward(
 def rms_norm(
     x: Float[Tensor, "... D"], w_D: Float[Tensor, " D"], eps: NonNegative = 1e-6, tokens: TokensPerProgram | None = None
 ) -> Float[Tensor, "... D"]:
-    """RMSNorm over the last dimension by the kernels, with gradients of x and w.
-
-    Arguments:
-        x: contiguous, D at least 1 and at most 65,536.
-        eps: added under the root.
-        tokens: tokens per program. None: 1 forward, and backward as many as leave each multiprocessor of a GPU 4
-            programs (`row_checks.partial_lines`).
-    """
+    """RMSNorm over the last dimension by the kernels, with gradients of x and w. Arguments as of `layer_norm`."""
     check_inputs("rms_norm", x=x, w=w_D)
     check_rows("rms_norm", x, w=w_D)
     return _RMSNorm.apply(x, w_D, eps, tokens)

@@ -8,8 +8,6 @@ Cost of the partial sums: 2 P D numbers of HBM traffic next to 3 T D of the grad
 Source: Hsu et al., "Liger Kernel", 2024, arXiv 2410.10989, section 3.2 (one program per multiprocessor).
 """
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import torch
@@ -27,12 +25,7 @@ NUMBERS_PER_WARP = 256
 
 
 def partial_lines(rows: int, device: torch.device, columns: int = 1) -> int:
-    """P, programs that share the rows of a sum over rows, 0 for no rows. A CPU counts as one multiprocessor.
-
-    Arguments:
-        rows: rows, or row tiles, that cannot be split further.
-        columns: programs side by side, each with its own columns.
-    """
+    """P, programs that share sums over `rows` (0 for none), with `columns` programs side by side; a CPU is one."""
     on_gpu = device.type == "cuda"
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
     return min(rows, cdiv(PROGRAMS_PER_MULTIPROCESSOR * multiprocessors, columns))

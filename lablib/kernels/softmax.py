@@ -25,8 +25,6 @@ Triton's tutorial "Fused Softmax" (a row a program).
 Simplified: over the last dimension, contiguous. A row of -inf alone is NaN, as torch has it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -123,12 +121,7 @@ def tiled_softmax_backward(
 
 @checked
 def softmax(x: Float[Tensor, "... M"], block: TileSize = LONGEST_ROW) -> Float[Tensor, "... M"]:
-    """Softmax over the last dimension by the kernels, with gradients.
-
-    Arguments:
-        x: contiguous; its last dimension is not empty.
-        block: the longest row that is held whole, and the tile of longer ones.
-    """
+    """Softmax over the last dimension of a contiguous x by the kernels, with gradients; rows over `block` are tiled."""
     check_inputs("softmax", x=x)
     if x.dim() == 0 or x.shape[-1] == 0:
         raise ValueError(f"softmax: a row must have at least one number: got shape {tuple(x.shape)}.")

@@ -15,8 +15,6 @@ Source: Dao, "FlashAttention-2", 2023, arXiv 2307.08691, section 3.3 (tile sizes
 Simplified: chosen by the compiler's figures, not by time on a GPU; the backward kernels share one size.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Literal
 
@@ -111,11 +109,7 @@ def matmul_options(tiles: MatmulTiles, dtype: torch.dtype, device: torch.device)
 
 
 def stages_that_fit(function: str, tiles: str, shared_bytes: Callable[[int], int], room_bytes: int) -> int:
-    """The most stages, of at most 3, with tiles that fit into shared memory.
-
-    Raises:
-        ValueError: not even one stage fits.
-    """
+    """The most stages, of at most 3, with tiles that fit into shared memory. ValueError: not even one stage fits."""
     fitting = [stages for stages in range(1, STAGES + 1) if shared_bytes(stages) <= room_bytes]
     if not fitting:
         raise ValueError(

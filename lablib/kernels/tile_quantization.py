@@ -44,19 +44,13 @@ HeadWidth = Annotated[int, Range(ge=1, le=_HEAD_WIDTHS[-1], example=64)]
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix product [M, K] x [K, N], and where it runs.
+    """A matrix product [M, K] x [K, N], and where it runs."""
 
-    Attributes:
-        M, N, K: rows, columns and depth.
-        dtype: a name in `Device.peak_flops_per_s`.
-        device: with cores and tiles, as in `lablib.hardware.DEVICES`.
-    """
-
-    M: Count
+    M: Count  # M, N, K: rows, columns and depth
     N: Count
     K: Count
-    dtype: str
-    device: Device
+    dtype: str  # a name in `Device.peak_flops_per_s`
+    device: Device  # with cores and tiles, as in `lablib.hardware.DEVICES`
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -69,25 +63,17 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """Seconds of a product, and the losses of the device's rate.
+    """Seconds of a product, and the losses of the device's rate."""
 
-    Attributes:
-        time_s: seconds of the product, without its launch.
-        tiling: the tile that is taken, how many, in how many waves.
-        tile_waste, wave_waste: shares of the computed numbers, and of the cores' turns, that the product does not need.
-        depth_share, alignment: shares of the rate that remain with a short K and with unaligned rows.
-        useful: needed FLOPs, over the FLOPs of the device's rate in the same time, in (0, 1].
-        is_memory_bound: the bytes take longer than the arithmetic.
-    """
-
-    time_s: float
-    tiling: Tiling
+    time_s: float  # seconds of the product, without its launch
+    tiling: Tiling  # the tile that is taken, how many, in how many waves
+    # tile_waste, wave_waste: shares of the computed numbers, and of the cores' turns, that the product does not need
     tile_waste: float
     wave_waste: float
-    depth_share: float
+    depth_share: float  # depth_share, alignment: shares of the rate that remain with a short K and with unaligned rows
     alignment: float
-    useful: float
-    is_memory_bound: bool
+    useful: float  # needed FLOPs, over the FLOPs of the device's rate in the same time, in (0, 1]
+    is_memory_bound: bool  # the bytes take longer than the arithmetic
 
 
 @checked
@@ -115,29 +101,19 @@ def staircase(product: Product, axis: Axis, sizes: Sequence[int]) -> tuple[Waste
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A size of an axis, and the nearest ones with less waste.
-
-    Attributes:
-        here: at the size itself.
-        smaller, larger: nearest sizes below and above that reach a `useful` share better by `gain`; None: none near.
-        end_of_step: the largest size near it that takes no longer.
-    """
+    """A size of an axis, and the nearest ones with less waste."""
 
     size: int
-    here: Waste
+    here: Waste  # at the size itself
+    # smaller, larger: nearest sizes below and above that reach a `useful` share better by `gain`; None: none near
     smaller: int | None
     larger: int | None
-    end_of_step: int
+    end_of_step: int  # the largest size near it that takes no longer
 
 
 @checked
 def advise(product: Product, axis: Axis, gain: Annotated[float, Range(gt=0)] = 0.02, reach: Count = 512) -> Advice:
-    """Waste of the size of one axis, and sizes near it that waste less.
-
-    Arguments:
-        gain: a better size is `useful` by this share more.
-        reach: how far to look, up and down.
-    """
+    """Waste of the size of one axis, and sizes up to `reach` away that are `useful` by a share `gain` more."""
     size, here = getattr(product, axis), waste(product)
     near = {other: waste(product.at(axis, other)) for other in range(max(1, size - reach), size + reach + 1)}
     better = [other for other, found in near.items() if found.useful >= here.useful * (1 + gain)]
@@ -152,20 +128,13 @@ def advise(product: Product, axis: Axis, gain: Annotated[float, Range(gt=0)] = 0
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """A size rounded up to a multiple, with the extra size and the seconds before and after.
+    """A size rounded up to a multiple, with the extra size and the seconds before and after."""
 
-    Attributes:
-        size, padded: asked for, and taken.
-        extra: FLOPs and parameters more, as a share of those asked for.
-        extra_bytes: of the matrices' parameters in the product's dtype.
-        time_s, padded_s: seconds of the products before and after.
-    """
-
-    size: float
+    size: float  # size, padded: asked for, and taken
     padded: int
-    extra: float
-    extra_bytes: float
-    time_s: float
+    extra: float  # FLOPs and parameters more, as a share of those asked for
+    extra_bytes: float  # of the matrices' parameters in the product's dtype
+    time_s: float  # time_s, padded_s: seconds of the products before and after
     padded_s: float
 
 

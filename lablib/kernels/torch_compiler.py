@@ -13,8 +13,6 @@ functions are compiled again at their next call. torch 2.11 to 2.13 have these n
 Compiling for a CPU needs a C++ compiler, which a laptop may lack: `NoCppCompiler` says so, once, with the remedy.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,22 +37,15 @@ class NoCppCompiler(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Compilation:
-    """One frame compiled, or given up: then it runs operator by operator.
+    """One frame compiled, or given up: then it runs operator by operator."""
 
-    Attributes:
-        function: its name; "" where torch does not say which.
-        file, line: of its first line; of a frame given up, of the line that could not be followed.
-        reason: which guard of an earlier compilation had failed; "" for a first time.
-        given_up: why; "" where it was compiled.
-    """
-
-    function: str
-    file: str
+    function: str  # its name; "" where torch does not say which
+    file: str  # file, line: of its first line; of a frame given up, of the line that could not be followed
     line: int
     operators: int
     guards: int
-    reason: str
-    given_up: str
+    reason: str  # which guard of an earlier compilation had failed; "" for a first time
+    given_up: str  # why; "" where it was compiled
 
 
 @contextmanager
@@ -95,10 +86,7 @@ def compilations() -> list[Compilation]:
 def inductor_code(fn: Callable[..., Any], *args: Any) -> tuple[list[str], list[str]]:
     """The programs that inductor writes for `fn(*args)`, and the operators that it leaves outside of them.
 
-    The call is made twice, first to compile. No program is taken from inductor's caches on disk.
-
-    Raises:
-        NoCppCompiler: there is nothing here to compile them with.
+    The call is made twice, first to compile. No program is from inductor's caches on disk. Raises NoCppCompiler.
     """
     from lablib.torch_compat import functorch_config as functorch
     from lablib.torch_compat import inductor_config as inductor
@@ -125,11 +113,7 @@ def run_with_compiler(run: Callable[[], Any]) -> Any:
 
 
 def find_cpp_compiler() -> str:
-    """The command that inductor would compile with.
-
-    Raises:
-        NoCppCompiler: there is none.
-    """
+    """The command that inductor would compile with. Raises NoCppCompiler if there is none."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
         from lablib.torch_compat import get_cpp_compiler

@@ -14,8 +14,6 @@ Source: Tillet, Kung, Cox, "Triton", 2019 (MAPL), https://doi.org/10.1145/331550
 Simplified: no broadcasting.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -67,13 +67,8 @@ class Compressed:
 def compress(x: Tensor, group_size: GroupSize = 256, generator: torch.Generator | None = None) -> Compressed:
     """`x` in 8 bits, stochastically rounded. A group with an infinity or NaN decompresses to NaN.
 
-    Arguments:
-        x: numbers, of any shape; not empty.
-        group_size: numbers that share a scale, at least 2.
-        generator: source of the random numbers of rounding; None: torch's own.
-
-    Raises:
-        ValueError: `x` is empty or not floating-point.
+    `group_size` numbers share a scale; `generator` draws the rounding (None: torch's own). ValueError: `x` is empty or
+    not floating-point.
     """
     if not x.is_floating_point() or not x.numel():
         raise ValueError(f"floating-point numbers are compressed: got {x.numel()} of {x.dtype}; keep them as they are.")
@@ -106,11 +101,7 @@ def compressed_activations(
 ) -> AbstractContextManager[None]:
     """In this block, autograd keeps saved tensors in 8 bits: `with compressed_activations(model.parameters()): ...`
 
-    Arguments:
-        parameters: not compressed, as they stay in memory anyway.
-        group_size: numbers that share a scale.
-        min_numel: smaller tensors are kept as they are.
-        generator: source of the random numbers of rounding.
+    `parameters`, which stay in memory anyway, and tensors below `min_numel` are kept as they are; others: `compress`.
     """
     pack = partial(compress, group_size=group_size, generator=generator)
     return packed_memory(pack, decompress, parameters, min_numel)

@@ -78,11 +78,7 @@ def checkpoint_sqrt(num_layers: Count, layer_bytes: Positive = 1.0, input_bytes:
 
 @checked
 def checkpoint_first(num_layers: int, num_checkpointed: int) -> Plan:
-    """Checkpoint the first `num_checkpointed` layers, each separately, and keep the rest.
-
-    Raises:
-        ValueError: there are fewer layers.
-    """
+    """Checkpoint the first `num_checkpointed` layers, each separately, and keep the rest. ValueError: fewer layers."""
     if not 0 <= num_checkpointed <= num_layers:
         raise ValueError(f"num_checkpointed must be 0 to {num_layers}, the layers: got {num_checkpointed}.")
     first = tuple(Segment(i, i + 1, True) for i in range(num_checkpointed))
@@ -90,11 +86,7 @@ def checkpoint_first(num_layers: int, num_checkpointed: int) -> Plan:
 
 
 def run(plan: Plan, layers: Sequence[Layer], x: Tensor) -> Tensor:
-    """The chain's output by a plan; gradients are bit-identical to the plain chain's.
-
-    Raises:
-        ValueError: the plan does not cover all layers once.
-    """
+    """The chain's output by a plan, gradients bit-identical to the plain chain's. ValueError: not all layers once."""
     require_plan(plan, len(layers))
     for segment in plan:
         chain = partial(_chain, layers[segment.start : segment.stop])
@@ -115,9 +107,7 @@ def require_plan(plan: Plan, num_layers: int) -> None:
 def peak_bytes(plan: Plan, layer_bytes: Sequence[float], input_bytes: Sequence[float]) -> float:
     """Bytes of activations at the peak of a step: the kept ones, and the segment that backward has recomputed.
 
-    Arguments:
-        layer_bytes: bytes that each layer keeps for backward, its input included.
-        input_bytes: bytes of each layer's input.
+    `layer_bytes`: kept by each layer for backward, its input included; `input_bytes`: of each layer's input.
     """
     peak = kept = 0.0
     for segment in plan:
@@ -184,11 +174,7 @@ def checkpoint_operators(layer: Layer, x: Tensor, policy: Callable[..., Checkpoi
 
 
 def checkpoint_modules(module: nn.Module, *kinds: type[nn.Module]) -> nn.Module:
-    """Selective by module: checkpoint every submodule of these classes, in place; the rest is kept.
-
-    Raises:
-        ValueError: no submodule has one of these classes.
-    """
+    """Selective by module: checkpoint every submodule of these classes, in place. ValueError: there is none."""
     found = [child for child in module.modules() if isinstance(child, kinds)]
     if not found:
         names = " or ".join(kind.__name__ for kind in kinds) or "no class"

@@ -46,11 +46,7 @@ def linear_cross_entropy(
 def chunked_linear_cross_entropy(
     x_TD: Float[Tensor, "T D"], w_VD: Float[Tensor, "V D"], targets_T: Int[Tensor, " T"], num_chunks: Count = 8
 ) -> Float[Tensor, ""]:
-    """The same loss, one chunk of tokens at a time; its scores are recomputed in backward.
-
-    Arguments:
-        num_chunks: at least 1 and at most the number of tokens; chunk sizes differ by at most one token.
-    """
+    """The same loss, one chunk of tokens at a time, equal up to one token; scores are recomputed in backward."""
     total = x_TD.new_zeros((), dtype=_wide(x_TD.dtype))
     for x_CD, targets_C in zip(*_chunks(num_chunks, x_TD, targets_T), strict=True):
         total = total + checkpoint(_summed_loss, x_CD, w_VD, targets_C, use_reentrant=False)

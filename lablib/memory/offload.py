@@ -43,21 +43,13 @@ Event = Any  # torch.cuda.Event, or the simulator's event
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class OnHost:
-    """A flat tensor that has been sent to the host.
+    """A flat tensor that has been sent to the host."""
 
-    Attributes:
-        host: the copy on the host.
-        device: its original device.
-        place: its index in the order of forward.
-        on_device: the tensor on the device: not freed yet, or fetched again.
-        arrived: event at the end of its copy.
-    """
-
-    host: Tensor
-    device: torch.device
-    place: int = 0
-    on_device: Tensor | None = None
-    arrived: Event | None = None
+    host: Tensor  # the copy on the host
+    device: torch.device  # its original device
+    place: int = 0  # its index in the order of forward
+    on_device: Tensor | None = None  # the tensor on the device: not freed yet, or fetched again
+    arrived: Event | None = None  # event at the end of its copy
 
 
 @checked
@@ -78,13 +70,8 @@ def offload(
 ) -> AbstractContextManager[None]:
     """The same, with copies during compute: `with offload(model.parameters()): loss = model(x)`, then `backward()`.
 
-    Arguments:
-        parameters: not offloaded, as they stay on the device anyway.
-        num_ahead: copies in flight in each direction, at least 1; the same number of tensors stays on the device.
-        min_numel: smaller tensors stay on the device.
-
-    Raises:
-        ValueError: there is no GPU.
+    `parameters`, and tensors below `min_numel`, stay on the device. `num_ahead`: copies in flight per direction; the
+    same number of tensors stays on the device. ValueError: there is no GPU.
     """
     _require_gpu()
     mover = Mover(num_ahead)

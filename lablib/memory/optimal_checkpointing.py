@@ -71,17 +71,11 @@ Node = Keep | Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class OptimalPlan:
-    """A plan and its cost.
+    """A plan and its cost."""
 
-    Attributes:
-        root: its first node.
-        time_s: forward, backward, and recomputation.
-        budget_bytes: the budget.
-    """
-
-    root: Node
-    time_s: float
-    budget_bytes: float
+    root: Node  # its first node
+    time_s: float  # forward, backward, and recomputation
+    budget_bytes: float  # the budget
 
 
 @checked

@@ -49,8 +49,7 @@ def packed_memory(
     Arguments:
         pack: maps a flat tensor to an object that can have weak references. It must not keep the tensor.
         unpack: maps that object to a flat tensor of the same numbers. It may be called several times.
-        parameters: not packed, as they stay in memory anyway.
-        min_numel: smaller tensors are not packed.
+        parameters: not packed, as they stay in memory anyway; nor are tensors below `min_numel`.
     """
     parameters = list(parameters)
     check_type("packed_memory: parameters", parameters, list[Tensor])

@@ -63,23 +63,14 @@ DERIVATIVES = {
 
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
-    """One tensor that an operator keeps.
+    """One tensor that an operator keeps."""
 
-    Attributes:
-        operator: the node that keeps it: "AddmmBackward0".
-        name: of the operator's argument or result: "mat1", "result".
-        shape: of the tensor.
-        size_bytes: of its whole memory, even if the tensor is a view of a part.
-        storage: the address of that memory, which is equal for tensors that share it.
-        is_parameter: whether the memory is a parameter's.
-    """
-
-    operator: str
-    name: str
-    shape: tuple[int, ...]
-    size_bytes: int
-    storage: int
-    is_parameter: bool
+    operator: str  # the node that keeps it: "AddmmBackward0"
+    name: str  # of the operator's argument or result: "mat1", "result"
+    shape: tuple[int, ...]  # of the tensor
+    size_bytes: int  # of its whole memory, even if the tensor is a view of a part
+    storage: int  # the address of that memory, which is equal for tensors that share it
+    is_parameter: bool  # whether the memory is a parameter's
 
     @property
     def derivative(self) -> str:
@@ -89,15 +80,10 @@ class SavedTensor:
 
 @checked
 def saved_tensors(output: Tensor, parameters: Iterable[Tensor] = ()) -> list[SavedTensor]:
-    """The tensors saved for backward from `output`, from the last operator to the first.
+    """The tensors saved for backward from `output`, before its backward, from the last operator to the first.
 
-    Arguments:
-        output: result of a forward pass, before its backward; not changed.
-        parameters: further tensors that are in memory anyway, such as frozen weights. An `nn.Parameter` that requires a
-            gradient is found automatically.
-
-    Raises:
-        ValueError: backward has run and freed the memory.
+    `parameters`: further tensors that are in memory anyway, such as frozen weights. An `nn.Parameter` that requires a
+    gradient is found automatically. ValueError: backward has run and freed the memory.
     """
     nodes = list(_nodes(output))
     leaves = [leaf for node in nodes if isinstance(leaf := getattr(node, "variable", None), nn.Parameter)]

@@ -29,23 +29,14 @@ _LABLIB = Path(__file__).parents[1]
 
 
 class StepOptions(NamedTuple):
-    """Choices of a step besides model and micro-batch: precision, optimizer, recomputation.
+    """Choices of a step besides model and micro-batch: precision, optimizer, recomputation."""
 
-    Attributes:
-        width: bytes of a weight.
-        has_master: whether the optimizer updates copies in 32 bits.
-        num_moments: optimizer states per weight.
-        temporary_share: temporaries of the optimizer per weight.
-        every: layers per checkpoint; 0: no checkpoints.
-        num_microbatches: micro-batches per step.
-    """
-
-    width: int
-    has_master: bool
-    num_moments: int
-    temporary_share: int
-    every: int
-    num_microbatches: int
+    width: int  # bytes of a weight
+    has_master: bool  # whether the optimizer updates copies in 32 bits
+    num_moments: int  # optimizer states per weight
+    temporary_share: int  # temporaries of the optimizer per weight
+    every: int  # layers per checkpoint; 0: no checkpoints
+    num_microbatches: int  # micro-batches per step
 
     @property
     def state_width(self) -> int:
@@ -121,18 +112,12 @@ class Trace:
 
 @dataclass(frozen=True, eq=False)
 class StepTrace:
-    """A trace as arrays, one row per operator.
+    """A trace as arrays, one row per operator."""
 
-    Attributes:
-        ops: the operators.
-        fixed, per_sequence: bytes of each of CATEGORIES at the operator's peak.
-        work: FLOPs per sequence; bytes read and written, fixed and per sequence; bytes allocated, fixed and per
-        sequence.
-    """
-
-    ops: tuple[Op, ...]
-    fixed: np.ndarray
+    ops: tuple[Op, ...]  # the operators
+    fixed: np.ndarray  # fixed, per_sequence: bytes of each of CATEGORIES at the operator's peak
     per_sequence: np.ndarray
+    # FLOPs per sequence; bytes read and written, fixed and per sequence; bytes allocated, fixed and per sequence
     work: np.ndarray
 
     def held(self, micro_batch: int) -> Mapping[str, np.ndarray]:

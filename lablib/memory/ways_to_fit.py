@@ -59,27 +59,17 @@ GROUP = 256  # numbers that share a scale, in 8 bits
 
 @dataclass(frozen=True, slots=True)
 class LayerWork:
-    """One layer and one micro-batch: seconds, FLOPs, and bytes kept for backward.
+    """One layer and one micro-batch: seconds, FLOPs, and bytes kept for backward."""
 
-    Attributes:
-        forward_s, backward_s: of the plain layer.
-        again_s, again_flops: recomputation with a checkpoint of the whole layer.
-        selective_s: recomputation if the results of products and attention are kept.
-        flops: of forward and backward (attention recomputes its scores there: 2.5 times its forward).
-        kept_bytes: kept by the plain layer, its input included.
-        selective_bytes: its input and the results of products and attention.
-        input_bytes: its input.
-    """
-
-    forward_s: float
+    forward_s: float  # forward_s, backward_s: of the plain layer
     backward_s: float
-    again_s: float
+    again_s: float  # again_s, again_flops: recomputation with a checkpoint of the whole layer
     again_flops: float
-    selective_s: float
-    flops: float
-    kept_bytes: float
-    selective_bytes: float
-    input_bytes: float
+    selective_s: float  # recomputation if the results of products and attention are kept
+    flops: float  # of forward and backward (attention recomputes its scores there: 2.5 times its forward)
+    kept_bytes: float  # kept by the plain layer, its input included
+    selective_bytes: float  # its input and the results of products and attention
+    input_bytes: float  # its input
 
 
 @dataclass(frozen=True, slots=True)

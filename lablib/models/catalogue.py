@@ -70,8 +70,7 @@ MODELS: Mapping[str, ModelRecord] = MappingProxyType({record.name: record for re
 def model_config(name: str, **changes: Any) -> GPTConfig:
     """The sizes of a model in the catalogue, with changes: `model_config("tiny", num_layers=8)`.
 
-    Raises:
-        ValueError: an unknown name (the nearest ones are given), or the changed sizes do not fit together.
+    ValueError: an unknown name (the nearest ones are given), or the changed sizes do not fit together.
     """
     if name not in MODELS:
         raise unknown_name("model", name, list(MODELS))

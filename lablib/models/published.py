@@ -31,11 +31,6 @@ _DEEPSEEK = "github.com/deepseek-ai/DeepSeek-V3, inference/configs"
 _QWEN3 = "Yang et al. 2025, arXiv 2505.09388, Tables 1 and 2; config.json of the released weights"
 
 
-def _catalogued(name: str) -> Transformer:
-    record = MODELS[name]
-    return replace(Transformer.of(record.config, name), source=record.source)
-
-
 def _gpt(name: str, num_layers: int, d_model: int, num_heads: int, vocab_size: int, source: str) -> Transformer:
     return Transformer(name, num_layers, d_model, num_heads, vocab_size, max_seq_len=2048, source=source)
 
@@ -83,7 +78,7 @@ _MLA_LITE = Latent(query_rank=0, kv_rank=512, d_rotary=64, d_plain=128, d_value=
 _BLOOM = "Le Scao et al. 2022, arXiv 2211.05100, Table 3; model card of bigscience/bloom"
 
 _RECORDS = (
-    *(_catalogued(name) for name in MODELS),
+    *(replace(Transformer.of(record.config, name), source=record.source) for name, record in MODELS.items()),
     #          name      layers  width  heads
     _megatron("1.7b", 24, 2304, 24),
     _megatron("3.6b", 30, 3072, 32),
@@ -137,8 +132,7 @@ TRANSFORMERS: Mapping[str, Transformer] = MappingProxyType({model.name: model fo
 def find_transformer(model: str | Transformer | GPTConfig) -> Transformer:
     """The transformer of that name; a `Transformer` is returned unchanged, a `GPTConfig` as the record of its sizes.
 
-    Raises:
-        ValueError: an unknown name (the nearest ones are given).
+    ValueError: an unknown name (the nearest ones are given).
     """
     if isinstance(model, Transformer):
         return model

@@ -19,25 +19,15 @@ from lablib.signature import check_fields, checked
 
 @dataclass(frozen=True, slots=True)
 class GPTConfig:
-    """The sizes of a GPT.
+    """The sizes of a GPT."""
 
-    Attributes:
-        num_layers: blocks.
-        d_model: width D of the residual stream; a multiple of `num_heads`.
-        num_heads: attention heads H.
-        vocab_size: tokens V; 256 for bytes.
-        max_seq_len: longest T for which there are position embeddings.
-        d_ff: hidden width F of the MLP; None means 4 D.
-        tied_head: the head's matrix is the token embedding's, one parameter used twice.
-    """
-
-    num_layers: int
-    d_model: int
-    num_heads: int
-    vocab_size: int = 50257
-    max_seq_len: int = 1024
-    d_ff: int | None = None
-    tied_head: bool = True
+    num_layers: int  # blocks
+    d_model: int  # width D of the residual stream; a multiple of `num_heads`
+    num_heads: int  # attention heads H
+    vocab_size: int = 50257  # tokens V; 256 for bytes
+    max_seq_len: int = 1024  # longest T for which there are position embeddings
+    d_ff: int | None = None  # hidden width F of the MLP; None means 4 D
+    tied_head: bool = True  # the head's matrix is the token embedding's, one parameter used twice
 
     def __post_init__(self) -> None:
         check_fields(self)

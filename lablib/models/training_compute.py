@@ -33,12 +33,7 @@ def six_n_d(num_parameters: Numbers, tokens: Numbers) -> Numbers:
 
 
 def over_six_n_d(model: Transformer, seq_len: Numbers | None = None, *, causal: bool = False) -> Numbers:
-    """Model FLOPs of the matrix products, over the rule's: 1 if the rule is exact, 2 if it gives half.
-
-    Arguments:
-        seq_len: tokens of a sequence, a number or a numpy array; None means the model's `max_seq_len`.
-        causal: whether masked scores are left out.
-    """
+    """Model FLOPs of the products over the rule's: 1 if exact, 2 if the rule gives half. As `forward_flops`."""
     return step_flops(model, 1, seq_len, causal=causal) / six_n_d(transformer_parameters(model).active, 1)
 
 

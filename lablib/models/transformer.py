@@ -24,80 +24,47 @@ NORMS = ("layer", "rms")
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Multi-head latent attention (MLA): DeepSeek-V2, section 2.1 and appendix C.
+    """Multi-head latent attention (MLA): DeepSeek-V2, section 2.1 and appendix C."""
 
-    Attributes:
-        query_rank: width of the queries' latent, d'_c; 0 for queries without a latent.
-        kv_rank: width of the latent of keys and values, d_c.
-        d_rotary: width of a head's part with the position, d_h^R.
-        d_plain: width of its part without the position, d_h.
-        d_value: width of a head's values.
-    """
-
-    query_rank: int
-    kv_rank: int
-    d_rotary: int
-    d_plain: int
-    d_value: int
+    query_rank: int  # width of the queries' latent, d'_c; 0 for queries without a latent
+    kv_rank: int  # width of the latent of keys and values, d_c
+    d_rotary: int  # width of a head's part with the position, d_h^R
+    d_plain: int  # width of its part without the position, d_h
+    d_value: int  # width of a head's values
 
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts instead of the MLP.
+    """A mixture of experts instead of the MLP."""
 
-    Attributes:
-        num_experts: routed experts E.
-        num_active: routed experts k per token.
-        d_ff: hidden width of one expert.
-        num_shared: experts that every token visits, in addition.
-        num_dense_layers: layers at the bottom that keep a dense MLP.
-    """
-
-    num_experts: int
-    num_active: int
-    d_ff: int
-    num_shared: int = 0
-    num_dense_layers: int = 0
+    num_experts: int  # routed experts E
+    num_active: int  # routed experts k per token
+    d_ff: int  # hidden width of one expert
+    num_shared: int = 0  # experts that every token visits, in addition
+    num_dense_layers: int = 0  # layers at the bottom that keep a dense MLP
 
 
 @dataclass(frozen=True, slots=True)
 class Transformer:
-    """Sizes of a decoder.
+    """Sizes of a decoder."""
 
-    Attributes:
-        name: the model's.
-        num_layers, d_model, num_heads, vocab_size: L, D, H, V.
-        max_seq_len: T; the number of position embeddings, and the default length of training.
-        d_ff: F; None means 4 D.
-        num_kv_heads: G; None means H (plain multi-head attention), 1 is multi-query.
-        d_head: K; None means D / H.
-        activation: "gelu" (two matrices) or "swiglu" (three).
-        positions: "learned", "rotary" or "alibi".
-        norm: "layer" (scale and shift) or "rms" (scale).
-        has_bias: whether linear layers have biases.
-        tied_head: whether the head's matrix is the token embedding's.
-        latent: keys and values from a latent (MLA); None otherwise.
-        experts: a mixture of experts; None for a dense model.
-        source: source of the sizes.
-    """
-
-    name: str
-    num_layers: int
+    name: str  # the model's
+    num_layers: int  # num_layers, d_model, num_heads, vocab_size: L, D, H, V
     d_model: int
     num_heads: int
     vocab_size: int
-    max_seq_len: int
-    d_ff: int | None = None
-    num_kv_heads: int | None = None
-    d_head: int | None = None
-    activation: str = "gelu"
-    positions: str = "learned"
-    norm: str = "layer"
-    has_bias: bool = True
-    tied_head: bool = True
-    latent: Latent | None = None
-    experts: Experts | None = None
-    source: str = ""
+    max_seq_len: int  # T; the number of position embeddings, and the default length of training
+    d_ff: int | None = None  # F; None means 4 D
+    num_kv_heads: int | None = None  # G; None means H (plain multi-head attention), 1 is multi-query
+    d_head: int | None = None  # K; None means D / H
+    activation: str = "gelu"  # "gelu" (two matrices) or "swiglu" (three)
+    positions: str = "learned"  # "learned", "rotary" or "alibi"
+    norm: str = "layer"  # "layer" (scale and shift) or "rms" (scale)
+    has_bias: bool = True  # whether linear layers have biases
+    tied_head: bool = True  # whether the head's matrix is the token embedding's
+    latent: Latent | None = None  # keys and values from a latent (MLA); None otherwise
+    experts: Experts | None = None  # a mixture of experts; None for a dense model
+    source: str = ""  # source of the sizes
 
     def __post_init__(self) -> None:
         for name in ("num_layers", "d_model", "num_heads", "vocab_size", "max_seq_len", "hidden_size", "kv_heads"):

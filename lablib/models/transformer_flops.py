@@ -34,7 +34,6 @@ def forward_flops(model: Transformer, seq_len: Numbers | None = None, *, causal:
     """FLOPs of one token's forward pass, the mean over its sequence, by part.
 
     Arguments:
-        model: the model.
         seq_len: tokens of a sequence, a number or a numpy array; None means the model's `max_seq_len`.
         causal: whether masked scores are left out.
 

@@ -29,24 +29,15 @@ from lablib.signature import checked
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A linear layer of a transformer layer, from `rows` inputs to `columns` outputs.
+    """A linear layer of a transformer layer, from `rows` inputs to `columns` outputs."""
 
-    Attributes:
-        part: "attention", "mlp", "experts", "shared_experts" or "router".
-        name: "query", "up", ...
-        rows, columns: its shape.
-        has_bias: whether one number for each column is added.
-        count: number of such matrices (one for each expert).
-        active: number of them that a token visits.
-    """
-
-    part: str
-    name: str
-    rows: int
+    part: str  # "attention", "mlp", "experts", "shared_experts" or "router"
+    name: str  # "query", "up", ..
+    rows: int  # rows, columns: its shape
     columns: int
-    has_bias: bool
-    count: int = 1
-    active: int = 1
+    has_bias: bool  # whether one number for each column is added
+    count: int = 1  # number of such matrices (one for each expert)
+    active: int = 1  # number of them that a token visits
 
     @property
     def size(self) -> int:
@@ -78,21 +69,15 @@ class LayerParameters:
 
 @dataclass(frozen=True, slots=True)
 class TransformerParameters:
-    """Parameters of a whole transformer.
+    """Parameters of a whole transformer."""
 
-    Attributes:
-        embedding, positions, final_norm, head: outside the layers; a tied head is 0.
-        dense_layer: one layer with a dense MLP; there are `num_dense_layers` (perhaps none).
-        expert_layer: one layer with experts; there are `num_expert_layers` (perhaps none).
-    """
-
-    embedding: int
+    embedding: int  # embedding, positions, final_norm, head: outside the layers; a tied head is 0
     positions: int
     final_norm: int
     head: int
-    dense_layer: LayerParameters
+    dense_layer: LayerParameters  # one layer with a dense MLP; there are `num_dense_layers` (perhaps none)
     num_dense_layers: int
-    expert_layer: LayerParameters
+    expert_layer: LayerParameters  # one layer with experts; there are `num_expert_layers` (perhaps none)
     num_expert_layers: int
 
     @property

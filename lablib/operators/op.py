@@ -374,14 +374,7 @@ def has_arithmetic(op: Any) -> bool:
 
 
 def op_cost(op: Any, args: tuple, kwargs: dict, out: Any, device: Device) -> OpCost:
-    """The cost of one dispatched operator.
-
-    Args:
-        op: the `OpOverload`.
-        args, kwargs: its arguments; tensors may be of any device, real or meta.
-        out: its return value.
-        device: the device that would run it.
-    """
+    """The cost of one dispatched `OpOverload` from its arguments, tensors of any device or meta, and its result."""
     size_bytes = op_bytes(op, args, kwargs, out)
     time_s = op_time_s(op, args, kwargs, out, device, size_bytes)
     launch_s = num_kernels(op, args) * device.launch_s if device.launch_s else 0.0

@@ -67,16 +67,11 @@ _OVERWRITES = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "bern
 
 @dataclass(frozen=True, slots=True)
 class _Roles:
-    """Arguments that are not simply read.
+    """Arguments that are not simply read."""
 
-    Attributes:
-        first_is_unread: the first argument is overwritten (`copy_`), or gives only its shape (`zeros_like`).
-        unread: keyword arguments that are overwritten: `out=`.
-        unreturned: position and name of arguments that are written but not returned (`_foreach_add_` returns nothing).
-    """
-
-    first_is_unread: bool
-    unread: frozenset[str]
+    first_is_unread: bool  # the first argument is overwritten (`copy_`), or gives only its shape (`zeros_like`)
+    unread: frozenset[str]  # keyword arguments that are overwritten: `out=`
+    # position and name of arguments that are written but not returned (`_foreach_add_` returns nothing)
     unreturned: tuple[tuple[int, str], ...]
 
 
@@ -129,11 +124,6 @@ def _picked(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
     return targets.numel() * scores.element_size() + _total((*others, out))
 
 
-def _copied_in(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
-    """FSDP2's own shards, read and written to their place in the buffer for the gather."""
-    return 2 * _total(args[:1])
-
-
 def _filled(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
     """nll_loss backward: the scores are not read again; their gradient is zero except for one number per row."""
     return _total((args[0], *args[2:], out))
@@ -158,7 +148,8 @@ _RULES: dict[str, _Rule] = {
     ),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _picked),
     **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _filled),
-    "all_gather_copy_in": _copied_in,
+    # FSDP2's own shards, read and written to their place in the buffer for the gather
+    "all_gather_copy_in": lambda op, args, kwargs, out: 2 * _total(args[:1]),
     **dict.fromkeys(("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"), _updated),
 }
 

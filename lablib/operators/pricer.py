@@ -22,12 +22,7 @@ _STRIDED = torch.strided
 
 
 class Pricer:
-    """Prices operators on one device and caches the prices. Keeps no reference to tensors.
-
-    Arguments:
-        device: the device that would run them.
-        capacity: maximum number of cached prices.
-    """
+    """Prices operators on one device and caches up to `capacity` prices. Keeps no reference to tensors."""
 
     def __init__(self, device: Device, capacity: int = 16384):
         check_types("Pricer", (("device", device, Device), ("capacity", capacity, int)))

@@ -41,8 +41,7 @@ class Adafactor(BatchedOptimizer):
         beta2_decay: the exponent of t in 1 - beta2; not above 0.
         eps: eps1 (None: the spacing of the dtype at 1) and eps2, the least rms(w) that counts.
         d: the largest rms of an update, at least 1.
-        weight_decay: share of the weights removed per step, times lr.
-        check_finite: whether `step` raises at a gradient that is not finite, naming the parameter.
+        weight_decay, check_finite: as for AdamW.
     """
 
     @checked

@@ -72,11 +72,7 @@ def new_moments(param: Tensor) -> State:
 def update_moments(
     grads: list[Tensor], states: list[State], betas: tuple[float, float], eps: float
 ) -> tuple[list[Tensor], list[Tensor], list[float]]:
-    """Count the step and update the means of `new_moments` with gradients.
-
-    Returns:
-        the m, new tensors sqrt(v^) + eps, and 1 - beta1^t, for m^ / (sqrt(v^) + eps).
-    """
+    """Count the step, update the means of `new_moments`; returns the m, new tensors sqrt(v^) + eps, and 1 - beta1^t."""
     beta1, beta2 = betas
     steps = count_steps(states)
     exp_avgs = [state["exp_avg"] for state in states]

@@ -32,14 +32,12 @@ Betas = tuple[FractionBelow1, FractionBelow1]
 class BatchedOptimizer(torch.optim.Optimizer):
     """An optimizer made of `new_state` and `update`; `bytes_of` is the size of `new_state` by formula.
 
-    Attributes:
-        is_element_wise: each number's update depends only on its own gradient and state, so it works on shards.
-
     Arguments:
         params: as for torch.optim: parameters, (name, parameter) pairs, or groups of either.
         settings: defaults of all groups. With `check_finite`, `step` raises at a gradient that is not finite.
     """
 
+    # each number's update depends only on its own gradient and state, so it works on shards
     is_element_wise: ClassVar[bool] = False
 
     def __init__(self, params: ParamsT, **settings: Any):
@@ -105,11 +103,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
             raise
 
     def load_state_dict(self, state_dict: Settings) -> None:
-        """As torch's, and checks that the state belongs to this optimizer and these parameters.
-
-        Raises:
-            ValueError: other groups, shapes or dtypes, or another optimizer's state; nothing is changed.
-        """
+        """As torch's; ValueError (nothing is changed): other groups, shapes or dtypes, or another optimizer's state."""
         if [len(group["params"]) for group in state_dict["param_groups"]] == [
             len(group["params"]) for group in self.param_groups
         ]:  # if not, torch has a clear error

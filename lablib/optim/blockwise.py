@@ -47,17 +47,11 @@ def codebook(is_signed: bool) -> Float[Tensor, "256"]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BlockCoding:
-    """Settings of blocks and codes.
+    """Settings of blocks and codes."""
 
-    Attributes:
-        values: of the 256 codes.
-        nearest: the code for each number of half precision, in the order of its bits.
-        size: numbers that share a scale.
-    """
-
-    values: Tensor
-    nearest: Tensor
-    size: int
+    values: Tensor  # of the 256 codes
+    nearest: Tensor  # the code for each number of half precision, in the order of its bits
+    size: int  # numbers that share a scale
 
 
 @checked
@@ -102,10 +96,7 @@ def num_blocks(numel: int, size: int) -> int:
 def outlier_errors(x: Float[Tensor, "..."], block_sizes: Sequence[int], outlier: float) -> list[float]:
     """Relative error of the other numbers with one outlier, |x~ - x| / |x| of norms, for each size of blocks.
 
-    Arguments:
-        x: numbers; the first is replaced by the outlier (x itself is not changed).
-        block_sizes: numbers that share a scale.
-        outlier: as a multiple of the root mean square of x.
+    In a copy of x the first number becomes the outlier, a multiple of the root mean square of x.
     """
     with_outlier = x.flatten().clone()
     with_outlier[0] = outlier * x.square().mean().sqrt()

@@ -48,10 +48,8 @@ def mean_steps(
 ) -> tuple[list[float], dict[str, list[float]], dict[str, list[float]]]:
     """Lion's mean step over lr, by formula and measured in the last quarter of some steps, and Adam's by formula.
 
-    Arguments:
-        signal_to_noise: mean over standard deviation of a gradient.
-        num_numbers: parameters that are updated in parallel, each with different noise.
-        num_steps: the mean should have converged after three quarters of them.
+    `signal_to_noise`: mean over standard deviation of a gradient. Each of `num_numbers` parameters has other noise; the
+    mean should have converged after three quarters of `num_steps`.
     """
     formula = [expected_sign(signal, betas) for signal in signal_to_noise]
     measured = [_measured_sign(signal, betas, num_numbers, num_steps) for signal in signal_to_noise]
@@ -89,9 +87,7 @@ def lost_shares(
 ) -> tuple[list[int], dict[str, list[float]]]:
     """Share of a gradient that is lost at each rank, with directions of each of the sources: itself, older ones.
 
-    Arguments:
-        sources: name -> gradient of the same shape, from which the directions are taken.
-        ranks: at most min(m, n).
+    `sources`: name -> gradient of the same shape, from which directions are taken. `ranks`: at most min(m, n).
     """
     axes = {name: strongest_directions(source, max(ranks)) for name, source in sources.items()}
     return list(ranks), {name: [lost_share(grad, one[:, :rank]) for rank in ranks] for name, one in axes.items()}

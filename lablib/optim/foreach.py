@@ -8,6 +8,7 @@ On a GPU, one kernel serves hundreds of tensors; on a CPU the loop runs in C++. 
 the result is a new list, as large as the old one. torch.optim is made of these.
 """
 
+# ruff: noqa: F401  (used as foreach.add_)
 from lablib.torch_compat import foreach_add_ as add_
 from lablib.torch_compat import foreach_addcdiv_ as addcdiv_
 from lablib.torch_compat import foreach_addcmul_ as addcmul_
@@ -24,22 +25,3 @@ from lablib.torch_compat import foreach_reciprocal_ as reciprocal_
 from lablib.torch_compat import foreach_rsqrt_ as rsqrt_
 from lablib.torch_compat import foreach_sign_ as sign_
 from lablib.torch_compat import foreach_sqrt as sqrt
-
-__all__ = [
-    "add_",
-    "addcdiv_",
-    "addcmul_",
-    "clamp_max_",
-    "clamp_min",
-    "clamp_min_",
-    "div_",
-    "lerp",
-    "lerp_",
-    "mul",
-    "mul_",
-    "norm",
-    "reciprocal_",
-    "rsqrt_",
-    "sign_",
-    "sqrt",
-]

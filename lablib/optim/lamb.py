@@ -32,10 +32,9 @@ class LAMB(BatchedOptimizer):
 
     Arguments:
         lr: relative change of each layer per step.
-        betas: decay rates of the means of g and of g^2 per step.
         eps: added to the root; the authors take 1e-6.
         weight_decay: share of the weights that is added to the direction.
-        check_finite: whether `step` raises at a gradient that is not finite, naming the parameter.
+        betas, check_finite: as for AdamW.
     """
 
     @checked

@@ -37,8 +37,7 @@ class Lion(BatchedOptimizer):
     Arguments:
         lr: change of every number per step.
         betas: of the mean that is signed, and of the mean that is kept.
-        weight_decay: share of the weights removed per step, times lr.
-        check_finite: whether `step` raises at a gradient that is not finite, naming the parameter.
+        weight_decay, check_finite: as for AdamW.
     """
 
     is_element_wise = True
@@ -75,12 +74,7 @@ class Lion(BatchedOptimizer):
 
 @checked
 def expected_sign(signal_to_noise: float, betas: Betas = (0.9, 0.99)) -> float:
-    """E[sign(u)], the mean step over lr, for gradients with mean mu and normal noise of deviation sigma.
-
-    Arguments:
-        signal_to_noise: mu / sigma of one gradient.
-        betas: of Lion; each at least 0 and below 1.
-    """
+    """E[sign(u)], the mean step over lr, for gradients with normal noise, of mean over deviation `signal_to_noise`."""
     beta1, beta2 = betas
     noise_of_u = math.sqrt((1 - beta1) ** 2 + beta1**2 * (1 - beta2) / (1 + beta2))
     return math.erf(signal_to_noise / (math.sqrt(2) * noise_of_u))

@@ -50,13 +50,9 @@ def state_bytes(
     min_8bit_size: NonNegativeInt = 4096,
     max_precond_dim: NonNegativeInt = 10_000,
 ) -> int:
-    """Bytes that an optimizer keeps for one parameter of this shape, after its first step.
+    """Bytes that an optimizer, by the name of its file, keeps for one parameter of this shape, after its first step.
 
-    Arguments:
-        optimizer: the name of its file.
-        shape: of the parameter.
-        itemsize: bytes of one of its numbers.
-        rank, block_size, min_8bit_size, max_precond_dim: settings of the optimizers that have them.
+    `itemsize`: bytes of one of its numbers; the others: settings of the optimizers that have them.
     """
     settings = {"rank": rank, "block_size": block_size, "min_8bit_size": min_8bit_size}
     return OPTIMIZERS[optimizer].bytes_of(shape, itemsize, settings | {"max_precond_dim": max_precond_dim})

@@ -41,13 +41,11 @@ class Muon(BatchedOptimizer):
     """Orthogonalized momentum for matrices; equal to torch.optim.Muon.
 
     Arguments:
-        lr: rate.
-        weight_decay: share of the weights removed per step, times lr.
+        lr, weight_decay, check_finite: as for AdamW.
         momentum: decay rate of the mean of gradients per step.
         nesterov: whether the gradient counts once more.
         ns_coefficients, eps, ns_steps: of the Newton-Schulz iteration.
         adjust_lr_fn: "original" or "match_rms_adamw".
-        check_finite: whether `step` raises at a gradient that is not finite, naming the parameter.
     """
 
     @checked

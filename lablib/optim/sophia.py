@@ -42,8 +42,7 @@ class SophiaG(BatchedOptimizer):
         betas: decay rates of the means of g and of the curvature per update.
         gamma: of the curvature in the denominator: the larger, the fewer numbers are clipped.
         eps: the smallest denominator.
-        weight_decay: share of the weights removed per step, times lr.
-        check_finite: whether `step` raises at a gradient that is not finite, naming the parameter.
+        weight_decay, check_finite: as for AdamW.
     """
 
     is_element_wise = True
@@ -82,11 +81,7 @@ class SophiaG(BatchedOptimizer):
     @checked
     @torch.no_grad()
     def update_curvature(self, num_tokens: Annotated[Count, "give the tokens of the sampled loss"]) -> None:
-        """Update the estimate with the gradients of `sampled_label_loss`, a mean over `num_tokens`.
-
-        Raises:
-            RuntimeError, ValueError: as in `step`; nothing is changed.
-        """
+        """Update the estimate with gradients of `sampled_label_loss`, a mean over `num_tokens`. Raises as `step`."""
         self.check_gradients()
         for group, _, grads, states in self.batches():
             beta2, hessians = group["betas"][1], [state["hessian"] for state in states]

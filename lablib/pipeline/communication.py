@@ -36,11 +36,7 @@ from lablib.signature import checked
 
 @checked
 def naive_communication(plan: Plan, *, batched: bool = False) -> CommunicationPlan:
-    """Each rank receives the input of an action directly before it, and sends its output directly after it.
-
-    Arguments:
-        batched: join messages without an action between them into one exchange.
-    """
+    """Each rank receives an action's input directly before it, and sends its output after it; `batched` joins these."""
     rows = []
     for actions in plan.actions:
         steps: list[Step] = []
@@ -58,7 +54,6 @@ def with_communication(plan: Plan, costs: Costs | None = None, *, batched: bool 
     """Post every receive when its message is sent: a plan that runs without messages then also runs with them.
 
     Arguments:
-        plan: a valid one.
         costs: of its actions, for the order of the messages; None: F, I and W take 1 s, B 2 s.
         batched: join messages without an action between them into one exchange.
 

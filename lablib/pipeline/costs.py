@@ -21,31 +21,23 @@ Each = NonNegative | Sequence[NonNegative]  # one number for all, or one for eac
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds and bytes of one micro-batch.
+    """Seconds and bytes of one micro-batch."""
 
-    Attributes:
-        forward_s: F of a piece.
-        backward_s: B of a piece, input and weights together; None: `input_s` + `weight_s`.
-        input_s, weight_s: I and W of a piece; None: half of `backward_s` if given, otherwise `forward_s`.
-        send_s: a message between neighbouring pieces on different ranks, in either direction; one number, or one for
-            each of the p v - 1 boundaries.
-        overlap: True: messages travel while the ranks compute. False: a message occupies its sender after the action
-            and its receiver before the next (Megatron's blocking calls); sends and receives between two actions happen
-            at the same time.
-        activation_bytes: of a piece and micro-batch, from the start of F to the end of B, or of W.
-        released_at_input: the share of it that is already freed after I.
-        static_bytes: held by a rank all the time; one number or one for each rank.
-    """
-
-    forward_s: Each = 1.0
-    backward_s: Each | None = None
+    forward_s: Each = 1.0  # F of a piece
+    backward_s: Each | None = None  # B of a piece, input and weights together; None: `input_s` + `weight_s`
+    # input_s, weight_s: I and W of a piece; None: half of `backward_s` if given, otherwise `forward_s`
     input_s: Each | None = None
     weight_s: Each | None = None
+    # a message between neighbouring pieces on different ranks, in either direction; one number, or one for each of the
+    # p v - 1 boundaries
     send_s: Each = 0.0
+    # True: messages travel while the ranks compute. False: a message occupies its sender after the action and its
+    # receiver before the next (Megatron's blocking calls); sends and receives between two actions happen at the same
+    # time.
     overlap: bool = True
-    activation_bytes: Each = 1.0
-    released_at_input: Fraction = 0.0
-    static_bytes: Each = 0.0
+    activation_bytes: Each = 1.0  # of a piece and micro-batch, from the start of F to the end of B, or of W
+    released_at_input: Fraction = 0.0  # the share of it that is already freed after I
+    static_bytes: Each = 0.0  # held by a rank all the time; one number or one for each rank
 
     def __post_init__(self) -> None:
         check_fields(self)

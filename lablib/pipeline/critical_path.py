@@ -24,21 +24,14 @@ from lablib.signature import checked
 
 @dataclass(frozen=True, slots=True)
 class Critical:
-    """One action of the path.
+    """One action of the path."""
 
-    Attributes:
-        rank, index: position in the plan.
-        action: the action.
-        start_s, end_s: its start and end.
-        lag_s: seconds between the end of the action before it on the path and its start: a message; 0 for none.
-    """
-
-    rank: int
+    rank: int  # rank, index: position in the plan
     index: int
-    action: Action
-    start_s: float
+    action: Action  # the action
+    start_s: float  # start_s, end_s: its start and end
     end_s: float
-    lag_s: float
+    lag_s: float  # seconds between the end of the action before it on the path and its start: a message; 0 for none
 
 
 @checked

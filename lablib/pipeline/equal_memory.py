@@ -35,25 +35,15 @@ MAX_SIZE = 100_000  # of the largest plan that is replayed, in forwards
 
 @dataclass(frozen=True, slots=True)
 class Afforded:
-    """The best settings of a schedule within the memory.
+    """The best settings of a schedule within the memory."""
 
-    Attributes:
-        schedule: its name.
-        num_chunks: pieces on a rank.
-        num_microbatches: micro-batches in one part of the step.
-        num_flushes: parts of the step.
-        in_flight: micro-batches that the fullest rank holds.
-        bubble_fraction: of the step, by replay.
-        closed_form: the same by formula; None if the schedule has no formula.
-    """
-
-    schedule: str
-    num_chunks: int
-    num_microbatches: int
-    num_flushes: int
-    in_flight: float
-    bubble_fraction: float
-    closed_form: float | None
+    schedule: str  # its name
+    num_chunks: int  # pieces on a rank
+    num_microbatches: int  # micro-batches in one part of the step
+    num_flushes: int  # parts of the step
+    in_flight: float  # micro-batches that the fullest rank holds
+    bubble_fraction: float  # of the step, by replay
+    closed_form: float | None  # the same by formula; None if the schedule has no formula
 
 
 @checked

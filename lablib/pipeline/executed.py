@@ -24,12 +24,8 @@ from lablib.signature import checked
 def executed(timeline: Timeline, plan: Plan, step: int = -1) -> Timeline:
     """One span per action of one step of a run, named "1F0" as in the plan; second 0 is the start of the first.
 
-    Arguments:
-        timeline: of a run of the executor with this plan, on the plan's ranks.
-        step: number of the step in the run; -1: the last.
-
-    Raises:
-        ValueError: the run has no such step of this plan.
+    `timeline`: of a run of the executor with this plan, on its ranks. `step`: its number in the run; -1: the last.
+    ValueError: the run has no such step of this plan.
     """
     spans = [span for rank in range(plan.num_stages) for span in _actions(timeline, plan, rank, step)]
     first_s = min((span.start_s for span in spans), default=0.0)
@@ -82,11 +78,9 @@ def _joined(before: Span, span: Span) -> Span:
 
 @checked
 def measured_costs(timeline: Timeline, plan: Plan, step: int = -1, send_s: float | None = None) -> Costs:
-    """Measured costs of the actions of a run, each the mean over its micro-batches.
+    """Measured costs of the actions of a run, each the mean over its micro-batches; arguments as for `executed`.
 
-    Arguments:
-        timeline, plan, step: as for `executed`.
-        send_s: of a message; None: the fastest message between the ranks of each boundary.
+    `send_s`: of a message; None: the fastest message between the ranks of each boundary.
     """
     took: dict[tuple[Kind, int], list[float]] = defaultdict(list)
     done = executed(timeline, plan, step)

@@ -3,8 +3,6 @@
 Source: replay.py (times), validate.py (rules). Simplified: as replay.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
@@ -25,7 +23,6 @@ def leader_board(
 
     Arguments:
         plans: by name; a text is read by `read_plan`. The first sets the numbers of stages and micro-batches.
-        costs: of the actions; None: as in `replay`.
         max_in_flight: limit of micro-batches that a stage holds, one number for all or one for each; None: no limit.
     """
     import pandas as pd

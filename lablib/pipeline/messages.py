@@ -97,11 +97,7 @@ Step = Action | Exchange
 
 @dataclass(frozen=True)
 class CommunicationPlan:
-    """A plan and the steps of each rank in order: the plan's actions, and exchanges between them.
-
-    Raises:
-        ValueError: the actions among the steps are not the plan's.
-    """
+    """A plan and the steps of each rank in order: actions, and exchanges between them. ValueError: other actions."""
 
     plan: Plan
     steps: tuple[tuple[Step, ...], ...]

@@ -59,12 +59,7 @@ def pairs_of(plan: Plan) -> tuple[tuple[tuple[Action, ...], ...], ...]:
 
 @checked
 def replay_pairs(plan: Plan, costs: Costs, pair_s: NonNegative) -> tuple[float, ...]:
-    """Idle seconds of each rank of a DualPipe-V with overlapped pairs of `pair_s` seconds each.
-
-    Arguments:
-        plan: from `dualpipe_v`.
-        costs: of the actions outside of pairs.
-    """
+    """Idle seconds of each rank of a `dualpipe_v` plan with overlapped pairs of `pair_s`; costs: of other actions."""
     rows, alone = pairs_of(plan), replay(plan, costs)
     took = {
         action: end_s - start_s

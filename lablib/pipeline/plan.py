@@ -64,21 +64,13 @@ class Action:
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule for p ranks and m micro-batches.
+    """A schedule for p ranks and m micro-batches."""
 
-    Attributes:
-        name: the schedule's, e.g. "1f1b".
-        num_stages: ranks of the pipeline p.
-        num_microbatches: m.
-        actions: of each rank, in order.
-        rank_of: the rank of each piece of the model; p v entries.
-    """
-
-    name: str
-    num_stages: int
-    num_microbatches: int
-    actions: tuple[tuple[Action, ...], ...]
-    rank_of: tuple[int, ...]
+    name: str  # the schedule's, e.g. "1f1b"
+    num_stages: int  # ranks of the pipeline p
+    num_microbatches: int  # m
+    actions: tuple[tuple[Action, ...], ...]  # of each rank, in order
+    rank_of: tuple[int, ...]  # the rank of each piece of the model; p v entries
 
     @property
     def num_pieces(self) -> int:

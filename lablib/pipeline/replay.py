@@ -109,21 +109,15 @@ def _messages(plan: Plan, send_s: list[float]) -> tuple[list[float], list[float]
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """A replayed plan. Times in seconds from its start.
+    """A replayed plan. Times in seconds from its start."""
 
-    Attributes:
-        plan, costs: of the replay.
-        start_s, end_s: of each rank, one entry per action, in the plan's order; arrays, or lists without numpy.
-        makespan_s: the end of the last action.
-        rows: the plan as numbers.
-    """
-
-    plan: Plan
+    plan: Plan  # plan, costs: of the replay
     costs: Costs
+    # start_s, end_s: of each rank, one entry per action, in the plan's order; arrays, or lists without numpy
     start_s: tuple[Array, ...]
     end_s: tuple[Array, ...]
-    makespan_s: float
-    rows: Lowered = field(repr=False)
+    makespan_s: float  # the end of the last action
+    rows: Lowered = field(repr=False)  # the plan as numbers
 
     @cached_property
     def busy_s(self) -> tuple[float, ...]:
@@ -215,14 +209,10 @@ class Replay:
 
 @checked
 def replay(plan: Plan, costs: Costs | None = None) -> Replay:
-    """Start and end of every action of a plan.
+    """Start and end of every action of a plan, in any order that can be executed.
 
-    Arguments:
-        plan: any order of actions that can be executed.
-        costs: of the actions; None: F, I and W take 1 s, B 2 s, messages nothing.
-
-    Raises:
-        ValueError: for costs that do not fit the plan, and for a plan that deadlocks.
+    `costs`: of the actions; None: F, I and W take 1 s, B 2 s, messages nothing. ValueError: costs that do not fit the
+    plan, and a plan that deadlocks.
     """
     costs = costs or Costs()
     rows = Lowered.of(plan, costs.of_pieces(plan), costs.overlap)

@@ -27,21 +27,13 @@ class PlanRule(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One violation of a rule.
+    """One violation of a rule."""
 
-    Attributes:
-        rule: the violated rule.
-        rank: of the mistake; None if it concerns no single rank.
-        index: the step of that rank, from 0 (in the text, from 1); None if an action is missing.
-        action: that step, or the missing action, as text: "1F0".
-        text: the message.
-    """
-
-    rule: PlanRule
-    rank: int | None
-    index: int | None
-    action: str
-    text: str
+    rule: PlanRule  # the violated rule
+    rank: int | None  # of the mistake; None if it concerns no single rank
+    index: int | None  # the step of that rank, from 0 (in the text, from 1); None if an action is missing
+    action: str  # that step, or the missing action, as text: "1F0"
+    text: str  # the message
 
     def __str__(self) -> str:
         return f"R{int(self.rule)}: {self.text}"
@@ -208,7 +200,7 @@ def deadlock(plan: Plan | CommunicationPlan, blocking_sends: bool) -> Iterator[F
         yield Finding(PlanRule.DEADLOCK, first.rank, first.index, first.step, f"no rank can continue: {words}")
 
 
-def memory(plan: Plan, limits: Sequence[int]) -> Iterator[Finding]:
+def memory(plan: Plan, limits: Sequence[float]) -> Iterator[Finding]:
     """R6. For each rank, the first action after which it exceeds its limit."""
     for rank, (actions, limit) in enumerate(zip(plan.actions, limits, strict=True)):
         for index, held in enumerate(held_after(actions)):

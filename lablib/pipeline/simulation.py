@@ -19,6 +19,7 @@ from lablib.pipeline.critical_path import Critical, critical_path
 from lablib.pipeline.deadlock import BlockedStep, find_deadlock, steps_done
 from lablib.pipeline.plan import Action, Plan
 from lablib.pipeline.replay import Replay, replay
+from lablib.pipeline.validate import limits_of
 from lablib.signature import Range, checked
 
 MAX_MOMENTS = 200
@@ -27,19 +28,12 @@ Limit = Annotated[float, Range(gt=0, example=4)]  # of micro-batches on a rank; 
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """A simulated plan.
+    """A simulated plan."""
 
-    Attributes:
-        plan: the whole plan.
-        replay: of all actions that can run.
-        circle: the ranks that wait for each other; empty if the plan runs to its end.
-        max_in_flight: the micro-batches that each rank may hold at once; None: no limit.
-    """
-
-    plan: Plan
-    replay: Replay
-    circle: tuple[BlockedStep, ...]
-    max_in_flight: tuple[float, ...] | None
+    plan: Plan  # the whole plan
+    replay: Replay  # of all actions that can run
+    circle: tuple[BlockedStep, ...]  # the ranks that wait for each other; empty if the plan runs to its end
+    max_in_flight: tuple[float, ...] | None  # the micro-batches that each rank may hold at once; None: no limit
 
     @cached_property
     def critical_path(self) -> tuple[Critical, ...]:
@@ -87,7 +81,7 @@ def simulate(
         ValueError: an action is missing, repeated, on another rank or before one that it needs on the same rank; costs
             that do not fit; not one limit for each rank.
     """
-    limits = None if max_in_flight is None else _limits(max_in_flight, plan.num_stages)
+    limits = None if max_in_flight is None else limits_of(max_in_flight, plan.num_stages)
     broken = list(rules.places(plan)) or [*rules.once(plan), *rules.order(plan)]
     if broken:
         more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
@@ -102,17 +96,6 @@ def simulate(
     return Simulation(plan, replay(replace(plan, actions=rows), costs), circle, limits)
 
 
-def _limits(max_in_flight: float | Sequence[float], num_ranks: int) -> tuple[float, ...]:
-    """One for each rank."""
-    limits = tuple(max_in_flight) if isinstance(max_in_flight, Sequence) else (max_in_flight,) * num_ranks
-    if len(limits) != num_ranks:
-        raise ValueError(
-            f"max_in_flight must be one number, or one for each of the {num_ranks} ranks: got {len(limits)} numbers; "
-            f"try {[4] * min(num_ranks, 8)}."
-        )
-    return limits
-
-
 @checked
 def read_plan(text: str) -> Plan:
     """Parse a plan: one line per rank, actions separated by spaces; text before a colon is a name.
@@ -121,10 +104,7 @@ def read_plan(text: str) -> Plan:
         rank 1:  F0 B0 F1 B1          1F0 1B0 1F1 1B1
 
     An action without a leading number is at the piece with the number of the line. A piece is on the rank of the line
-    in which it first occurs.
-
-    Raises:
-        ValueError: no line, or a word that is not an action.
+    in which it first occurs. ValueError: no line, or a word that is not an action.
     """
     rows = [line.split(":", 1)[-1].replace(",", " ").split() for line in text.splitlines() if line.strip()]
     if not rows:

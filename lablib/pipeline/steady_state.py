@@ -34,31 +34,21 @@ _ROUNDING = 1e-12  # of the makespan
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """Makespan and bubble of a plan, and its period.
+    """Makespan and bubble of a plan, and its period."""
 
-    Attributes:
-        makespan_s, bubble_fraction: as from `replay` of the whole plan.
-        period: micro-batches q after which the times repeat; 0 if they do not, and the whole plan was replayed.
-        period_s: seconds of q more micro-batches.
-        num_replayed: micro-batches of the largest plan that was replayed.
-    """
-
-    makespan_s: float
+    makespan_s: float  # makespan_s, bubble_fraction: as from `replay` of the whole plan
     bubble_fraction: float
-    period: int
-    period_s: float
-    num_replayed: int
+    period: int  # micro-batches q after which the times repeat; 0 if they do not, and the whole plan was replayed
+    period_s: float  # seconds of q more micro-batches
+    num_replayed: int  # micro-batches of the largest plan that was replayed
 
 
 @checked
 def steady_state(plan_of: Callable[[int], Plan], num_microbatches: int, costs: Costs | None = None) -> SteadyState:
     """Makespan and bubble of the plan of many micro-batches.
 
-    Arguments:
-        plan_of: a schedule as a function of the number of micro-batches, e.g. `partial(one_f_one_b, 16)`. Numbers that
-            it refuses with a ValueError are skipped.
-        num_microbatches: m; `plan_of` must take it.
-        costs: as for `replay`, the same for every number of micro-batches.
+    `plan_of`: a schedule as a function of the number of micro-batches, e.g. `partial(one_f_one_b, 16)`. Numbers that it
+    refuses with a ValueError are skipped, but not `num_microbatches`.
     """
     plans = (_plan_or_none(plan_of, number) for number in range(1, num_microbatches + 1))
     num_stages = (next(filter(None, plans), None) or plan_of(num_microbatches)).num_stages

@@ -26,27 +26,6 @@ class StageTime(NamedTuple):
 class PipelineSums:
     """The sums that every schedule needs, from the numbers of stages and micro-batches and the seconds per stage."""
 
-    __slots__ = (
-        "b_s",
-        "busiest_s",
-        "c_s",
-        "e0",
-        "e1",
-        "f_s",
-        "halves",
-        "held_s",
-        "m",
-        "mid",
-        "on_first_s",
-        "p",
-        "round_s",
-        "t0_s",
-        "t1_s",
-        "t_s",
-        "v",
-        "x",
-    )
-
     def __init__(self, p: Any, m: Any, v: Any, mid: Any, e0: Any, e1: Any, send_s: Any, overlap: bool, busiest: Any):
         self.p, self.m, self.v, self.mid, self.e0, self.e1 = p, m, v, mid, e0, e1
         self.x = mid if busiest is None else busiest

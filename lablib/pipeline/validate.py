@@ -73,7 +73,7 @@ def validate(
     if not findings:
         findings = [*rules.deadlock(plan, blocking_sends)]
     if max_in_flight is not None:
-        findings += rules.memory(computed, _limits(max_in_flight, len(computed.actions)))
+        findings += rules.memory(computed, limits_of(max_in_flight, len(computed.actions)))
     return Report(plan.name, tuple(findings))
 
 
@@ -88,11 +88,13 @@ def check(
         raise ValueError(f"{plan.name}: " + " ".join(map(str, findings[:_MAX_FINDINGS])) + more)
 
 
-def _limits(max_in_flight: int | Sequence[int], num_ranks: int) -> Sequence[int]:
-    limits = [max_in_flight] * num_ranks if isinstance(max_in_flight, int) else max_in_flight
+def limits_of(max_in_flight: float | Sequence[float], num_ranks: int) -> tuple[float, ...]:
+    """One limit for each rank."""
+    limits = tuple(max_in_flight) if isinstance(max_in_flight, Sequence) else (max_in_flight,) * num_ranks
     if len(limits) != num_ranks:
         raise ValueError(
-            f"max_in_flight must be one number, or one for each rank: got {len(limits)} for {num_ranks} ranks."
+            f"max_in_flight must be one number, or one for each of the {num_ranks} ranks: got {len(limits)} numbers; "
+            f"try {[4] * min(num_ranks, 8)}."
         )
     return limits
 

@@ -73,12 +73,7 @@ def autocast_casts(
     device_type: Annotated[str, OneOf(DEVICE_TYPES)] = "cuda",
     dtype: Annotated[torch.dtype, OneOf(LOWER_DTYPES)] = torch.float16,
 ) -> dict[str, str]:
-    """The rule of each of `OPERATORS` under torch.autocast, one of `RULES`: name -> rule.
-
-    Arguments:
-        device_type: "cpu" or "cuda"; neither needs the device.
-        dtype: the lower one, torch.float16 or torch.bfloat16.
-    """
+    """Name -> rule, one of `RULES`, of each of `OPERATORS` under torch.autocast to `dtype`; needs no such device."""
     with FakeTensorMode():
         return {name: find_rule(operator, device_type, dtype) for name, operator in OPERATORS.items()}
 
@@ -132,15 +127,10 @@ class _Casts(TorchDispatchMode):
 
 @dataclass(frozen=True, slots=True)
 class Counterpart:
-    """The names of one concept in three libraries; "-" if a library has none.
+    """The names of one concept in three libraries; "-" if a library has none."""
 
-    Attributes:
-        what: the concept.
-        torch, keras, deepspeed: its name in each.
-    """
-
-    what: str
-    torch: str
+    what: str  # the concept
+    torch: str  # torch, keras, deepspeed: its name in each
     keras: str
     deepspeed: str
 

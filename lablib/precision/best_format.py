@@ -34,33 +34,22 @@ PEAK_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class FormatChoice:
-    """A number format for training.
+    """A number format for training."""
 
-    Attributes:
-        format: of the products.
-        recipe: name of the linear layers' recipe (quantized_linear.py).
-        needs_loss_scale: whether gradients underflow without a loss scale.
-        speedup: peak of products over FP32's peak.
-        reason: why, in one sentence.
-    """
-
-    format: Format
-    recipe: str
-    needs_loss_scale: bool
-    speedup: float
-    reason: str
+    format: Format  # of the products
+    recipe: str  # name of the linear layers' recipe (quantized_linear.py)
+    needs_loss_scale: bool  # whether gradients underflow without a loss scale
+    speedup: float  # peak of products over FP32's peak
+    reason: str  # why, in one sentence
 
 
 @checked
 def best_format(device: Device | None = None, *, num_bits: Annotated[int, OneOf((16, 8, 4))] = 16) -> FormatChoice:
-    """The format to train in.
+    """The format to train in. ValueError: a GPU that is not in the catalogue.
 
     Arguments:
         device: None: the GPU of this machine, or its CPU without a GPU.
         num_bits: the fewest bits allowed: 16, 8 or 4. Below 16 a run needs a recipe, and monitoring.
-
-    Raises:
-        ValueError: a GPU that is not in the catalogue.
     """
     device = device or find_device()
     if num_bits <= 4 and _speedup(device, E2M1) > _speedup(device, BF16):
@@ -89,11 +78,7 @@ def best_format(device: Device | None = None, *, num_bits: Annotated[int, OneOf(
 
 @checked
 def find_device() -> Device:
-    """This machine's GPU in the catalogue; a CPU core without a GPU.
-
-    Raises:
-        ValueError: a GPU that is not in the catalogue.
-    """
+    """This machine's GPU in the catalogue (ValueError: it is not there); a CPU core without a GPU."""
     gpus = visible_gpus()
     if not gpus:
         return DEVICES["laptop-core"]

@@ -41,23 +41,15 @@ from lablib.signature import Count, OneOf, checked
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Settings of the quantization of a tensor.
+    """Settings of the quantization of a tensor."""
 
-    Attributes:
-        name: the field's.
-        format: of the elements.
-        block: rows and columns that share a scale; None: the whole tensor.
-        scale_format: of the scales; None: numbers are rounded without a scale, as in BF16.
-        has_tensor_scale: whether a further FP32 scale of the whole tensor brings the blocks' scales into their format.
-        rounding: "nearest", or "stochastic".
-    """
-
-    name: str
-    format: Format
-    block: tuple[int, int] | None = None
-    scale_format: Format | None = FP32
+    name: str  # the field's
+    format: Format  # of the elements
+    block: tuple[int, int] | None = None  # rows and columns that share a scale; None: the whole tensor
+    scale_format: Format | None = FP32  # of the scales; None: numbers are rounded without a scale, as in BF16
+    # whether a further FP32 scale of the whole tensor brings the blocks' scales into their format
     has_tensor_scale: bool = False
-    rounding: str = "nearest"
+    rounding: str = "nearest"  # "nearest", or "stochastic"
 
     @property
     def bits_per_number(self) -> float:
@@ -94,19 +86,12 @@ def find_recipe(name: Annotated[str, OneOf(RECIPES)]) -> Recipe:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Quantized:
-    """A quantized tensor.
+    """A quantized tensor."""
 
-    Attributes:
-        codes: numbers of the recipe's format, in float32, in the shape of the tensor.
-        scales: one for each block, in float32; for `nvfp4` without the tensor's scale.
-        tensor_scale: of all blocks; 1 except for `nvfp4`.
-        recipe: the recipe of the quantization.
-    """
-
-    codes: Tensor
-    scales: Tensor
-    tensor_scale: float
-    recipe: Recipe
+    codes: Tensor  # numbers of the recipe's format, in float32, in the shape of the tensor
+    scales: Tensor  # one for each block, in float32; for `nvfp4` without the tensor's scale
+    tensor_scale: float  # of all blocks; 1 except for `nvfp4`
+    recipe: Recipe  # the recipe of the quantization
 
     @property
     def size_bytes(self) -> float:

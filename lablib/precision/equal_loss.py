@@ -23,15 +23,10 @@ Time = Annotated[float, Range(gt=0, example=1.0)]
 
 @dataclass(frozen=True, slots=True)
 class SpeedClaim:
-    """Speedup over a reference; above 1 is faster.
+    """Speedup over a reference; above 1 is faster."""
 
-    Attributes:
-        throughput: by steps per second.
-        to_equal_loss: by seconds to the same loss; 0 if it is never reached.
-    """
-
-    throughput: float
-    to_equal_loss: float
+    throughput: float  # by steps per second
+    to_equal_loss: float  # by seconds to the same loss; 0 if it is never reached
 
 
 @checked
@@ -50,11 +45,7 @@ def speed_claim(
     target: float,
     window: Count = 10,
 ) -> SpeedClaim:
-    """Both speedups of a run over a reference.
-
-    Raises:
-        ValueError: the reference never reaches the target.
-    """
+    """Both speedups of a run over a reference. ValueError: the reference never reaches the target."""
     steps, reference_steps = (steps_to_loss(one, target, window) for one in (losses, reference_losses))
     if reference_steps is None:
         raise ValueError(

@@ -41,17 +41,11 @@ class RangeShares:
 
 @dataclass(frozen=True, slots=True)
 class ExponentCounts:
-    """Counts of numbers by exponent.
+    """Counts of numbers by exponent."""
 
-    Attributes:
-        by_exponent: e -> count of x with 2^e <= |x| < 2^(e+1).
-        zeros: count of zeros, which have no exponent.
-        not_finite: count of infinities and NaN.
-    """
-
-    by_exponent: Mapping[int, int] = field(default_factory=dict)
-    zeros: int = 0
-    not_finite: int = 0
+    by_exponent: Mapping[int, int] = field(default_factory=dict)  # e -> count of x with 2^e <= |x| < 2^(e+1)
+    zeros: int = 0  # count of zeros, which have no exponent
+    not_finite: int = 0  # count of infinities and NaN
 
     @property
     def num_nonzero(self) -> int:

@@ -28,25 +28,17 @@ from lablib.signature import OneOf, checked
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A binary floating-point format.
+    """A binary floating-point format."""
 
-    Attributes:
-        name: the common name in lower case: "bf16".
-        exponent_bits, mantissa_bits: E and M.
-        bias: subtracted from the stored exponent.
-        has_infinity: whether too large values become an infinity; if not, a NaN, or the largest number without a NaN.
-        has_nan: whether there is a NaN.
-        is_signed: whether there is a sign bit; E8M0 has none.
-        dtype: its dtype in torch; None if torch has none (TF32) or packs two numbers into a byte (E2M1).
-    """
-
-    name: str
-    exponent_bits: int
+    name: str  # the common name in lower case: "bf16"
+    exponent_bits: int  # exponent_bits, mantissa_bits: E and M
     mantissa_bits: int
-    bias: int
+    bias: int  # subtracted from the stored exponent
+    # whether too large values become an infinity; if not, a NaN, or the largest number without a NaN
     has_infinity: bool = True
-    has_nan: bool = True
-    is_signed: bool = True
+    has_nan: bool = True  # whether there is a NaN
+    is_signed: bool = True  # whether there is a sign bit; E8M0 has none
+    # its dtype in torch; None if torch has none (TF32) or packs two numbers into a byte (E2M1)
     dtype: torch.dtype | None = None
 
     @property
@@ -123,11 +115,7 @@ def find_format(name: Annotated[str, OneOf(FORMATS)]) -> Format:
 
 @checked
 def all_values(format: Format) -> torch.Tensor:
-    """Every finite number of a format of at most 16 bits, in order, in float64: zero once.
-
-    Raises:
-        ValueError: a format of more than 16 bits.
-    """
+    """Every finite number of a format, in order, in float64: zero once. ValueError: a format of more than 16 bits."""
     if format.num_bits > 16:
         raise ValueError(
             f"only formats of at most 16 bits can be listed: {format} has {format.num_bits}; try bf16 or e4m3"

@@ -40,8 +40,7 @@ def hadamard_transform(
 ) -> Float[Tensor, "... C"]:
     """`x H`, separately for each `size` neighbours of the last dimension; with `signs` (+-1), `x diag(signs) H`.
 
-    Raises:
-        ValueError: `size` does not divide the last dimension.
+    ValueError: `size` does not divide the last dimension.
     """
     if x.shape[-1] % size:
         raise ValueError(f"the last dimension must be a multiple of {size}: got {x.shape[-1]}.")

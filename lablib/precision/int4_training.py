@@ -97,10 +97,8 @@ def sampling_probabilities(scores: Float[Tensor, " R"], num_kept: Count) -> Floa
 class Int4Linear(nn.Module):
     """`nn.Linear` with products on 4-bit integers. Takes over weight and bias, and learns two steps.
 
-    Arguments:
-        linear: the layer with the parameters.
-        block: size of the Hadamard transform; a power of two that divides the inputs.
-        generator: of stochastic rounding and sampling.
+    `block`: size of the Hadamard transform, a power of two that divides the inputs; `generator`: of stochastic rounding
+    and sampling.
     """
 
     def __init__(self, linear: nn.Linear, block: int = 32, generator: torch.Generator | None = None):

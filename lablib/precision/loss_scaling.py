@@ -61,23 +61,14 @@ class ScaleState:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRule:
-    """Rule for growing and shrinking a loss scale.
+    """Rule for growing and shrinking a loss scale."""
 
-    Attributes:
-        initial: the first scale.
-        growth: factor by which it grows; 1 for a static scale.
-        backoff: factor by which it shrinks, at most 1; 1 for a static scale.
-        interval: steps in a row without overflow after which it grows.
-        hysteresis: overflows after which it shrinks; growing restores the count.
-        minimum, maximum: bounds of the scale.
-    """
-
-    initial: Positive = 2.0**16
-    growth: Annotated[float, Range(ge=1)] = 2.0
-    backoff: PositiveFraction = 0.5
-    interval: Count = 2000
-    hysteresis: Count = 1
-    minimum: float = 0.0
+    initial: Positive = 2.0**16  # the first scale
+    growth: Annotated[float, Range(ge=1)] = 2.0  # factor by which it grows; 1 for a static scale
+    backoff: PositiveFraction = 0.5  # factor by which it shrinks, at most 1; 1 for a static scale
+    interval: Count = 2000  # steps in a row without overflow after which it grows
+    hysteresis: Count = 1  # overflows after which it shrinks; growing restores the count
+    minimum: float = 0.0  # minimum, maximum: bounds of the scale
     maximum: float = LARGEST_SCALE
 
     def __post_init__(self) -> None:
@@ -154,10 +145,8 @@ class LossScaler:
     def unscale_(self, optimizer: torch.optim.Optimizer) -> bool:
         """Divide the gradients of an optimizer by the scale, in place; returns whether any overflowed, on any rank.
 
-        Communicates one flag if there are several ranks.
-
-        Raises:
-            RuntimeError: they were unscaled since the last `update`, or are in FP16.
+        Communicates one flag if there are several ranks. RuntimeError: they were unscaled since the last `update`, or
+        are in FP16.
         """
         if optimizer in self._overflows:
             raise RuntimeError("unscale_() was called for this optimizer since the last update(); call it once a step.")
@@ -170,11 +159,7 @@ class LossScaler:
         return overflow
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """`optimizer.step(...)` with true gradients; skipped if any gradient overflowed on any rank.
-
-        Raises:
-            RuntimeError: it has stepped since the last `update`.
-        """
+        """`optimizer.step(...)` with true gradients; skipped if any rank overflowed. RuntimeError: a second step."""
         if optimizer in self._stepped:
             raise RuntimeError("step() was called for this optimizer since the last update(); call update() after it.")
         if optimizer not in self._overflows:
@@ -183,11 +168,7 @@ class LossScaler:
         return None if self._overflows[optimizer] else optimizer.step(*args, **kwargs)
 
     def update(self) -> None:
-        """Set the scale of the next step; call once after the steps of all optimizers.
-
-        Raises:
-            RuntimeError: nothing was unscaled since the last call.
-        """
+        """Set the next step's scale, once after the steps of all optimizers. RuntimeError: nothing was unscaled."""
         if not self._overflows:
             raise RuntimeError("update() follows the step of at least one optimizer: call step(optimizer) first.")
         self.state = self.rule.after(self.state, any(self._overflows.values()))
@@ -198,11 +179,7 @@ class LossScaler:
         return {"rule": asdict(self.rule), **asdict(self.state)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Restore the state and rule of a saved scaler.
-
-        Raises:
-            ValueError: a state with other entries, such as torch's, or with invalid values.
-        """
+        """Restore state and rule of a saved scaler. ValueError: other entries, such as torch's, or invalid values."""
         expected = self.state_dict()
         _check_entries("a scaler's state", saved, expected)
         _check_entries("a scaler's rule", saved["rule"], expected["rule"])

@@ -83,18 +83,12 @@ class MixedPrecision:
 
 @dataclass(frozen=True, slots=True)
 class TextRun:
-    """Records of a run, one entry per step.
+    """Records of a run, one entry per step."""
 
-    Attributes:
-        losses: of the text of each step, in nats per byte.
-        zero_shares: share of the weights' gradients that is exactly zero.
-        scales: loss scale that the step used; 1 without scaler.
-        watch: exponents of all gradients of backward, with the loss divided and scaled; None if `watches` is False.
-    """
-
-    losses: list[float] = field(default_factory=list)
-    zero_shares: list[float] = field(default_factory=list)
-    scales: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)  # of the text of each step, in nats per byte
+    zero_shares: list[float] = field(default_factory=list)  # share of the weights' gradients that is exactly zero
+    scales: list[float] = field(default_factory=list)  # loss scale that the step used; 1 without scaler
+    # exponents of all gradients of backward, with the loss divided and scaled; None if `watches` is False
     watch: GradientExponents | None = None
 
 

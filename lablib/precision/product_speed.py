@@ -29,29 +29,20 @@ from lablib.signature import Count, checked
 
 @dataclass(frozen=True, slots=True)
 class ProductSpeed:
-    """A product of [size, size] with [size, size] on a device.
-
-    Attributes:
-        time_s: in the format.
-        speedup: over the baseline.
-    """
+    """A product of [size, size] with [size, size] on a device."""
 
     device: str
     format: str
     size: int
-    time_s: float
-    speedup: float
+    time_s: float  # in the format
+    speedup: float  # over the baseline
 
 
 @checked
 def product_speeds(
     device: Device, format: Format, sizes: Sequence[Count], baseline: Format = FP32
 ) -> list[ProductSpeed]:
-    """Square products of these sizes in a format, relative to another one.
-
-    Raises:
-        ValueError: the device lacks one of the formats.
-    """
+    """Square products of these sizes in a format, relative to another one. ValueError: the device lacks a format."""
     speeds = []
     for size in sizes:
         time_s, baseline_s = (product_time_s(device, one, size) for one in (format, baseline))
@@ -61,11 +52,7 @@ def product_speeds(
 
 @checked
 def product_time_s(device: Device, format: Format, size: int) -> float:
-    """Seconds of a product of [size, size] with [size, size], one of many.
-
-    Raises:
-        ValueError: the device does not multiply this format.
-    """
+    """Seconds of one of many products [size, size] x [size, size]. ValueError: the device lacks the format."""
     check_multiplies(device, format)
     product_s = float(matmul_time_s(size, size, size, PEAK_NAMES[format.name], device))
     return max(device.launch_s, product_s + device.queued_s)

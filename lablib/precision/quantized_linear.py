@@ -38,21 +38,14 @@ from lablib.torch_compat import scaled_mm
 
 @dataclass(frozen=True, slots=True)
 class LinearRecipe:
-    """Quantization of the operands of a linear layer's products.
+    """Quantization of the operands of a linear layer's products."""
 
-    Attributes:
-        name: the name in the literature.
-        activation, weight, gradient: the recipes of x, w and dy.
-        hadamard: neighbours that are mixed before the weight's gradient; 0: no transform.
-        is_delayed: whether scales come from earlier steps.
-    """
-
-    name: str
-    activation: Recipe
+    name: str  # the name in the literature
+    activation: Recipe  # activation, weight, gradient: the recipes of x, w and dy
     weight: Recipe
     gradient: Recipe
-    hadamard: int = 0
-    is_delayed: bool = False
+    hadamard: int = 0  # neighbours that are mixed before the weight's gradient; 0: no transform
+    is_delayed: bool = False  # whether scales come from earlier steps
 
 
 def _all(name: str, recipe: Recipe) -> LinearRecipe:
@@ -90,12 +83,9 @@ class QuantizedLinear(nn.Module):
 
     Arguments:
         linear: the layer with the weight and bias; the parameters are shared, not copied.
-        recipe: `find_linear_recipe("mxfp8")`.
         generator: source of stochastic rounding; None: torch's default generator.
-        uses_scaled_mm: use torch's product of real 8-bit numbers in forward, without emulation.
-
-    Raises:
-        ValueError: torch's product is requested for a recipe without one scale per tensor.
+        uses_scaled_mm: use torch's product of real 8-bit numbers in forward, without emulation. ValueError: a recipe
+            without one scale per tensor.
     """
 
     def __init__(
@@ -186,14 +176,11 @@ def scaled_product(x: Quantized, w: Quantized) -> Tensor:
 def quantize_linears(
     module: nn.Module, recipe: LinearRecipe, *, keep: tuple[str, ...] = ("head",), seed: int = 0
 ) -> nn.Module:
-    """Replace every `nn.Linear` of a module by a `QuantizedLinear` on the same parameters, in place.
+    """Replace every `nn.Linear` of a module by a `QuantizedLinear` on its parameters, in place. ValueError: none there.
 
     Arguments:
         keep: parts of names of layers that are not replaced; recipes keep the head, where errors matter most.
         seed: of stochastic rounding.
-
-    Raises:
-        ValueError: no layer is left to replace.
     """
     generator = generator_beside(module, seed)
     found = [

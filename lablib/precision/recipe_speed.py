@@ -29,11 +29,7 @@ from lablib.signature import checked
 def linear_step_time_s(
     device: Device, recipe: LinearRecipe, num_tokens: int, num_inputs: int, num_outputs: int
 ) -> float:
-    """Seconds of forward and backward of a linear layer in a recipe.
-
-    Raises:
-        ValueError: the device does not multiply the recipe's format.
-    """
+    """Seconds of forward and backward of a linear layer in a recipe. ValueError: the device lacks the format."""
     check_multiplies(device, recipe.activation.format)
     name, t, k, n = PEAK_NAMES[recipe.activation.format.name], num_tokens, num_inputs, num_outputs
     products_s = [

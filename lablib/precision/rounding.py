@@ -48,8 +48,6 @@ def round_to(
     """`x`, rounded to numbers of a format; in the dtype of `x`, which must hold them (float32 holds all but FP64).
 
     Arguments:
-        x: any shape, any floating dtype; not changed.
-        format: the number format.
         rounding: "nearest" (ties to even) or "stochastic".
         saturates: whether too large values become the largest number instead of an infinity or a NaN.
         generator: source of stochastic rounding; None: torch's default one.

@@ -39,9 +39,7 @@ def running_sum(
 ) -> Float[Tensor, " N"]:
     """`start`, and one increment after the other added to it, rounded to a format after each: all N sums, in float64.
 
-    Arguments:
-        rounding: "nearest" or "stochastic".
-        generator: source of stochastic rounding; None: torch's default generator.
+    `rounding`, `generator`: as of `round_to`.
     """
     total = torch.tensor(start, dtype=torch.float64, device=increments_N.device)
     sums = []

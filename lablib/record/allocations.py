@@ -21,38 +21,24 @@ NEVER = 2**62  # the number of an event that did not happen
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """One storage of one rank: the memory behind one or more tensors.
+    """One storage of one rank: the memory behind one or more tensors."""
 
-    Attributes:
-        rank: global rank.
-        category: one of CATEGORIES, as known at the end: an operator's output becomes a gradient once it is in `.grad`.
-        size_bytes: as allocated.
-        start_s, end_s: virtual time of its allocation and of its release (or the end of its rank).
-        name: the op that made it, e.g. "aten.mm"; "" if it existed before an op first read it.
-        phase: phase of the program at its allocation.
-        source: the line of the program that led to it.
-        start_event, end_event: their numbers among the rank's allocations and releases; `NEVER` if not released.
-    """
-
-    rank: int
+    rank: int  # global rank
+    # one of CATEGORIES, as known at the end: an operator's output becomes a gradient once it is in `.grad`
     category: str
-    size_bytes: int
-    start_s: float
+    size_bytes: int  # as allocated
+    start_s: float  # start_s, end_s: virtual time of its allocation and of its release (or the end of its rank)
     end_s: float
-    name: str = ""
-    phase: str = ""
-    source: str = ""
+    name: str = ""  # the op that made it, e.g. "aten.mm"; "" if it existed before an op first read it.
+    phase: str = ""  # phase of the program at its allocation
+    source: str = ""  # the line of the program that led to it
+    # start_event, end_event: their numbers among the rank's allocations and releases; `NEVER` if not released
     start_event: int = 0
     end_event: int = 0
 
 
 class Allocations(Sequence[Allocation]):
-    """Allocations as columns.
-
-    Args:
-        columns: arrays of equal length by name, see COLUMNS; `label` is an index into `labels`.
-        labels: (name, phase, source) of the ops that made them.
-    """
+    """Allocations as columns: arrays of equal length by name, as in COLUMNS; `label` is an index into `labels`."""
 
     COLUMNS = {
         "rank": "i4",
@@ -71,11 +57,7 @@ class Allocations(Sequence[Allocation]):
 
     @staticmethod
     def of(allocations: Iterable[Allocation]) -> Allocations:
-        """The columns of some allocations.
-
-        Raises:
-            ValueError: a category that does not exist.
-        """
+        """The columns of some allocations. ValueError: a category that does not exist."""
         if isinstance(allocations, Allocations):
             return allocations
         labels: dict[tuple[str, str, str], int] = {}

@@ -33,19 +33,13 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class StreamCall:
-    """One call of one rank.
+    """One call of one rank."""
 
-    Attributes:
-        rank: the rank that makes it.
-        ranks: all participants: sender and receiver of a message, in this order, or all members of a collective.
-        name: "send", "recv", or the name of a collective.
-        source: the line of the program; "" if unknown.
-    """
-
-    rank: int
+    rank: int  # the rank that makes it
+    # all participants: sender and receiver of a message, in this order, or all members of a collective
     ranks: tuple[int, ...]
-    name: str
-    source: str = ""
+    name: str  # "send", "recv", or the name of a collective
+    source: str = ""  # the line of the program; "" if unknown
 
     @property
     def is_message(self) -> bool:
@@ -69,11 +63,7 @@ class Communicator:
         self._num_come: Counter[_Meeting] = Counter()  # number of ranks that have reached each unfinished one
 
     def issue(self, calls: Sequence[StreamCall]) -> list[StreamCall]:
-        """Add one call, or a batch, to a rank's stream.
-
-        Returns:
-            The calls of a cycle that has closed; empty if none has.
-        """
+        """Add one call, or a batch, to a rank's stream; returns the calls of a cycle that has closed, empty if none."""
         step, rank = {}, calls[0].rank
         for call in calls:
             key = rank, call.ranks, call.is_message

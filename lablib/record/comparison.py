@@ -24,29 +24,17 @@ PART = ("kind", "name", "group", "size_bytes")  # two rows with these in common 
 
 @dataclass(frozen=True)
 class RecordedReconciliation:
-    """The numbers of a `Reconciliation` without its runs.
+    """The numbers of a `Reconciliation` without its runs."""
 
-    Attributes:
-        about: machine, date, versions, backend, ranks, load.
-        said: the sentence on makespans, error and noise.
-        reading: whether the machine was quiet, and which conclusions are valid.
-        rows: the rows of `Reconciliation.table()`, with None instead of NaN.
-    """
-
-    about: Mapping[str, str]
-    said: str
-    reading: str
-    rows: Sequence[Mapping[str, Any]]
+    about: Mapping[str, str]  # machine, date, versions, backend, ranks, load
+    said: str  # the sentence on makespans, error and noise
+    reading: str  # whether the machine was quiet, and which conclusions are valid
+    rows: Sequence[Mapping[str, Any]]  # the rows of `Reconciliation.table()`, with None instead of NaN
 
     @staticmethod
     @checked
     def load(path: str | Path) -> RecordedReconciliation:
-        """Read a file written by `save`.
-
-        Raises:
-            OSError: the file cannot be read.
-            ValueError: it has other contents.
-        """
+        """Read a file written by `save`. OSError: the file cannot be read. ValueError: it has other contents."""
         try:
             return RecordedReconciliation(**parse_json(read_text(path)))
         except TypeError:

@@ -9,8 +9,6 @@ A program that names no phases still runs forward and backward, and autograd rev
 Simplified: weight updates without an optimizer of torch count as "forward" if another backward pass follows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -25,11 +23,7 @@ FORWARD, OTHER = "forward", "compute"
 
 
 class Passes:
-    """The times of one rank's backward passes and optimizer steps.
-
-    Args:
-        work: (start in seconds, phase) of its compute spans.
-    """
+    """The times of one rank's backward passes and optimizer steps, from (start_s, phase) of its compute spans."""
 
     def __init__(self, work: Iterable[tuple[float, str]]):
         marks = sorted([(start_s, kind) for start_s, phase in work if (kind := _kind(phase))])

@@ -14,8 +14,6 @@ belongs to the Linux kernel, and Perfetto hides some of it.
 Source: "Trace Event Format", Google, 2016 (the Chromium project's document of these fields).
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence

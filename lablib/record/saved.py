@@ -5,8 +5,6 @@ in memory. Simplified: routes of transfers are not kept (they are functions), so
 each rank's bytes to the next of its group, as for a run on real processes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -32,16 +30,12 @@ def plain_records(timeline: Timeline, traffic: Traffic, memory: Memory) -> Plain
 
 
 def records_of(plain: Mapping[str, Any]) -> tuple[Timeline, Traffic, Memory]:
-    """Inverse of `plain_records`.
-
-    Raises:
-        KeyError, TypeError, ValueError, AttributeError: other contents.
-    """
+    """Inverse of `plain_records`. KeyError, TypeError, ValueError, AttributeError: other contents."""
     timeline, traffic, memory = (dict(plain[name]) for name in ("timeline", "traffic", "memory"))
     spans = tuple(Span(**row) for row in _rows(timeline.pop("spans")))
     transfers = tuple(Transfer(**row) for row in _rows(traffic.pop("transfers")))
     given = memory.pop("allocations")
-    allocations = Allocations(given["columns"], [_three(label) for label in given["labels"]])
+    allocations = Allocations(given["columns"], [(name, phase, source) for name, phase, source in given["labels"]])
     return (
         Timeline(spans, **_with_tuples(timeline)),
         Traffic(transfers, **_with_tuples(traffic)),
@@ -74,8 +68,3 @@ def _with_tuples(row: Mapping[str, Any]) -> Plain:
 
 def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
-
-
-def _three(label: Sequence[str]) -> tuple[str, str, str]:
-    name, phase, source = label
-    return name, phase, source

@@ -36,19 +36,12 @@ _NO_PHASE = "#"  # not a valid phase name
 
 @dataclass(frozen=True, slots=True)
 class TimePart:
-    """A part of a run's time.
+    """A part of a run's time."""
 
-    Attributes:
-        kind: "compute" (by phase), "communication" (by name, group, size), "exposed", "waiting", "idle", "makespan".
-        name: the phase, the collective, or "send"; the kind itself for the others.
-        group: process group of a communication.
-        size_bytes: payload of a communication.
-    """
-
-    kind: str
-    name: str
-    group: str = ""
-    size_bytes: float = 0.0
+    kind: str  # "compute" (by phase), "communication" (by name, group, size), "exposed", "waiting", "idle", "makespan"
+    name: str  # the phase, the collective, or "send"; the kind itself for the others
+    group: str = ""  # process group of a communication
+    size_bytes: float = 0.0  # payload of a communication
 
 
 @dataclass(frozen=True, slots=True)

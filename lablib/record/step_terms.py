@@ -46,19 +46,12 @@ _PRODUCT = re.compile(r"(?<!fb)gemm|gemv|matmul|nvjet|cutlass|xmma|cijk|splitk|(
 
 @dataclass(frozen=True, slots=True)
 class StepTerms:
-    """A measured step.
+    """A measured step."""
 
-    Attributes:
-        step_s: seconds of the step.
-        terms: name -> seconds, all or some of the step.
-        hidden_s: communication behind compute, which is in no term; None: unknown.
-        source: the file, or the kind of input.
-    """
-
-    step_s: float
-    terms: Mapping[str, float] = field(default_factory=dict)
-    hidden_s: float | None = None
-    source: str = "a number"
+    step_s: float  # seconds of the step
+    terms: Mapping[str, float] = field(default_factory=dict)  # name -> seconds, all or some of the step
+    hidden_s: float | None = None  # communication behind compute, which is in no term; None: unknown
+    source: str = "a number"  # the file, or the kind of input
 
     def __post_init__(self) -> None:
         for name, seconds in {STEP: self.step_s, **self.terms}.items():

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 
 from lablib.hardware.device import Device
 from lablib.record.memory import Memory
-from lablib.record.timeline import Interval, Span, Timeline, length, overlap, union
+from lablib.record.timeline import Interval, Timeline, length, overlap, union
 from lablib.record.traffic import Traffic, Transfer
 from lablib.signature import check_type, whole_number
 from lablib.text.markup import paragraph, table_html
@@ -295,15 +295,11 @@ def _shares(
         return None
     once_s, all_s = [0.0] * timeline.num_ranks, [0.0] * timeline.num_ranks
     for span in timeline.spans:
-        seconds = _at_peak_s(span, device)
+        seconds = span.flops / device.peak(span.dtype or "float32") if span.flops else 0.0
         all_s[span.rank] += seconds
         once_s[span.rank] += 0.0 if span.is_recompute else seconds
     divisor_s = makespan_s or 1.0
     return tuple(s / divisor_s for s in once_s), tuple(s / divisor_s for s in all_s)
-
-
-def _at_peak_s(span: Span, device: Device) -> float:
-    return span.flops / device.peak(span.dtype or "float32") if span.flops else 0.0
 
 
 def _sent_bytes(transfers: Iterable[Transfer], num_ranks: int) -> list[float]:

@@ -195,7 +195,7 @@ def test_a_wait_for_what_nobody_does_is_the_end_of_a_chain():
 
 
 def test_limits_are_one_for_all_ranks_or_one_for_each():
-    with pytest.raises(ValueError, match="one for each rank: got 3 for 2 ranks"):
+    with pytest.raises(ValueError, match="one for each of the 2 ranks: got 3 numbers"):
         validate(schedules.gpipe(2, 2), max_in_flight=[1, 2, 3])
 
 

@@ -118,22 +118,15 @@ class NoRandomAccessError(ValueError):
 
 @dataclass(frozen=True)
 class ShardFormat:
-    """A format of shards.
+    """A format of shards."""
 
-    Attributes:
-        name: name in the manifest.
-        suffix: ending of its files.
-        compressions: their names; the first is "none".
-        encode: (records, compression) -> the bytes of a shard.
-        scan: bytes -> the records in order, each with its number, and the damages between them.
-        index: bytes -> a function from a number to its record; it may raise where the bytes are damaged.
-    """
-
-    name: str
-    suffix: str
-    compressions: tuple[str, ...]
-    encode: Callable[[Sequence[Record], str], bytes]
+    name: str  # name in the manifest
+    suffix: str  # ending of its files
+    compressions: tuple[str, ...]  # their names; the first is "none"
+    encode: Callable[[Sequence[Record], str], bytes]  # (records, compression) -> the bytes of a shard
+    # bytes -> the records in order, each with its number, and the damages between them
     scan: Callable[[memoryview], Iterator[Numbered | Damage]]
+    # bytes -> a function from a number to its record; it may raise where the bytes are damaged
     index: Callable[[memoryview], Callable[[int], Numbered | Damage]]
 
     @checked

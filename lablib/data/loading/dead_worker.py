@@ -58,11 +58,7 @@ class WorkerDiedError(RuntimeError):
 @checked
 @contextmanager
 def named_workers(loader: DataLoader[Any]) -> Iterator[Iterator[Any]]:
-    """The loader's batches of one epoch; a worker that dies inside the block ends it with an error that names it.
-
-    Raises:
-        WorkerDiedError: a worker died.
-    """
+    """The loader's batches of one epoch; a worker that dies inside the block raises a WorkerDiedError that names it."""
     batches: Iterator[Any] | None = None
     signals = _Signals()
     try:

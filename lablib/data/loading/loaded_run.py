@@ -58,17 +58,11 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class LoadedRun:
-    """A run of the loop.
+    """A run of the loop."""
 
-    Attributes:
-        loader: its settings.
-        batches: in the order in which they were computed with.
-        starts: (first, last) second in which new workers started, epoch by epoch.
-    """
-
-    loader: Loader
-    batches: tuple[BatchTimes, ...]
-    starts: tuple[tuple[float, float], ...] = ()
+    loader: Loader  # its settings
+    batches: tuple[BatchTimes, ...]  # in the order in which they were computed with
+    starts: tuple[tuple[float, float], ...] = ()  # (first, last) second in which new workers started, epoch by epoch
 
     @property
     def makespan_s(self) -> float:

@@ -39,29 +39,18 @@ class Jitter(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """Settings of a loader.
+    """Settings of a loader."""
 
-    Attributes:
-        workers: processes that load; 0: the loop loads by itself.
-        prefetch: orders that each worker has at most, batches loaded and not taken included (torch's prefetch_factor).
-        keeps_order: batches are taken in the order of their numbers; if False, the first that is loaded.
-        persistent: workers live from one epoch to the next.
-        start_s: seconds until a new worker begins its first load.
-        copy: memory and stream of the copy.
-        batch_bytes: bytes of a batch.
-        copy_bytes_per_s: bandwidth between host and device.
-        reads_loss: the loop waits for the end of each step (`loss.item()`); if False, it is one step ahead.
-    """
-
-    workers: NonNegativeInt = 0
+    workers: NonNegativeInt = 0  # processes that load; 0: the loop loads by itself
+    # orders that each worker has at most, batches loaded and not taken included (torch's prefetch_factor)
     prefetch: Count = 2
-    keeps_order: bool = True
-    persistent: bool = False
-    start_s: NonNegative = 0.0
-    copy: Copy = Copy.PAGEABLE
-    batch_bytes: NonNegative = 0.0
-    copy_bytes_per_s: Annotated[float, Range(gt=0)] = 25e9
-    reads_loss: bool = True
+    keeps_order: bool = True  # batches are taken in the order of their numbers; if False, the first that is loaded
+    persistent: bool = False  # workers live from one epoch to the next
+    start_s: NonNegative = 0.0  # seconds until a new worker begins its first load
+    copy: Copy = Copy.PAGEABLE  # memory and stream of the copy
+    batch_bytes: NonNegative = 0.0  # bytes of a batch
+    copy_bytes_per_s: Annotated[float, Range(gt=0)] = 25e9  # bandwidth between host and device
+    reads_loss: bool = True  # the loop waits for the end of each step (`loss.item()`); if False, it is one step ahead
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -80,13 +69,9 @@ def draw_times(
     spread: Spread = 0.5,
     seed: int = 0,
 ) -> list[float]:
-    """Times with this mean, in seconds.
+    """Times in seconds with this mean, distributed as `jitter`; a shorter list is the beginning of a longer one.
 
-    Arguments:
-        num: number of times.
-        jitter: their distribution.
-        spread: standard deviation over the mean of a lognormal distribution; of an exponential one it is 1.
-        seed: seed of the draw; a shorter list with the same seed is the beginning of a longer one.
+    `spread`: standard deviation over the mean of a lognormal distribution; of an exponential one it is 1.
     """
     draw = random.Random(seed)
     if jitter is Jitter.NONE:

@@ -38,16 +38,13 @@ def train_with_loader_ranks(
     prefetch: Count = 2,
     batch_bytes: Annotated[int, Range(ge=8)] = 8,
 ) -> list[int]:
-    """The program of every rank; communicates.
+    """The program of every rank; communicates. Returns the numbers of the batches, in order, that this rank loaded, or
+    computed with (rank 0).
 
     Arguments:
-        load_units: work to load each batch.
-        step_units: work of a step.
+        load_units, step_units: work to load each batch, and of a step.
         prefetch: batches P that each loader may have ready.
         batch_bytes: bytes of a message.
-
-    Returns:
-        The numbers of the batches that this rank computed with (rank 0) or loaded, in order.
 
     Raises:
         ValueError: fewer than two ranks.

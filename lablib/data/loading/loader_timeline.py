@@ -40,12 +40,10 @@ from lablib.signature import Count, NonNegative, checked
 def run_loop(
     loader: Loader, load_times_s: Sequence[NonNegative], step_times_s: Sequence[NonNegative], epochs: Count = 1
 ) -> LoadedRun:
-    """Simulate the loop over some epochs.
+    """Simulate the loop over some epochs, each of which ends before the next begins.
 
     Arguments:
-        load_times_s: seconds to load each batch, of all epochs one after another.
-        step_times_s: seconds of each step, as many.
-        epochs: how many epochs these are; each ends before the next begins.
+        load_times_s, step_times_s: seconds to load each batch and of each step, of all epochs one after another.
 
     Raises:
         ValueError: no batch, not one step for each, or batches that are no whole number of epochs.

@@ -37,13 +37,7 @@ Times = Annotated[Sequence[NonNegative], NonEmpty(), "draw or measure some"]
 
 @checked
 def open_orders(load_s: Positive, step_s: Positive, workers: Count = 1, prefetch: Count = 2) -> list[float]:
-    """The probability of n = 0 ... K open orders, exponential times.
-
-    Arguments:
-        load_s, step_s: mean seconds L of a load and S of a step.
-        workers: number of workers k.
-        prefetch: orders P of each worker.
-    """
+    """The probability of n = 0 ... K open orders, with exponential times of means L and S, k workers, P orders each."""
     # Logarithms: a^n of a slow loader is more than a float can hold.
     ratio, weights = math.log(load_s) - math.log(step_s), [0.0]
     for number in range(1, workers * prefetch + 2):

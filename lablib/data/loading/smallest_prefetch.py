@@ -37,8 +37,6 @@ def idle_share(
 
     Arguments:
         load_s: mean seconds of a load; `workers / load_s` batches a second is the loader's rate.
-        step_s: seconds of a step.
-        workers, prefetch: as of `Loader`.
         spread: of load times, their standard deviation over their mean.
         num_batches, seed: how long the run is, and of its draw.
     """
@@ -61,8 +59,6 @@ def smallest_prefetch(
 
     Arguments:
         load_times_s: seconds to load each batch, such as a measured trace.
-        step_s: seconds S of a step.
-        workers: number of workers k.
         max_idle_share: of the time from the start of the first step on.
         max_prefetch: the most that is tried.
     """

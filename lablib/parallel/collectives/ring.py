@@ -78,11 +78,7 @@ def ring_all_gather(
     ring: Sequence[int],
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """All-gather, the second half: rank i starts with the finished chunk i + 1 (mod n), and ends with all.
-
-    Args:
-        chunks, ring, group: as for `ring_reduce_scatter`.
-    """
+    """All-gather, the second half: rank i starts with chunk i + 1 (mod n), finished, and ends with all of them."""
     n = len(ring)
     i = _place(ring, group)
     for step in range(n - 1):

@@ -31,11 +31,7 @@ from torch import Tensor
 def tree_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> None:
     """Sum `tensor` over the ranks of `group`, in place, as `dist.all_reduce(tensor, group=group)` does.
 
-    Phases: up (reduce to rank 0), down (broadcast from rank 0).
-
-    Args:
-        tensor: contiguous, of any shape, size and dtype; the same on all ranks. Changed in place.
-        group: the participating ranks; None: all.
+    Phases: up (reduce to rank 0), down (broadcast from rank 0). Arguments as `ring_all_reduce`.
     """
     if not tensor.is_contiguous():
         raise ValueError("tensor must be contiguous, since it is sent without a copy: pass tensor.contiguous()")

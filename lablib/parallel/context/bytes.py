@@ -39,20 +39,14 @@ Way = Annotated[str, OneOf(WAYS)]
 
 @dataclass(frozen=True, slots=True)
 class ContextSizes:
-    """Attention of one layer, and its micro-batch.
+    """Attention of one layer, and its micro-batch."""
 
-    Attributes:
-        batch, seq_len: B and T.
-        heads, kv_heads, d_head: H, G and K.
-        element_bytes: w; 2 for 16 bits.
-    """
-
-    batch: Count
+    batch: Count  # batch, seq_len: B and T
     seq_len: Count
-    heads: Count
+    heads: Count  # heads, kv_heads, d_head: H, G and K
     kv_heads: Count
     d_head: Count
-    element_bytes: Count = 2
+    element_bytes: Count = 2  # w; 2 for 16 bits
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -72,12 +66,8 @@ class ContextSizes:
 def context_sent_bytes(sizes: ContextSizes, ranks: Count, way: Way, heads_ranks: Count = 1) -> int:
     """Bytes that a rank sends for one layer, forward and backward.
 
-    Arguments:
-        ranks: n, which divides the sequence.
-        heads_ranks: u, of `both`; it divides n.
-
-    Raises:
-        ValueError: ranks that do not divide the tokens; heads that cannot be split over the ranks.
+    `ranks`: n, which divides the sequence. `heads_ranks`: u, of `both`; it divides n. ValueError: ranks that do not
+    divide the tokens; heads that cannot be split over the ranks.
     """
     ring, u = check_ways(sizes, ranks, way, heads_ranks)
     sent = 0

@@ -112,8 +112,7 @@ class ContextParallel:
     def parallelize(self, model: GPT) -> GPT:
         """Replace attention and positions, in place, and return the model. Before `DataParallel`, and `parallelize`.
 
-        Raises:
-            ValueError: with Ulysses, heads that cannot be split over the ranks.
+        ValueError: with Ulysses, heads that cannot be split over the ranks.
         """
         if self.attention is ulysses_attention:
             check_heads(model.config.num_heads, model.config.num_heads, dist.get_world_size(self.group))
@@ -198,12 +197,7 @@ class ContextAttention(nn.Module):
 
 
 class ContextPositions(nn.Module):
-    """Embeddings of the positions of this rank's tokens, with the same weight.
-
-    Arguments:
-        embedding: whole on every rank.
-        tensor_group: ranks over which sequence parallelism cuts the tokens of a context rank; None: no cut.
-    """
+    """Position embeddings of this rank's tokens, of one weight; sequence parallelism over `tensor_group` cuts them."""
 
     def __init__(self, embedding: nn.Module, context: ContextParallel, tensor_group: Group = None):
         super().__init__()

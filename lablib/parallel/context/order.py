@@ -36,19 +36,12 @@ Length = Annotated[int, Range(ge=1, le=2**27)]  # tokens of a sequence
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Assignment of tokens to ranks.
-
-    Attributes:
-        name: of the order.
-        pieces: for each rank, the positions of its tokens in storage order, ascending.
-
-    Raises:
-        ValueError: pieces that do not have each position 0 to T - 1 once, ascending on every rank; pieces of different
-        steps.
+    """Assignment of tokens to ranks. ValueError: pieces that do not have each position 0 to T - 1 once, ascending on
+    every rank; pieces of different steps.
     """
 
-    name: str
-    pieces: tuple[tuple[range, ...], ...]
+    name: str  # of the order
+    pieces: tuple[tuple[range, ...], ...]  # for each rank, the positions of its tokens in storage order, ascending
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -64,11 +64,7 @@ class RingTransfer:
 
 
 def ring_rounds(kv: Float[Tensor, "2 B G t K"], order: Order, group: Group = None) -> Iterator[tuple[int, Tensor]]:
-    """The keys and values of all ranks, this rank's first; each is sent to the next rank while the caller works.
-
-    Yields:
-        the source rank, and its keys and values.
-    """
+    """Source rank, keys and values of all ranks, this one's first; each is sent on while the caller works."""
     rank, n = dist.get_rank(group), order.num_ranks
     for step in range(n):
         source, under_way = (rank - step) % n, None

@@ -41,11 +41,7 @@ def heads_of_all_tokens(
     lengths: tuple[int, ...],
     group: Group = None,
 ) -> tuple[Float[Tensor, "B h T K"], Float[Tensor, "B g T K"], Float[Tensor, "B g T K"]]:
-    """This rank's heads of the group's tokens, in rank order. Communicates: one all-to-all, one backward.
-
-    Arguments:
-        lengths: tokens of each rank of the group.
-    """
+    """This rank's heads of all ranks' tokens (`lengths`), in rank order. Communicates: one all-to-all, one backward."""
     heads, kv_heads, n = q_BHtK.shape[1], k_BGtK.shape[1], len(lengths)
     check_heads(heads, kv_heads, n)
     kv = [x.repeat_interleave(n // kv_heads, 1) for x in (k_BGtK, v_BGtK)] if n > kv_heads else [k_BGtK, v_BGtK]

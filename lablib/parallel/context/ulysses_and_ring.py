@@ -68,16 +68,11 @@ def _part(pieces: tuple[range, ...], first: int, end: int) -> tuple[range, ...]:
 
 @dataclass(frozen=True)
 class UlyssesRing:
-    """Both combined, for `ContextParallel(group, both.order, both.attention)`; `group` has all r u ranks.
+    """Both combined, for `ContextParallel(group, both.order, both.attention)`; `group` has all r u ranks."""
 
-    Attributes:
-        heads_group, ring_group: as in `ulysses_ring_attention`.
-        outer: makes the order over the ring.
-    """
-
-    heads_group: Group
+    heads_group: Group  # heads_group, ring_group: as in `ulysses_ring_attention`
     ring_group: Group
-    outer: Callable[[int, int], Order] = zigzag_order
+    outer: Callable[[int, int], Order] = zigzag_order  # makes the order over the ring
 
     def order(self, seq_len: int, num_ranks: int) -> Order:
         u = dist.get_world_size(self.heads_group)

@@ -73,12 +73,8 @@ def average_gradients_in_buckets(
 ) -> None:
     """Replace every gradient by its mean over the ranks: between backward and the optimizer.
 
-    Communicates: one all-reduce for each bucket. Afterwards each `param.grad` is a view of its bucket.
-
-    Arguments:
-        module: the replica; each trainable parameter has a gradient.
-        group: None for all ranks.
-        bucket_bytes: maximum bytes of a bucket.
+    Communicates: one all-reduce for each bucket of at most `bucket_bytes`. Afterwards each `param.grad` is a view of a
+    bucket. Each trainable parameter has a gradient.
     """
     world_size = dist.get_world_size(group)
     params = list(parameters_with_gradients(module))

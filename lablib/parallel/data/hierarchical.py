@@ -41,11 +41,7 @@ Stage = Callable[[], Any]  # starts a communication and returns its `dist.Work`
 
 @checked
 def node_mesh(ranks_per_node: Count, device_type: str = "cpu") -> DeviceMesh:
-    """The ranks as a mesh with the axes "node" and "local". Every rank must call it; it makes process groups.
-
-    Raises:
-        ValueError: the number of ranks is not a multiple of the node's.
-    """
+    """The ranks as a mesh of axes "node" and "local"; all ranks call it, for its groups. ValueError: uneven nodes."""
     world_size = dist.get_world_size()
     if world_size % ranks_per_node:
         raise ValueError(

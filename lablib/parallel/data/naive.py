@@ -33,11 +33,8 @@ def broadcast_module(module: nn.Module, group: dist.ProcessGroup | None = None) 
 def average_gradients(module: nn.Module, group: dist.ProcessGroup | None = None) -> None:
     """Replace every gradient by its mean over the ranks: between backward and the optimizer.
 
-    Communicates: one all-reduce for each parameter, in order. Changes `param.grad` in place.
-
-    Arguments:
-        module: the replica; each trainable parameter has a gradient. A tied one counts once.
-        group: None for all ranks.
+    Communicates: one all-reduce for each parameter, in order; a tied one counts once. Each trainable parameter has a
+    gradient, which is changed in place.
     """
     world_size = dist.get_world_size(group)
     for param in parameters_with_gradients(module):

@@ -39,16 +39,12 @@ MAX_SLOTS = 2**20  # placements are processed slot by slot
 class ExpertPlacement:
     """The expert in each slot of each rank.
 
-    Attributes:
-        ranks: for each rank the expert in each of its slots; all ranks have the same number of slots.
-        num_experts: E; each has at least one slot.
-
-    Raises:
-        ValueError: no rank, unequal numbers of slots, an expert that is not 0 to E - 1, or one that has no slot.
+    ValueError: no rank, unequal numbers of slots, an expert that is not 0 to E - 1, or one that has no slot.
     """
 
+    # for each rank the expert in each of its slots; all ranks have the same number of slots
     ranks: tuple[tuple[int, ...], ...]
-    num_experts: Count
+    num_experts: Count  # E; each has at least one slot
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -79,11 +75,7 @@ class ExpertPlacement:
         return max(ranks) * len(ranks) / sum(ranks) if sum(ranks) else 1.0
 
     def num_moved(self, before: "ExpertPlacement") -> int:
-        """The number of experts that are new on a rank: each is sent there, with all its states.
-
-        Raises:
-            ValueError: `before` has another number of experts or ranks.
-        """
+        """The number of experts new on a rank, to be sent with all states. ValueError: other experts or ranks."""
         check_type("num_moved: before", before, ExpertPlacement)
         if (len(before.ranks), before.num_experts) != (len(self.ranks), self.num_experts):
             raise ValueError(
@@ -98,11 +90,7 @@ class ExpertPlacement:
 def place_in_order(num_experts: Count, num_ranks: Count, slots_a_rank: Count | None = None) -> ExpertPlacement:
     """Naive: experts in order, rank by rank, without regard to loads. Additional slots repeat the rank's experts.
 
-    Arguments:
-        slots_a_rank: s; None: a rank's share of experts.
-
-    Raises:
-        ValueError: ranks that do not divide the experts, or fewer slots than experts.
+    `slots_a_rank`: s; None: a rank's share. ValueError: ranks that do not divide the experts, or fewer slots.
     """
     if num_experts % num_ranks:
         raise ValueError(

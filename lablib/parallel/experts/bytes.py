@@ -44,22 +44,15 @@ COUNT_BYTES = 8  # of a number of rows, int64
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """Sizes of one mixture, and the tokens of a rank.
+    """Sizes of one mixture, and the tokens of a rank."""
 
-    Attributes:
-        tokens: N, of one rank along data and expert; tensor ranks have the same tokens.
-        d_model, d_ff: D and F.
-        num_experts, k, num_shared: E, k and S.
-        element_bytes: w; 2 for 16 bits.
-    """
-
-    tokens: Count
-    d_model: Count
+    tokens: Count  # N, of one rank along data and expert; tensor ranks have the same tokens
+    d_model: Count  # d_model, d_ff: D and F
     d_ff: Count
-    num_experts: Count
+    num_experts: Count  # num_experts, k, num_shared: E, k and S
     k: Count
     num_shared: NonNegativeInt = 0
-    element_bytes: Count = 2
+    element_bytes: Count = 2  # w; 2 for 16 bits
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -78,17 +71,12 @@ class ExpertSizes:
 
 @dataclass(frozen=True, slots=True)
 class ExpertRanks:
-    """How ranks share a mixture.
+    """How ranks share a mixture."""
 
-    Attributes:
-        expert, data, tensor: e, d and t.
-        cuts_experts: whether tensor ranks cut each expert; otherwise each is whole on one of them.
-    """
-
-    expert: Count
+    expert: Count  # expert, data, tensor: e, d and t
     data: Count = 1
     tensor: Count = 1
-    cuts_experts: bool = True
+    cuts_experts: bool = True  # whether tensor ranks cut each expert; otherwise each is whole on one of them
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -34,8 +34,7 @@ from lablib.signature import Count, checked
 def choose_tokens(weights_BT: Float[Tensor, "B T"], capacity: Count) -> Permutation:
     """The `capacity` tokens of highest weight of each sequence, in sequence order; ties go to the first.
 
-    Raises:
-        ValueError: weights that are not a matrix; a capacity above T.
+    ValueError: weights that are not a matrix; a capacity above T.
     """
     if weights_BT.ndim != 2:
         raise ValueError(f"weights must be [B, T]: got {tuple(weights_BT.shape)}; give the weights of each sequence.")

@@ -107,19 +107,12 @@ def naive_combine(rows_ECD: Float[Tensor, "E C D"], weighs_NEC: Float[Tensor, "N
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Permutation:
-    """The row of each choice: computed once from a routing, used by dispatch and combine.
+    """The row of each choice: computed once from a routing, used by dispatch and combine."""
 
-    Attributes:
-        choices_M: the choice of each row. Rows are sorted by expert, then by arrival.
-        rows_kN: the row of each choice; M if dropped.
-        counts: rows of each expert, on the host; they sum to M.
-        num_dropped: choices without a row.
-    """
-
-    choices_M: Int[Tensor, " M"]
-    rows_kN: Int[Tensor, "k N"]
-    counts: tuple[int, ...]
-    num_dropped: int = 0
+    choices_M: Int[Tensor, " M"]  # the choice of each row. Rows are sorted by expert, then by arrival.
+    rows_kN: Int[Tensor, "k N"]  # the row of each choice; M if dropped
+    counts: tuple[int, ...]  # rows of each expert, on the host; they sum to M
+    num_dropped: int = 0  # choices without a row
 
     @property
     def num_rows(self) -> int:
@@ -174,9 +167,7 @@ def combine(
 ) -> Float[Tensor, "N D"]:
     """For each token the weighted sum of its rows; a dropped choice adds 0, and its weight's gradient is 0.
 
-    Arguments:
-        rows_MD: the experts' outputs, in the order of `dispatch`.
-        weights_Nk: of the routing; cast to the dtype of the rows.
+    `rows_MD`: the experts' outputs, in the order of `dispatch`; `weights_Nk` are cast to their dtype.
     """
     if len(rows_MD) != permutation.num_rows or weights_Nk.T.shape != permutation.rows_kN.shape:
         k, tokens = permutation.rows_kN.shape

@@ -88,15 +88,10 @@ def check_experts(
 
 @dataclass(frozen=True, slots=True)
 class RowExchange:
-    """Numbers of rows sent and received, on the host.
+    """Numbers of rows sent and received, on the host."""
 
-    Attributes:
-        sent: rows to each rank of the group.
-        received: from each rank, for each expert of this rank.
-    """
-
-    sent: tuple[int, ...]
-    received: tuple[tuple[int, ...], ...]
+    sent: tuple[int, ...]  # rows to each rank of the group
+    received: tuple[tuple[int, ...], ...]  # from each rank, for each expert of this rank
 
     @property
     def from_ranks(self) -> tuple[int, ...]:
@@ -114,13 +109,9 @@ def exchange_counts(
 ) -> RowExchange:
     """Send every rank the number of rows for each of its experts. Communicates: one all-to-all of E numbers.
 
-    Arguments:
-        counts: rows of each of the E experts, from this rank.
-        is_balanced: all ranks have the same counts; they are exchanged, but not read (`route`, `balanced`).
-        device: of the counts in the exchange, the device of the model.
-
-    Raises:
-        ValueError: ranks that do not divide the experts.
+    `counts`: rows of each of the E experts, from this rank. `is_balanced`: all ranks have the same counts; they are
+    exchanged, but not read (`route`, `balanced`). `device`: of the counts in the exchange, the device of the model.
+    ValueError: ranks that do not divide the experts.
     """
     n, rank = dist.get_world_size(group), dist.get_rank(group)
     own = check_experts(len(counts), 1, n)

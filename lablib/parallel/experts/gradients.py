@@ -43,14 +43,11 @@ def expert_parameters(model: nn.Module) -> set[Tensor]:
 def average_expert_gradients(model: nn.Module, data_group: Group, everyone: Group = None) -> None:
     """Naive: average all gradients after backward, so that they are of the mean over all ranks' losses.
 
-    Communicates: one all-reduce for each parameter. Changes `param.grad` in place.
+    Communicates: one all-reduce for each parameter. Changes `param.grad` in place. ValueError: one has no gradient.
 
     Arguments:
         data_group: ranks with the same experts.
         everyone: ranks with different tokens, along data and expert together; None: all ranks.
-
-    Raises:
-        ValueError: a trainable parameter has no gradient.
     """
     of_experts = expert_parameters(model)
     for param in parameters_with_gradients(model):

@@ -45,31 +45,21 @@ from lablib.signature import Count, NonNegativeInt, Positive, check_fields, chec
 
 @dataclass(frozen=True, slots=True)
 class MixtureConfig:
-    """Sizes and options of a mixture.
+    """Sizes and options of a mixture."""
 
-    Attributes:
-        num_experts, k: E, and experts per token.
-        num_shared: shared experts S.
-        capacity_factor: room of an expert, in even shares (`expert_capacity`); None: dropless.
-        drop: whom a full expert drops.
-        gates, normalized, scale, groups, groups_of_token, balanced: as in `route`.
-        has_bias: whether there is a bias for the choice, which `update_bias_` changes.
-        product: `loop_product`, `padded_product` or `grouped_product`.
-    """
-
-    num_experts: Count
+    num_experts: Count  # num_experts, k: E, and experts per token
     k: Count
-    num_shared: NonNegativeInt = 0
-    capacity_factor: Positive | None = None
-    drop: Drop = LATEST
-    gates: Gates = softmax_gates
+    num_shared: NonNegativeInt = 0  # shared experts S
+    capacity_factor: Positive | None = None  # room of an expert, in even shares (`expert_capacity`); None: dropless
+    drop: Drop = LATEST  # whom a full expert drops
+    gates: Gates = softmax_gates  # gates, normalized, scale, groups, groups_of_token, balanced: as in `route`
     normalized: bool | None = None
     scale: Positive = 1.0
     groups: Count = 1
     groups_of_token: Count = 1
     balanced: bool = False
-    has_bias: bool = False
-    product: Product = loop_product
+    has_bias: bool = False  # whether there is a bias for the choice, which `update_bias_` changes
+    product: Product = loop_product  # `loop_product`, `padded_product` or `grouped_product`
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -78,12 +68,7 @@ class MixtureConfig:
 
 
 class ExpertMLPs(nn.Module):
-    """E MLPs in parallel, without biases; `forward(rows_MD, counts)` gives each its run of rows.
-
-    Arguments:
-        up_EDF, down_EFD: their matrices.
-        product: of rows and matrices.
-    """
+    """E MLPs (up_EDF, down_EFD) without biases; `forward(rows_MD, counts)` gives each its run of rows by `product`."""
 
     def __init__(self, up_EDF: Tensor, down_EFD: Tensor, product: Product = loop_product):
         super().__init__()

@@ -40,17 +40,11 @@ from lablib.signature import NonNegative, checked
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Load:
-    """The load of the experts.
+    """The load of the experts."""
 
-    Attributes:
-        counts_E: choices of each expert, over the tokens of all ranks of a group.
-        num_tokens: of these ranks together, a tensor with one number.
-        num_ranks: number of these ranks.
-    """
-
-    counts_E: Int[Tensor, " E"]
-    num_tokens: Int[Tensor, ""]
-    num_ranks: int = 1
+    counts_E: Int[Tensor, " E"]  # choices of each expert, over the tokens of all ranks of a group
+    num_tokens: Int[Tensor, ""]  # of these ranks together, a tensor with one number
+    num_ranks: int = 1  # number of these ranks
 
     @property
     def shares_E(self) -> Float[Tensor, " E"]:
@@ -83,13 +77,8 @@ def group_load(routing: Routing, group: Group = None) -> Load:
 def balancing_loss(routing: Routing, load: Load | None = None) -> Float[Tensor, ""]:
     """Switch's auxiliary loss: this rank's part; the mean over the ranks of `load` is the whole loss.
 
-    Add it to the loss of the model with a factor such as 0.01, and average gradients over the same ranks.
-
-    Arguments:
-        load: of a group (`group_load`); None: of this rank's tokens, a loss by rank.
-
-    Raises:
-        ValueError: a load of another number of experts.
+    Add it to the loss of the model with a factor such as 0.01, and average gradients over the same ranks. `load`: of a
+    group (`group_load`); None: of this rank's tokens. ValueError: a load of another number of experts.
     """
     load = own_load(routing) if load is None else load
     if len(load.counts_E) != routing.num_experts:
@@ -116,10 +105,7 @@ def router_z_loss(routing: Routing, load: Load | None = None) -> Float[Tensor, "
 def update_bias_(bias_E: Float[Tensor, " E"], load: Load, rate: NonNegative = 0.001) -> None:
     """Loss-free balancing, after a step: lower the bias of busy experts, raise the bias of idle ones. Changes `bias_E`.
 
-    Use the load of all ranks, or the biases of ranks diverge.
-
-    Raises:
-        ValueError: a load of another number of experts.
+    Use the load of all ranks, or the biases of ranks diverge. ValueError: a load of another number of experts.
     """
     if bias_E.shape != load.counts_E.shape:
         raise ValueError(

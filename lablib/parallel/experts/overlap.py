@@ -161,11 +161,7 @@ def _parts_of(routing: Routing, parts: int) -> list[Routing]:
 
 @checked
 def check_parts(num_tokens: Count, parts: Count) -> int:
-    """Tokens of a part.
-
-    Raises:
-        ValueError: parts that do not divide the tokens of a rank.
-    """
+    """Tokens of a part. ValueError: parts that do not divide the tokens of a rank."""
     if num_tokens % parts:
         raise ValueError(
             f"parts must divide the tokens of a rank: got {parts} of {num_tokens}; "

@@ -72,10 +72,7 @@ def expert_parallel(
 ) -> Float[Tensor, "N D"]:
     """Outputs of the experts on all ranks for this rank's tokens. Communicates: counts, two all-to-alls, two backward.
 
-    Arguments:
-        routing: of these tokens.
-        compute: the experts of this rank, such as `ExpertMLPs`.
-        permutation: of `sort_by_expert(routing, ...)`: phase 1.
+    `compute`: the experts of this rank, such as `ExpertMLPs`; `permutation`: phase 1, `sort_by_expert(routing, ...)`.
     """
     # ---- 2. counts ----
     exchange = exchange_counts(permutation.counts, group, is_balanced=routing.is_balanced, device=x_ND.device)

@@ -74,10 +74,7 @@ class ExpertParallel:
 
         Call it after `parallelize` and before `DataParallel`. Communicates: broadcasts the model from the group's first
         rank (with whole experts on tensor ranks, only the mixtures), unless `broadcasts` is False as all ranks hold the
-        same model.
-
-        Raises:
-            ValueError: a model without mixtures, or as in `check_experts`.
+        same model. ValueError: a model without mixtures, or as in `check_experts`.
         """
         if not (found := list(mixtures(model))):
             raise ValueError("expert parallelism is for a model with mixtures: got none; call with_experts first.")
@@ -115,9 +112,7 @@ BY_EXPERT, BY_HIDDEN = (0, 0), (2, 1)  # which dimension of up [E, D, F] and of 
 class ExpertShards(ExpertMLPs):
     """This rank's shards of some experts. `tensor/state.py` restores the whole.
 
-    Arguments:
-        whole: all experts; their shards are copied.
-        cuts: in order: BY_EXPERT or BY_HIDDEN, and the group.
+    `whole`: all experts; their shards are copied. `cuts`: in order, BY_EXPERT or BY_HIDDEN, and the group.
     """
 
     def __init__(self, whole: ExpertMLPs, cuts: Sequence[tuple[tuple[int, int], Group]]):

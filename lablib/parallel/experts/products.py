@@ -33,13 +33,7 @@ Product = Callable[[Tensor, Tensor, Sequence[int]], Tensor]  # (x_MD, w_EDF, cou
 def loop_product(
     x_MD: Float[Tensor, "M D"], w_EDF: Float[Tensor, "E D F"], counts: Sequence[int]
 ) -> Float[Tensor, "M F"]:
-    """One product for each group.
-
-    Arguments:
-        x_MD: rows, sorted by group.
-        w_EDF: a matrix for each group.
-        counts: rows of each group; they sum to M.
-    """
+    """One product for each group: rows x_MD sorted by group, a matrix of w_EDF each, `counts` of rows that sum to M."""
     _require_groups(x_MD, w_EDF, counts)
     # unbind, not w[e]: its backward stacks E gradients; each w[e] would allocate zeros as large as w.
     pairs = zip(x_MD.split(list(counts)), w_EDF.unbind(), strict=True)
@@ -68,11 +62,7 @@ def padded_product(
 def grouped_product(
     x_MD: Float[Tensor, "M D"], w_EDF: Float[Tensor, "E D F"], counts: Sequence[int]
 ) -> Float[Tensor, "M F"]:
-    """One kernel for all groups. Arguments as `loop_product`.
-
-    Raises:
-        ValueError: as `loop_product`; float64, or rows that are not a multiple of 16 bytes.
-    """
+    """One kernel for all groups, as `loop_product`. ValueError also: float64, or rows not a multiple of 16 bytes."""
     _require_groups(x_MD, w_EDF, counts)
     if x_MD.dtype not in (torch.float32, torch.bfloat16, torch.float16) or x_MD.dtype != w_EDF.dtype:
         raise ValueError(

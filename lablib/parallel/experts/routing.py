@@ -42,20 +42,13 @@ Gates = Callable[[Tensor], Tensor]  # logits [N, E] -> scores [N, E]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Routing:
-    """The experts of each token.
+    """The experts of each token."""
 
-    Attributes:
-        experts_Nk: chosen experts, best first; int64 in [0, E), different for a token.
-        weights_Nk: of their outputs; with a gradient.
-        scores_NE: of all experts; with a gradient.
-        logits_NE: of the router.
-        is_balanced: whether tokens were assigned in turn; then all ranks must have the same number of tokens.
-    """
-
-    experts_Nk: Int[Tensor, "N k"]
-    weights_Nk: Float[Tensor, "N k"]
-    scores_NE: Float[Tensor, "N E"]
-    logits_NE: Float[Tensor, "N E"]
+    experts_Nk: Int[Tensor, "N k"]  # chosen experts, best first; int64 in [0, E), different for a token
+    weights_Nk: Float[Tensor, "N k"]  # of their outputs; with a gradient
+    scores_NE: Float[Tensor, "N E"]  # of all experts; with a gradient
+    logits_NE: Float[Tensor, "N E"]  # of the router
+    # whether tokens were assigned in turn; then all ranks must have the same number of tokens
     is_balanced: bool = False
 
     @property
@@ -76,11 +69,7 @@ class Routing:
         return experts.new_zeros(self.num_experts).scatter_add_(0, experts, torch.ones_like(experts))
 
     def counts(self) -> tuple[int, ...]:
-        """The same as numbers: waits for the device, unless the routing is balanced.
-
-        Raises:
-            ValueNeededError: under fidelity="shapes", where only a balanced routing has them.
-        """
+        """The same as numbers: waits for the device. Under "shapes" ValueNeededError, unless routing is balanced."""
         if self.is_balanced:
             least, more = divmod(self.num_tokens * self.k, self.num_experts)
             return tuple(least + (expert < more) for expert in range(self.num_experts))
@@ -172,11 +161,7 @@ def _chosen(scores_NE: Tensor, k: int, bias_E: Tensor | None, groups: int, group
 
 @checked
 def check_choices(num_experts: Count, k: Count, groups: Count = 1, groups_of_token: Count = 1) -> None:
-    """Check the sizes of a choice.
-
-    Raises:
-        ValueError: k above E; groups that do not divide E; groups of a token with fewer than k experts.
-    """
+    """Raise ValueError for k above E, groups that do not divide E, or groups of a token with fewer than k experts."""
     if k > num_experts:
         raise ValueError(f"k must be at most the number of experts: got {k} of {num_experts}; try k={num_experts}.")
     if num_experts % groups:

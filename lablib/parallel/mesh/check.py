@@ -52,37 +52,25 @@ AXES = (DATA, CONTEXT, TENSOR, PIPELINE)
 
 @dataclass(frozen=True)
 class Combination:
-    """Settings for training a GPT on a mesh.
+    """Settings for training a GPT on a mesh."""
 
-    Attributes:
-        config: of the whole model.
-        mesh: axes among data, context, tensor and pipeline, in any order.
-        batch_size: sequences per step, over all ranks.
-        seq_len: tokens per sequence.
-        num_micro_batches: per replica and step.
-        schedule: of the pipeline.
-        num_chunks: pieces of the model on each rank, for schedules that take it.
-        sequence_parallel: norms and the residual stream cut over the tensor axis.
-        uneven_vocabulary: for a vocabulary that the tensor ranks do not divide: "refuse", "chunk" or "pad".
-        order, attention: of the context axis; attention is `ring_attention` or a function with the same arguments.
-        recompute: whether only the input of a piece is held, and the piece runs again in backward.
-        autocast: the dtype of products; None: the dtype of the parameters.
-        units: the units of `units_of(model)` in each piece, with the smallest possible largest piece.
-    """
-
-    config: GPTConfig
-    mesh: Mesh
-    batch_size: Count
-    seq_len: Count
-    num_micro_batches: Count = 1
-    schedule: Annotated[str, OneOf(SCHEDULES)] = "1f1b"
-    num_chunks: Count = 1
-    sequence_parallel: bool = False
+    config: GPTConfig  # of the whole model
+    mesh: Mesh  # axes among data, context, tensor and pipeline, in any order
+    batch_size: Count  # sequences per step, over all ranks
+    seq_len: Count  # tokens per sequence
+    num_micro_batches: Count = 1  # per replica and step
+    schedule: Annotated[str, OneOf(SCHEDULES)] = "1f1b"  # of the pipeline
+    num_chunks: Count = 1  # pieces of the model on each rank, for schedules that take it
+    sequence_parallel: bool = False  # norms and the residual stream cut over the tensor axis
+    # for a vocabulary that the tensor ranks do not divide: "refuse", "chunk" or "pad"
     uneven_vocabulary: Uneven = "refuse"
+    # order, attention: of the context axis; attention is `ring_attention` or a function with the same arguments
     order: MakeOrder = zigzag_order
     attention: Attend = ring_attention
-    recompute: bool = False
+    recompute: bool = False  # whether only the input of a piece is held, and the piece runs again in backward
+    # the dtype of products; None: the dtype of the parameters
     autocast: Annotated[torch.dtype, OneOf((torch.bfloat16, torch.float16))] | None = None
+    # the units of `units_of(model)` in each piece, with the smallest possible largest piece
     units: tuple[range, ...] = field(init=False, default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:

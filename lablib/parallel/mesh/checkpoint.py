@@ -65,13 +65,8 @@ META = "combined"  # the key of the description
 def save_checkpoint(step: CombinedStep, path: str | Path, num_steps: NonNegativeInt) -> None:
     """Save parameters, the optimizer's state and settings, the loss scale, and the number of steps. Communicates.
 
-    Arguments:
-        step: all ranks must call it.
-        path: of a folder that all ranks can access, without a checkpoint.
-        num_steps: steps taken so far.
-
-    Raises:
-        ValueError: the folder has a checkpoint, or the optimizer has state that cannot be cut.
+    All ranks call it; `path`: a folder that they share, `num_steps`: steps taken so far. ValueError: the folder has a
+    checkpoint, or the optimizer has state that cannot be cut.
     """
     counted = [buffer for buffer in step.sharded.buffers if buffer.counts]
     boxes = chain(*(_boxes(step, buffer, _tensors(step, buffer)) for buffer in counted))
@@ -85,18 +80,10 @@ def save_checkpoint(step: CombinedStep, path: str | Path, num_steps: NonNegative
 
 @checked
 def load_checkpoint(step: CombinedStep, path: str | Path) -> int:
-    """Load what `save_checkpoint` saved on any mesh. Communicates.
+    """Load what `save_checkpoint` saved on any mesh; returns the number of steps taken before. Communicates.
 
-    Arguments:
-        step: of the same model with the same kind of optimizer; all ranks must call it.
-        path: of the folder.
-
-    Returns:
-        The number of steps taken before the save.
-
-    Raises:
-        ValueError: no checkpoint, one of another model or optimizer, or an incomplete or damaged one. Then nothing has
-            changed on any rank.
+    All ranks call it, with a step of the same model and kind of optimizer. ValueError: no checkpoint, one of another
+    model or optimizer, or an incomplete or damaged one. Then nothing has changed on any rank.
     """
     buffers, optimizer = step.sharded.buffers, step.sharded.optimizer
     # ---- 1. check ----

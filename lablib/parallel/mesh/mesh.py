@@ -90,11 +90,7 @@ class Mesh:
         return {axis: rank // self.stride(axis) % size for axis, size in self.sizes.items()}
 
     def rank(self, **coordinates: int) -> int:
-        """The rank at these coordinates.
-
-        Raises:
-            ValueError: a missing or unknown axis, or a coordinate beyond its axis.
-        """
+        """The rank at these coordinates. ValueError: a missing or unknown axis, or a coordinate beyond its axis."""
         if set(coordinates) != set(self.axes):
             raise ValueError(f"a rank has one coordinate on each axis of {self!r}: got {coordinates}.")
         for axis, at in coordinates.items():
@@ -103,11 +99,7 @@ class Mesh:
         return sum(at * self.stride(axis) for axis, at in coordinates.items())
 
     def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
-        """All groups along these axes: each has the ranks that differ only in them, ascending.
-
-        Raises:
-            ValueError: no axis, an unknown one, or one twice.
-        """
+        """All groups along these axes, ranks ascending. ValueError: no axis, an unknown one, or one twice."""
         return tuple(self._members(axes, others) for others in self._places(self._others(axes)))
 
     def group_of(self, rank: int, *axes: str) -> tuple[int, ...]:

@@ -66,23 +66,14 @@ class Owned(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Parameters that are reduced and counted together.
+    """Parameters that are reduced and counted together."""
 
-    Attributes:
-        owned: the parameters.
-        unit: the parameters as a flat buffer, and this rank's shard.
-        gradients: the flat buffer of their gradients.
-        grads: the gradient of each: a view of that buffer.
-        counts: whether this rank counts them in the norm, and saves them.
-        handle: of the communication in flight.
-    """
-
-    owned: Sequence[Owned]
-    unit: FlatUnit
-    gradients: Tensor
-    grads: Sequence[Tensor]
-    counts: bool
-    handle: Handle | None = None
+    owned: Sequence[Owned]  # the parameters
+    unit: FlatUnit  # the parameters as a flat buffer, and this rank's shard
+    gradients: Tensor  # the flat buffer of their gradients
+    grads: Sequence[Tensor]  # the gradient of each: a view of that buffer
+    counts: bool  # whether this rank counts them in the norm, and saves them
+    handle: Handle | None = None  # of the communication in flight
 
 
 class CombinedOptimizer:
@@ -95,10 +86,6 @@ class CombinedOptimizer:
         counts: whether this rank counts a parameter in the norm; called with whether it is a tensor shard.
         tied: the parameter that is complete only after the pipeline's step, if any.
         optimizer_fn: makes the optimizer of this rank's shards, a flat parameter for each buffer.
-
-    Attributes:
-        buffers: in the order of the pieces; the tied parameter last.
-        optimizer: the result of `optimizer_fn`.
     """
 
     def __init__(
@@ -111,7 +98,7 @@ class CombinedOptimizer:
         optimizer_fn: OptimizerFn,
     ):
         self.group, self.world_size = group, dist.get_world_size(group)
-        self.buffers: list[Buffer] = []
+        self.buffers: list[Buffer] = []  # in the order of the pieces; the tied parameter last
         self._of_piece: dict[int | None, list[Buffer]] = {}
         piece_of = {param: number for number, piece in pieces.items() for param in piece.parameters()}
         classes: dict[tuple[int | None, bool], list[Owned]] = {}
@@ -122,7 +109,7 @@ class CombinedOptimizer:
             buffer = self._buffer(some, does_count)
             self.buffers.append(buffer)
             self._of_piece.setdefault(number, []).append(buffer)
-        self.optimizer = optimizer_fn([buffer.unit.master for buffer in self.buffers])
+        self.optimizer = optimizer_fn([buffer.unit.master for buffer in self.buffers])  # the result of `optimizer_fn`
 
     def _buffer(self, some: Sequence[Owned], counts: bool) -> Buffer:
         unit = FlatUnit([(one.name, one.param) for one in some], self.group, in_place=True)

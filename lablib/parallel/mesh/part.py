@@ -41,10 +41,8 @@ class ModelPart(nn.Module):
 
     Arguments:
         model: whole, the same on all ranks; not changed.
-        how: the combination.
         units: the numbers of the model's units on this rank; see `units_of`.
         context: assignment of tokens to ranks; None: all tokens are here.
-        group: of the tensor axis.
     """
 
     def __init__(self, model: GPT, how: Combination, units: list[int], context: ContextParallel | None, group: Group):

@@ -137,25 +137,14 @@ class CombinedStep:
         self.sharded = CombinedOptimizer(self.part, pieces, replicas, self._counts, tied, optimizer_fn)
 
     def __call__(self, tokens_BT: Tensor, targets_BT: Tensor) -> Stepped:
-        """One step: gradients of the batch's mean loss, and the optimizer's update. Communicates.
-
-        Arguments:
-            tokens_BT, targets_BT: the whole batch, the same on all ranks.
-
-        Raises:
-            ValueError: a batch of another shape than in the combination, or with numbers outside the vocabulary.
-        """
+        """One step on the whole batch: gradients of its mean loss, and the update. Communicates. As `backward`."""
         loss = self.backward(tokens_BT, targets_BT)
         return Stepped(loss, *self.update())
 
     def backward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
-        """Loss and gradients, without the optimizer's update. Communicates.
+        """The batch's mean loss, on all ranks, and gradients, in shards (`full_gradients`). Communicates; no update.
 
-        Returns:
-            The mean loss of the batch, on all ranks. Gradients are in shards; see `full_gradients`.
-
-        Raises:
-            ValueError: a batch of another shape than in the combination, or with numbers outside the vocabulary.
+        ValueError: a batch of another shape than in the combination, or with numbers outside the vocabulary.
         """
         # ---- 1. share ----
         inputs, targets = self._micro_batches(tokens_BT, targets_BT)

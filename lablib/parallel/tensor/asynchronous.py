@@ -43,11 +43,7 @@ from lablib.signature import Count, checked
 
 
 def ring_chunks(own: Tensor, group: Group = None) -> Iterator[tuple[int, Tensor]]:
-    """The chunks of all ranks, this rank's first: the next is in flight while the caller works. Communicates.
-
-    Yields:
-        the source rank, and its chunk.
-    """
+    """Source rank and chunk of all ranks, this one's first: the next one is in flight. Communicates."""
     rank, world_size, chunk = dist.get_rank(group), dist.get_world_size(group), own
     for step in range(world_size):
         is_last = step == world_size - 1
@@ -59,11 +55,7 @@ def ring_chunks(own: Tensor, group: Group = None) -> Iterator[tuple[int, Tensor]
 
 
 def ring_sum(part_of: Callable[[int], Tensor], group: Group = None) -> Tensor:
-    """This rank's chunk of the sum over ranks of their parts. Communicates during the calls.
-
-    Arguments:
-        part_of: computes this rank's part of a chunk, a new tensor; called once per chunk, its own last.
-    """
+    """This rank's chunk of the sum over ranks. Communicates. `part_of` makes a new part of a chunk, its own last."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     total = part_of((rank - 1) % world_size)
     for step in range(1, world_size):
@@ -141,12 +133,7 @@ def _time_first(x_BTD: Tensor) -> Tensor:
 def gather_linear(
     x_BtD: Float[Tensor, "B t D"], w_fD: Float[Tensor, "f D"], bias_f: Float[Tensor, " f"] | None, group: Group = None
 ) -> Float[Tensor, "B T f"]:
-    """`column_linear` with `SEQUENCE`, in chunks. Communicates: n - 1 messages forward, 2 (n - 1) backward.
-
-    Arguments:
-        x_BtD: this rank's tokens.
-        w_fD, bias_f: its rows.
-    """
+    """`column_linear` with `SEQUENCE`, in chunks. Communicates: n - 1 messages forward, 2 (n - 1) backward."""
     return _GatherLinear.apply(x_BtD, w_fD, bias_f, group)  # pyright: ignore[reportReturnType]
 
 
@@ -168,11 +155,7 @@ def async_mlp(x_BtD: Float[Tensor, "B t D"], shard: MLPShard, group: Group = Non
 def chunked_product_s(product_s: float, message_s: float, ranks: Count, add_s: float = 0.0) -> float:
     """Seconds of one product and its collective in chunks, forward.
 
-    Arguments:
-        product_s: p, of one chunk.
-        message_s: m, of one chunk to a neighbour.
-        ranks: n.
-        add_s: a, of adding one chunk to a sum; 0 for a gather.
+    p and m: `product_s` and `message_s` of one chunk; n ranks; a: `add_s`, of adding a chunk to a sum, 0 for a gather.
     """
     return product_s + (ranks - 1) * (max(product_s, message_s) + add_s)
 

@@ -54,9 +54,8 @@ class AttentionShard(NamedTuple):
 def check_heads(num_heads: Count, num_kv_heads: Count, world_size: Count) -> None:
     """Check that heads can be split over these ranks.
 
-    Raises:
-        ValueError: ranks that do not divide the heads; key-value heads that are neither a multiple nor a divisor of the
-            ranks, or do not divide the heads.
+    ValueError: ranks that do not divide the heads; key-value heads that are neither a multiple nor a divisor of the
+    ranks, or do not divide the heads.
     """
     if num_heads % num_kv_heads:
         raise ValueError(

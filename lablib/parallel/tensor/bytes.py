@@ -46,23 +46,15 @@ Square = Annotated[int, Range(ge=4)]  # of ranks, q x q
 
 @dataclass(frozen=True, slots=True)
 class LayerSizes:
-    """A layer of a GPT and its micro-batch.
+    """A layer of a GPT and its micro-batch."""
 
-    Attributes:
-        batch, seq_len: B and T.
-        width, heads: D and H.
-        hidden: F; 0 means 4 D.
-        element_bytes: w, of activations; 2 for 16 bits.
-        statistic_bytes: s, of a norm's mean and of a logsumexp; 4, with float64 8.
-    """
-
-    batch: Count
+    batch: Count  # batch, seq_len: B and T
     seq_len: Count
-    width: Count
+    width: Count  # width, heads: D and H
     heads: Count
-    hidden: NonNegativeInt = 0
-    element_bytes: Count = 2
-    statistic_bytes: Count = 4
+    hidden: NonNegativeInt = 0  # F; 0 means 4 D
+    element_bytes: Count = 2  # w, of activations; 2 for 16 bits
+    statistic_bytes: Count = 4  # s, of a norm's mean and of a logsumexp; 4, with float64 8
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -98,12 +90,9 @@ def kept_by_layer(
     """Bytes that one layer keeps for backward on each rank, row by row.
 
     Arguments:
-        ranks: n, which divides the heads, the hidden width and, with `sequence`, the tokens of a sequence.
+        ranks: n, which divides the heads, the hidden width and, with `sequence`, the tokens (otherwise ValueError).
         sequence: sequence parallelism.
-        gathers_again: backward gathers the inputs of the regions again (`tensor/overlap.py`).
-
-    Raises:
-        ValueError: ranks that do not divide the sizes; gathering again without sequence parallelism.
+        gathers_again: with `sequence`, backward gathers the inputs of the regions again (`tensor/overlap.py`).
     """
     check_layer(layer, ranks, sequence, gathers_again)
     stream, statistic = layer.activation_bytes, layer.tokens * layer.statistic_bytes

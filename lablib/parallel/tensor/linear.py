@@ -40,10 +40,7 @@ def gathered_linear(
 ) -> Float[Tensor, "B T F"]:
     """A linear layer with the whole output on all ranks. Communicates: all-gather forward, all-reduce backward.
 
-    Arguments:
-        x_BTD: the same on all ranks.
-        w_fD, bias_f: this rank's rows, as `shard_of(w_FD, 0)` cuts them.
-        out_features: F.
+    `x_BTD`: the same on all ranks; `w_fD`, `bias_f`: this rank's rows, as `shard_of(w_FD, 0)` cuts them.
     """
     return gather_from_ranks(column_linear(x_BTD, w_fD, bias_f, group), -1, out_features, group)
 
@@ -68,10 +65,8 @@ def row_linear(
 ) -> Float[Tensor, "B T D"]:
     """The whole output on all ranks. Communicates: one all-reduce forward (g).
 
-    Arguments:
-        x_BTf: this rank's columns.
-        w_Df: its columns of the weight, as `shard_of(w_DF, 1)` cuts them.
-        bias_D: the same on all ranks, and so is its gradient.
+    `x_BTf`: this rank's columns; `w_Df`: those of the weight, as `shard_of(w_DF, 1)` cuts them; `bias_D`: the same on
+    all ranks, and so is its gradient.
     """
     y_BTD = region.leave(F.linear(x_BTf, w_Df), group)
     return y_BTD if bias_D is None else y_BTD + region.shared(bias_D, group)

@@ -43,12 +43,7 @@ def shard_mlp(whole: MLPShard, group: Group = None) -> MLPShard:
 
 
 def naive_tensor_mlp(x_BTD: Float[Tensor, "B T D"], whole: MLPShard, group: Group = None) -> Float[Tensor, "B T D"]:
-    """Both matrices by columns, with every output gathered. Communicates twice forward, twice backward.
-
-    Arguments:
-        x_BTD: the same on all ranks.
-        whole: the parameters; each rank uses its columns.
-    """
+    """Both matrices of `whole` by columns, every output gathered. Communicates twice forward, twice backward."""
     up_FD, up_bias_F, down_DF, down_bias_D = whole
     up_fD, up_bias_f = shard_of(up_FD, 0, group), shard_of(up_bias_F, 0, group)
     h_BTF = F.gelu(gathered_linear(x_BTD, up_fD, up_bias_f, len(up_FD), group), approximate="tanh")
@@ -66,11 +61,8 @@ def tensor_mlp(
 ) -> Float[Tensor, "B T D"]:
     """Columns, then rows. Communicates: one all-reduce forward, one backward.
 
-    Arguments:
-        x_BTD: the same on all ranks; with `SEQUENCE`, this rank's tokens.
-        shard: from `shard_mlp`.
-        region: how activations enter and leave.
-        overlaps: whether backward hides its communication (`tensor/overlap.py`).
+    `x_BTD`: the same on all ranks; with `SEQUENCE`, this rank's tokens. `shard`: from `shard_mlp`. `region`: how
+    activations enter and leave. `overlaps`: whether backward hides its communication (`tensor/overlap.py`).
     """
     if overlaps:
         (up_BTf,) = overlapped_columns(x_BTD, [shard.up_fD], [shard.up_bias_f], group, region)

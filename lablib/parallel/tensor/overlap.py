@@ -97,11 +97,7 @@ def overlapped_columns(
     """`column_linear` for several weights that read one input, with overlapped backward.
 
     Communicates: forward nothing (sequence: one all-gather); backward one all-reduce (all-gather, reduce-scatter).
-
-    Arguments:
-        x_BTD: the same on all ranks; with `SEQUENCE`, this rank's tokens.
-        weights, biases: this rank's rows of each.
-        region: `TENSOR` or `SEQUENCE`.
+    `x_BTD`: the same on all ranks; with `SEQUENCE`, this rank's tokens. `weights`, `biases`: this rank's rows of each.
     """
     if not weights or len(weights) != len(biases):
         raise ValueError(f"weights and biases must be one or more pairs: got {len(weights)} and {len(biases)}.")
@@ -122,13 +118,10 @@ class OverlappedColumnLinear(ColumnLinear):
 def overlapped_backward_s(
     input_grad_s: float, weight_grad_s: float, reduce_s: float, gather_s: float = 0.0, *, overlaps: bool = True
 ) -> float:
-    """Seconds of the backward of columns.
+    """Seconds of the backward of columns, of the products dX and dW.
 
-    Arguments:
-        input_grad_s, weight_grad_s: of the products dX and dW.
-        reduce_s: of the all-reduce; with sequence parallelism, of the reduce-scatter.
-        gather_s: of gathering the input again; 0 without.
-        overlaps: False: one after the other.
+    `reduce_s`: of the all-reduce, or with sequence parallelism of the reduce-scatter; `gather_s`: of gathering the
+    input again, 0 without. Without `overlaps`, one after the other.
     """
     if not overlaps:
         return input_grad_s + weight_grad_s + reduce_s + gather_s

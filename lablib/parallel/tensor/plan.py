@@ -43,19 +43,12 @@ Uneven = Annotated[str, OneOf(("refuse", "chunk", "pad"))]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A Linear by columns.
+    """A Linear by columns."""
 
-    Attributes:
-        region: how its input enters.
-        units: the owner's attribute that counts indivisible units, such as "num_heads".
-        gathers: whether the output is made whole.
-        overlaps: whether backward hides its communication (`tensor/overlap.py`).
-    """
-
-    region: Region = TENSOR
-    units: str | None = None
-    gathers: bool = False
-    overlaps: bool = False
+    region: Region = TENSOR  # how its input enters
+    units: str | None = None  # the owner's attribute that counts indivisible units, such as "num_heads"
+    gathers: bool = False  # whether the output is made whole
+    overlaps: bool = False  # whether backward hides its communication (`tensor/overlap.py`)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -81,18 +74,13 @@ class SharedInput:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """An Embedding or the head, by words.
+    """An Embedding or the head, by words."""
 
-    Attributes:
-        region: exit of rows from the embedding, entrance of the head's input.
-        uneven: for a vocabulary that the ranks do not divide: "refuse", "chunk" (the last ranks have fewer words) or
-            "pad" (rows of zeros).
-        gathers: of a head: whether the logits are made whole.
-    """
-
-    region: Region = TENSOR
+    region: Region = TENSOR  # exit of rows from the embedding, entrance of the head's input
+    # for a vocabulary that the ranks do not divide: "refuse", "chunk" (the last ranks have fewer words) or "pad" (rows
+    # of zeros)
     uneven: Uneven = "refuse"
-    gathers: bool = False
+    gathers: bool = False  # of a head: whether the logits are made whole
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -127,31 +115,22 @@ GPT_SEQUENCE_PLAN: Plan = {
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Match:
-    """A module named by a plan.
+    """A module named by a plan."""
 
-    Attributes:
-        names: of the module in the model; several if it is used in several places.
-        module: the module.
-        owner: the module that contains it.
-        style: of the plan.
-        sharing: for a column, the `SharedInput` module of its entrance.
-    """
-
-    names: list[str]
-    module: nn.Module
-    owner: nn.Module
-    style: Style
-    sharing: nn.Module | None = None
+    names: list[str]  # of the module in the model; several if it is used in several places
+    module: nn.Module  # the module
+    owner: nn.Module  # the module that contains it
+    style: Style  # of the plan
+    sharing: nn.Module | None = None  # for a column, the `SharedInput` module of its entrance
 
 
 @checked
 def check_plan(model: nn.Module, plan: Plan, ranks: Count) -> list[Match]:
     """The modules that the plan cuts, checked for a number of ranks. Pure; also for a model on "meta".
 
-    Raises:
-        ValueError: a pattern that matches no module; a module named twice; a style that does not fit its module; ranks
-            that do not divide its units; a shared parameter that only one layer cuts; with sequence parallelism, a
-            mixture of experts, or a layer with parameters that the plan leaves out.
+    ValueError: a pattern that matches no module; a module named twice; a style that does not fit its module; ranks that
+    do not divide its units; a shared parameter that only one layer cuts; with sequence parallelism, a mixture of
+    experts, or a layer with parameters that the plan leaves out.
     """
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):

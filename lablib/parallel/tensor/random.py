@@ -48,16 +48,13 @@ class TensorGenerators:
         seed: the same on all ranks of the group.
         group: None for all ranks.
         device: of the generators; None: torch's default device.
-
-    Attributes:
-        shared: draws the same on all ranks.
-        own: draws differently on each.
     """
 
     @checked
     def __init__(self, seed: NonNegativeInt, group: Group = None, device: torch.device | str | None = None):
         device = torch.get_default_device() if device is None else torch.device(device)
-        self.shared = torch.Generator(device).manual_seed(seed)
+        self.shared = torch.Generator(device).manual_seed(seed)  # draws the same on all ranks
+        # draws differently on each
         self.own = torch.Generator(device).manual_seed(seed + _OWN_SEEDS + dist.get_rank(group))
 
 
@@ -82,11 +79,7 @@ def sharded_normal(
 ) -> Tensor:
     """This rank's shard of a normal matrix: together the shards are `whole_normal(shape, std, seed)`.
 
-    Arguments:
-        shape: of the whole.
-        dim, multiple_of: the cut, as in `shard_of`.
-        std: standard deviation.
-        seed: the same on all ranks.
+    `shape`: of the whole; `dim`, `multiple_of`: the cut, as in `shard_of`; `seed`: the same on all ranks.
     """
     return shard_of(whole_normal(shape, std, seed), dim, group, multiple_of).clone()
 

@@ -74,12 +74,7 @@ def shard_of(whole: Tensor, dim: int, group: Group = None, multiple_of: int = 1)
 
 @torch.no_grad()
 def all_gather_dim(shard: Tensor, dim: int, size: int, group: Group = None, multiple_of: int = 1) -> Tensor:
-    """The whole tensor from every rank's shard. Communicates: one all-gather, of padded shards.
-
-    Arguments:
-        shard: from `shard_of`.
-        size: of the whole dimension; other arguments as `shard_range`.
-    """
+    """The whole tensor (`size` of `dim`) from the shards of `shard_of`. Communicates: one all-gather, padded."""
     world_size = dist.get_world_size(group)
     if world_size == 1:
         return shard.clone()
@@ -202,18 +197,13 @@ def exchange_rows(rows: Tensor, sent: Sequence[int], received: Sequence[int], gr
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A pair of ends: entrance of an activation into the region, and exit of a sum over ranks.
+    """A pair of ends: entrance of an activation into the region, and exit of a sum over ranks."""
 
-    Attributes:
-        name: in plans.
-        enter, leave: functions of (tensor, group); `leave` may overwrite its tensor.
-        cuts_sequence: outside the region each rank has only some tokens, and weights used there have a partial gradient
-            on each rank.
-    """
-
-    name: str
+    name: str  # in plans
+    # enter, leave: functions of (tensor, group); `leave` may overwrite its tensor
     enter: Callable[[Tensor, Group], Tensor]
     leave: Callable[[Tensor, Group], Tensor]
+    # outside the region each rank has only some tokens, and weights used there have a partial gradient on each rank
     cuts_sequence: bool = False
 
     def __repr__(self) -> str:

@@ -137,9 +137,7 @@ def own_tokens(tokens: Tensor, dim: int, group: Group = None) -> Tensor:
 class NormOnShards(nn.Module):
     """A LayerNorm, or an RMSNorm, of this rank's tokens. Communicates backward: one all-reduce for each parameter.
 
-    Arguments:
-        norm: whole on every rank; its parameters are shared, not copied.
-        group: None for all ranks.
+    `norm`: whole on every rank; its parameters are shared, not copied. `group`: None for all ranks.
     """
 
     def __init__(self, norm: nn.LayerNorm | nn.RMSNorm, group: Group = None):
@@ -161,9 +159,7 @@ class NormOnShards(nn.Module):
 class PositionsOnShards(nn.Module):
     """Position embeddings of this rank's tokens. Communicates backward: one all-reduce of the weight's gradient.
 
-    Arguments:
-        embedding: whole on every rank; its weight is shared, not copied.
-        group: None for all ranks.
+    `embedding`: whole on every rank; its weight is shared, not copied. `group`: None for all ranks.
     """
 
     def __init__(self, embedding: nn.Embedding, group: Group = None):

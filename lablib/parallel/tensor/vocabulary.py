@@ -57,12 +57,7 @@ def padded_vocabulary(vocab_size: Count, world_size: Count, multiple_of: Count =
 def shard_vocabulary(
     weight_VD: Float[Tensor, "V ..."], group: Group = None, *, pads: bool = False, multiple_of: int = 1
 ) -> Float[Tensor, "v ..."]:
-    """This rank's rows of an embedding or a head, a copy.
-
-    Arguments:
-        pads: add rows of zeros for equal numbers on all ranks.
-        multiple_of: as `padded_vocabulary`.
-    """
+    """This rank's rows of an embedding or a head, a copy; `pads`: rows of zeros for equal numbers on all ranks."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     start, end = shard_range(len(weight_VD), rank, world_size, multiple_of)
     num_rows = chunk_size(len(weight_VD), world_size, multiple_of) if pads else end - start
@@ -81,10 +76,7 @@ def vocabulary_embedding(
 ) -> Float[Tensor, "B T D"]:
     """The rows of all tokens, on all ranks (with `SEQUENCE`: of this rank's tokens). Communicates forward: g.
 
-    Arguments:
-        tokens_BT: in [0, V), the same on all ranks.
-        weight_vD: from `shard_vocabulary`.
-        vocab_size, multiple_of: V, and as there.
+    `tokens_BT`: in [0, V), the same on all ranks; `weight_vD`, `multiple_of`: of `shard_vocabulary`; `vocab_size`: V.
     """
     first, num_words = _words_here(len(weight_vD), vocab_size, group, multiple_of)
     if num_words:

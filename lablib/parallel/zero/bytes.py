@@ -29,21 +29,13 @@ Stage = Annotated[int, Range(ge=0, le=3), "use 0 (plain data parallelism), 1, 2 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPrecision:
-    """Bytes per parameter, by purpose.
+    """Bytes per parameter, by purpose."""
 
-    Attributes:
-        parameter: p, of computing and gathering.
-        gradient: g, of reducing and keeping gradients.
-        master: m, of the copy that the optimizer updates; 0: it updates the parameters.
-        state: k, of the optimizer's state.
-        step_counter: bytes per tensor of the optimizer; torch's Adam counts its steps in 4.
-    """
-
-    parameter: NonNegativeInt
-    gradient: NonNegativeInt
-    master: NonNegativeInt
-    state: NonNegativeInt
-    step_counter: NonNegativeInt = 0
+    parameter: NonNegativeInt  # p, of computing and gathering
+    gradient: NonNegativeInt  # g, of reducing and keeping gradients
+    master: NonNegativeInt  # m, of the copy that the optimizer updates; 0: it updates the parameters
+    state: NonNegativeInt  # k, of the optimizer's state
+    step_counter: NonNegativeInt = 0  # bytes per tensor of the optimizer; torch's Adam counts its steps in 4
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -60,13 +60,8 @@ _META = "meta"  # the key of the description
 def save_checkpoint(zero: Zero, path: str | Path, step: NonNegativeInt) -> None:
     """Save parameters, the optimizer's state and its settings, buffers, and the number of the step. Communicates.
 
-    Arguments:
-        zero: of any stage; all ranks must call it.
-        path: of a folder that all ranks can access, without a checkpoint.
-        step: steps taken so far.
-
-    Raises:
-        ValueError: the folder has a checkpoint, or the optimizer has state that cannot be cut into pieces.
+    All ranks call it; `path`: a folder that they share, `step`: steps taken so far. ValueError: the folder has a
+    checkpoint, or the optimizer has state that cannot be cut into pieces.
     """
     others = _others(zero) if dist.get_rank() == 0 else {}
     shards = [(unit, {PARAMETER: unit.master, **state_tensors(zero.optimizer, unit.master)}) for unit in zero.units]
@@ -76,18 +71,10 @@ def save_checkpoint(zero: Zero, path: str | Path, step: NonNegativeInt) -> None:
 
 @checked
 def load_checkpoint(zero: Zero, path: str | Path) -> int:
-    """Load what `save_checkpoint` saved at any stage, on any number of ranks. Communicates.
+    """Load what `save_checkpoint` saved at any stage, on any number of ranks; returns the step's number. Communicates.
 
-    Arguments:
-        zero: of the same module with the same kind of optimizer; all ranks must call it.
-        path: of the folder.
-
-    Returns:
-        The number of the step.
-
-    Raises:
-        ValueError: no checkpoint, one of another module or optimizer, or an incomplete or damaged one. Then nothing has
-            changed on any rank.
+    All ranks call it, with `zero` of the same module and kind of optimizer. ValueError: no checkpoint, one of another
+    module or optimizer, or an incomplete or damaged one. Then nothing has changed on any rank.
     """
     # ---- 1. check ----
     saved, meta = look(path, _META)

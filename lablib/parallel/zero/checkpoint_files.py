@@ -61,8 +61,7 @@ def save_boxes(
 ) -> None:
     """Save this rank's boxes, and under `key` the description with the checksums of all ranks' boxes. Communicates.
 
-    Raises:
-        ValueError: the folder has a checkpoint.
+    ValueError: the folder has a checkpoint.
     """
     if (Path(path) / ".metadata").exists():
         raise ValueError(f"a checkpoint needs a new folder: there is one in {path}; try {path}-{num_steps}.")
@@ -83,8 +82,7 @@ def save_boxes(
 def look(path: str | Path, key: str) -> tuple[dict[str, torch.Size], dict[str, Any]]:
     """The shapes of the saved boxes, and the description under this key. Communicates.
 
-    Raises:
-        ValueError: no checkpoint, one of another kind, or one with a damaged description or list of boxes.
+    ValueError: no checkpoint, one of another kind, or one with a damaged description or list of boxes.
     """
     saved = agreed(lambda: _sizes_of(path))
     if saved.pop(key, None) is None:
@@ -103,12 +101,8 @@ def read_boxes(
 ) -> None:
     """Fill this rank's boxes, which are new memory, from the saved ones that overlap them. Communicates.
 
-    Arguments:
-        numels: by part and parameter, the numbers of the whole tensor.
-        saved, checksums: from `look`.
-
-    Raises:
-        ValueError: a tensor of `numels` that is incomplete, or a damaged file.
+    `numels`: by part and parameter, the numbers of the whole tensor; `saved`, `checksums`: from `look`. ValueError: a
+    tensor of `numels` that is incomplete, or a damaged file.
     """
     boxes = agreed(lambda: _by_parameter(saved, numels))
     wanted = {
@@ -232,11 +226,7 @@ def _at(tensor: Tensor, box: Box, inner: Box) -> Tensor:
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, shard: Tensor) -> dict[str, Tensor]:
-    """The tensors of a shard's state that have the shape of the shard.
-
-    Raises:
-        ValueError: a tensor of another shape.
-    """
+    """The tensors of a shard's state that have the shape of the shard. ValueError: a tensor of another shape."""
     tensors = {key: value for key, value in optimizer.state.get(shard, {}).items() if _has_numbers(value)}
     for key, value in tensors.items():
         if value.shape != shard.shape:
@@ -248,11 +238,7 @@ def state_tensors(optimizer: torch.optim.Optimizer, shard: Tensor) -> dict[str, 
 
 
 def optimizer_description(optimizer: torch.optim.Optimizer, shard: Tensor) -> dict[str, Any]:
-    """Kind and settings of an optimizer, and the common numbers in the state, such as the count of steps.
-
-    Raises:
-        ValueError: several groups of settings.
-    """
+    """Kind and settings of an optimizer, and common numbers of the state, such as steps. ValueError: several groups."""
     groups = optimizer.param_groups
     if len(groups) != 1:
         raise ValueError(f"a checkpoint keeps one group of settings: got {len(groups)}; give the optimizer one group.")

@@ -124,14 +124,8 @@ class Zero(nn.Module):
     def clip_grad_norm_(self, max_norm: MaxNorm, scaler: LossScaler | None = None) -> Tensor:
         """Clip the gradient of all shards together to `max_norm`; returns its norm before, the same on every rank.
 
-        Communicates: one number, and the scaler's flag. An inf or NaN of one rank is in the norm of all.
-
-        Arguments:
-            max_norm: infinity measures only.
-            scaler: of the loss, by which gradients are divided first.
-
-        Raises:
-            ValueError: gradients have not been reduced since the last `zero_grad`.
+        Communicates: one number, and the scaler's flag. An inf or NaN of one rank is in the norm of all. `max_norm`:
+        infinity measures only. `scaler`: of the loss, by which gradients are divided first. Raises as `step`.
         """
         self.sharded.before_step()
         if scaler is not None:
@@ -149,11 +143,8 @@ class Zero(nn.Module):
     def step(self, scaler: LossScaler | None = None) -> None:
         """Update this rank's shards and the parameters. Stages 1 and 2 communicate.
 
-        Arguments:
-            scaler: of the loss; it skips the step if gradients overflowed on any rank.
-
-        Raises:
-            ValueError: gradients have not been reduced since the last `zero_grad`.
+        `scaler`: of the loss; it skips the step if gradients overflowed on any rank. ValueError: no gradients have been
+        reduced since the last `zero_grad`.
         """
         self.sharded.before_step()
         if scaler is None:
@@ -170,11 +161,7 @@ class Zero(nn.Module):
     # ---- everything, on every rank ----
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """The mean gradient of every trainable parameter, gathered. Communicates; all ranks must call it.
-
-        Raises:
-            ValueError: gradients have not been reduced since the last `zero_grad`.
-        """
+        """The mean gradient of every trainable parameter, gathered. Communicates, on all ranks. Raises as `step`."""
         self.sharded.before_step()
         return self._gathered((unit, unit.master.grad) for unit in self.units if unit.is_trainable)
 
@@ -188,8 +175,7 @@ class Zero(nn.Module):
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load parameters and buffers from the state of an unsharded module; keeps the optimizer's state. Communicates.
 
-        Raises:
-            ValueError: names or shapes do not match the module; then nothing has changed.
+        ValueError: names or shapes do not match the module; then nothing has changed.
         """
         require_same_state(state, self._shapes)
         sharded = set[str]()

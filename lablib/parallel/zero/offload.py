@@ -96,18 +96,14 @@ class HostLink:
 
 
 class HostUnit:
-    """A unit's shard on the host: the master parameters, and the gradients that have arrived.
-
-    Attributes:
-        master: the shard in the module's dtype.
-        arrived: gradients of this step's micro-batches, each with the event of its arrival.
-    """
+    """A unit's shard on the host: the master parameters, and the gradients that have arrived."""
 
     def __init__(self, unit: FlatUnit, link: HostLink):
         self.unit, self._link = unit, link
         master = link.empty(unit.master.detach(), unit.master.dtype)
         master.copy_(unit.master.detach())
-        self.master = nn.Parameter(master)
+        self.master = nn.Parameter(master)  # the shard in the module's dtype
+        # gradients of this step's micro-batches, each with the event of its arrival
         self.arrived: list[tuple[Tensor, Any]] = []
         self._params = link.empty(unit.shard.detach(), unit.shard.dtype)
         unit.master = unit.shard  # the device's copy is freed
@@ -170,9 +166,6 @@ class ZeroOffload(Zero2):
         optimizer_fn: makes the optimizer of one unit's shard, in the host's memory.
         host_bytes_per_s: a rank's share of the host's memory bandwidth, for the simulated time of the step.
         options: of `Zero2`.
-
-    Attributes:
-        optimizers: one for each unit.
     """
 
     def __init__(
@@ -185,7 +178,7 @@ class ZeroOffload(Zero2):
     ):
         super().__init__(module, **options)
         self._offloaded = _Offloaded(self.units, optimizer_fn, host_bytes_per_s)
-        self.optimizers = self._offloaded.optimizers
+        self.optimizers = self._offloaded.optimizers  # one for each unit
 
     # ---- 1. a shard is reduced ----
 
@@ -202,11 +195,7 @@ class ZeroOffload(Zero2):
     # ---- 2. the host steps, 3. parameters come back ----
 
     def step(self) -> None:
-        """Update on the host, and then the parameters on every rank. Communicates.
-
-        Raises:
-            ValueError: gradients have not been reduced since the last step.
-        """
+        """Update on the host, then the parameters on every rank. Communicates. ValueError: no new reduced gradients."""
         handles: list[Handle] = []
 
         def give_back(host: HostUnit) -> None:
@@ -285,19 +274,13 @@ def shards_to_host(unit: GatheredUnit, link: HostLink) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OffloadTime:
-    """Seconds that ZeRO-Offload adds to a step, and the bytes that it saves.
+    """Seconds that ZeRO-Offload adds to a step, and the bytes that it saves."""
 
-    Attributes:
-        gradients_s, host_s, params_s: of the copies to the host, the host's step, and the copies back.
-        exposed_s: the part that does not overlap with compute.
-        saved_bytes: of the device's memory, at rest.
-    """
-
-    gradients_s: float
+    gradients_s: float  # gradients_s, host_s, params_s: of the copies to the host, the host's step, and the copies back
     host_s: float
     params_s: float
-    exposed_s: float
-    saved_bytes: float
+    exposed_s: float  # the part that does not overlap with compute
+    saved_bytes: float  # of the device's memory, at rest
 
 
 @checked
@@ -313,12 +296,8 @@ def offload_time(
 ) -> OffloadTime:
     """The formulas at the head of this file, for Adam in FP32 and equal units.
 
-    Arguments:
-        params: P.
-        ranks, units: n and M.
-        backward_s: of the whole model.
-        link_bytes_per_s, host_bytes_per_s: beta and h.
-        param_bytes, grad_bytes: w and g.
+    P `params`, n `ranks`, M `units`; beta, h: bytes per second of link and host; w, g: bytes of a parameter and of a
+    gradient; `backward_s`: of the whole model.
     """
     numbers = params / ranks
     moved = 7 * 4 + (grad_bytes + 4) + (4 + param_bytes)
@@ -338,11 +317,5 @@ def tokens_for_share(
     """Tokens on each rank from which the exposed seconds are at most this share of the step.
 
     6 P t / F of compute grow with the tokens, the host's step does not: t = exposed (1 / share - 1) F / (6 P).
-
-    Arguments:
-        exposed_s: of `offload_time`.
-        params: P.
-        flops_per_s: F that a rank reaches.
-        share: of the step.
     """
     return exposed_s * (1 / share - 1) * flops_per_s / (6 * params)

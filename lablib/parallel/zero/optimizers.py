@@ -69,34 +69,20 @@ _NOT: Mapping[type, str] = MappingProxyType(
 
 @dataclass(frozen=True, eq=False)
 class Sharded:
-    """This rank's piece of one parameter.
+    """This rank's piece of one parameter."""
 
-    Attributes:
-        name: of the parameter.
-        shape: of the whole.
-        piece: [k], a view of the shard; k may be 0.
-        counts: k of every rank of the group; the sum is the whole.
-        shard: of its unit; it has the gradient.
-        start: offset of the piece in the shard.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    piece: nn.Parameter
-    counts: tuple[int, ...]
-    shard: nn.Parameter
-    start: int
+    name: str  # of the parameter
+    shape: tuple[int, ...]  # of the whole
+    piece: nn.Parameter  # [k], a view of the shard; k may be 0
+    counts: tuple[int, ...]  # k of every rank of the group; the sum is the whole
+    shard: nn.Parameter  # of its unit; it has the gradient
+    start: int  # offset of the piece in the shard
 
 
 def require_steps_on_shards(optimizer: torch.optim.Optimizer, layouts: Iterable[FlatLayout]) -> None:
     """Raise ValueError for an optimizer with a different result on these shards than on whole buffers.
 
-    Arguments:
-        optimizer: over the shards.
-        layouts: of the units they belong to.
-
-    Raises:
-        ValueError: it needs more than a shard, or its blocks straddle shards.
+    It needs more than a shard, or its blocks straddle shards.
     """
     kind = type(optimizer)
     if (other := next((other for other in _NOT if isinstance(optimizer, other)), None)) is not None:
@@ -119,14 +105,9 @@ def require_steps_on_shards(optimizer: torch.optim.Optimizer, layouts: Iterable[
 def pieces_of(
     shards: Sequence[nn.Parameter], layouts: Sequence[FlatLayout], group: dist.ProcessGroup | None = None
 ) -> list[Sharded]:
-    """This rank's piece of every parameter of these units.
+    """This rank's piece of every parameter of these units: of each unit the shard and the layout.
 
-        pieces = pieces_of([unit.master for unit in sharded.units], [unit.layout for unit in sharded.units])
-
-    Arguments:
-        shards: this rank's, one per unit.
-        layouts: of the units.
-        group: the ranks that share them.
+    pieces = pieces_of([unit.master for unit in sharded.units], [unit.layout for unit in sharded.units])
     """
     found = []
     for shard, layout in zip(shards, layouts, strict=True):

@@ -112,21 +112,13 @@ def reduce_scatter_by_parameter(gradients: Sequence[Tensor], group: dist.Process
 
 @dataclass(frozen=True, slots=True)
 class LayoutCost:
-    """Cost of a layout in a step of stage 3, for one unit.
+    """Cost of a layout in a step of stage 3, for one unit."""
 
-    Attributes:
-        layout: "flat" or "by parameter".
-        padding_bytes: of parameters, on all ranks together.
-        sent_bytes: by every rank, in two gathers and a reduce-scatter (rings).
-        copied_bytes: read and written by every rank for copies into and out of buffers.
-        empty_shards: number of empty shards, summed over ranks and parameters.
-    """
-
-    layout: str
-    padding_bytes: int
-    sent_bytes: int
-    copied_bytes: int
-    empty_shards: int
+    layout: str  # "flat" or "by parameter"
+    padding_bytes: int  # of parameters, on all ranks together
+    sent_bytes: int  # by every rank, in two gathers and a reduce-scatter (rings)
+    copied_bytes: int  # read and written by every rank for copies into and out of buffers
+    empty_shards: int  # number of empty shards, summed over ranks and parameters
 
 
 @checked

@@ -46,11 +46,7 @@ class OwnerMuon(Muon):
     """Muon on whole parameters with equal gradients on every rank; each rank keeps the state of its own matrices.
 
     Bit-identical to Muon. Communicates in each step: one all-gather per group of parameters.
-
-    Arguments:
-        params: as for Muon, the same on every rank.
-        ranks: the group that shares the work; None for all.
-        settings: of Muon.
+    `ranks`: the group that shares the work; None for all. `settings`: of Muon.
     """
 
     def __init__(self, params: Any, ranks: dist.ProcessGroup | None = None, **settings: Any):

@@ -31,17 +31,11 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class MuonCost:
-    """Cost of one step on each rank, in the group's order.
+    """Cost of one step on each rank, in the group's order."""
 
-    Attributes:
-        sent_bytes: by the rank (all-gathers in a ring).
-        flops: of Newton-Schulz.
-        state_numbers: of momentum on the rank.
-    """
-
-    sent_bytes: tuple[float, ...]
-    flops: tuple[int, ...]
-    state_numbers: tuple[int, ...]
+    sent_bytes: tuple[float, ...]  # by the rank (all-gathers in a ring)
+    flops: tuple[int, ...]  # of Newton-Schulz
+    state_numbers: tuple[int, ...]  # of momentum on the rank
 
 
 def newton_schulz_flops(shape: Shape, ns_steps: int = 5) -> int:
@@ -52,12 +46,7 @@ def newton_schulz_flops(shape: Shape, ns_steps: int = 5) -> int:
 
 @checked
 def owners(shapes: Sequence[Shape], ranks: Count) -> list[int]:
-    """The owner of each matrix, balanced by FLOPs: the largest first, each to the rank with least work.
-
-    Arguments:
-        shapes: of matrices.
-        ranks: number of ranks.
-    """
+    """The owner of each matrix, balanced by FLOPs: the largest first, each to the rank with least work."""
     require_matrices((f"number {index}", shape) for index, shape in enumerate(shapes))
     load, found = [0] * ranks, [0] * len(shapes)
     for index in sorted(range(len(shapes)), key=lambda index: -newton_schulz_flops(shapes[index], 1)):
@@ -72,10 +61,7 @@ def muon_cost(
 ) -> MuonCost:
     """Bytes, FLOPs and state of one step, rank by rank.
 
-    Arguments:
-        shapes: of the matrices.
-        counts: for each matrix, the numbers on each rank's shard (`Sharded.counts`).
-        ns_steps: of Newton-Schulz.
+    `counts`: for each matrix, the numbers on each rank's shard (`Sharded.counts`). `ns_steps`: of Newton-Schulz.
     """
     for shape, parts in zip(shapes, counts, strict=True):
         if sum(parts) != prod(shape) or len(parts) != len(counts[0]):

@@ -84,19 +84,12 @@ class ShardPiece(NamedTuple):
 
 @dataclass(frozen=True)
 class FlatLayout:
-    """Places of a unit's parameters in its flat buffer and in the shards. Pure: no memory.
+    """Places of a unit's parameters in its flat buffer and in the shards. Pure: no memory."""
 
-    Attributes:
-        names: of the parameters, in the order of the buffer.
-        shapes: of the parameters.
-        world_size: ranks that share the unit.
-        multiple_of: a shard's elements are a multiple of this, for blocks (8-bit states, quantization).
-    """
-
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    world_size: int
-    multiple_of: int = 1
+    names: tuple[str, ...]  # of the parameters, in the order of the buffer
+    shapes: tuple[tuple[int, ...], ...]  # of the parameters
+    world_size: int  # ranks that share the unit
+    multiple_of: int = 1  # a shard's elements are a multiple of this, for blocks (8-bit states, quantization)
 
     @property
     def numels(self) -> tuple[int, ...]:

@@ -36,23 +36,17 @@ class Use:
 
 
 class GatheredUnit:
-    """The parameters of a submodule, gathered and freed together.
-
-    Attributes:
-        flats: the flat units of its trainable parameters, if any, and then of its frozen ones, if any.
-        trainable: the full trainable parameters for autograd; without memory while freed.
-        arrived: parameters with a gradient from this backward, until it is reduced.
-        is_complete: all gradients of this backward have arrived.
-        active: uses with a running backward.
-    """
+    """The parameters of a submodule, gathered and freed together."""
 
     def __init__(self, owners: Owners, names: dict[nn.Parameter, str], group: Any, options: dict[str, Any]):
+        # the flat units of its trainable parameters, if any, and then of its frozen ones, if any
         self.flats: list[FlatUnit] = []
+        # the full trainable parameters for autograd; without memory while freed
         self.trainable: list[nn.Parameter] = []
         self.num_params = len(owners)
-        self.arrived: set[Tensor] = set()
+        self.arrived: set[Tensor] = set()  # parameters with a gradient from this backward, until it is reduced
         self.open_uses: list[Use] = []
-        self.active: set[Use] = set()
+        self.active: set[Use] = set()  # uses with a running backward
         self._slots: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
         self._gathers: list[Handle] | None = None  # in flight
         self._is_gathered = True
@@ -62,7 +56,7 @@ class GatheredUnit:
                 flat = FlatUnit([(names[param], param) for param in params], group, in_place=False, **options)
                 self.flats.append(flat)
                 self._replace(flat, params, owners)
-        self.is_complete = not self.trainable
+        self.is_complete = not self.trainable  # all gradients of this backward have arrived
         self.free()
 
     def _replace(self, flat: FlatUnit, params: list[nn.Parameter], owners: Owners) -> None:
@@ -136,11 +130,7 @@ def default_units(module: nn.Module) -> list[nn.Module]:
 
 
 def parameters_by_unit(module: nn.Module, units: Sequence[nn.Module]) -> dict[nn.Module, Owners]:
-    """The parameters of the root and of each unit, without parameters of nested or several units.
-
-    Raises:
-        ValueError: a unit that is not in the module, or is the module itself.
-    """
+    """The parameters of the root and each unit, without those of nested or several units. ValueError: no submodule."""
     inside = set(module.modules()) - {module}
     strangers = [unit for unit in units if unit not in inside]
     if strangers:

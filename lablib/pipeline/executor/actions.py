@@ -54,19 +54,9 @@ class _Held(NamedTuple):
 
 
 class Actions:
-    """The actions of one rank in one step.
+    """The actions of one rank in one step; the plan determines which backwards are split.
 
-    Arguments:
-        plan: determines which backwards are split.
-        pieces: the pieces of this rank, by number.
-        messages: source of inputs and destination of outputs.
-        batch: the micro-batches.
-        loss_fn: of the last piece's output and a target.
-        recompute: hold only the inputs of pieces.
-        seed_of: the seed of the random numbers of each forward; None: draw from torch's generator.
-
-    Attributes:
-        losses: by micro-batch, as far as the last piece has run.
+    `seed_of`: the seed of the random numbers of each forward; None: draw from torch's generator.
     """
 
     def __init__(
@@ -84,7 +74,7 @@ class Actions:
         self._is_split = {(a.stage, a.microbatch) for row in plan for a in row if a.kind is Kind.W}
         self._held: dict[tuple[int, int], _Held] = {}
         self._later: dict[tuple[int, int], WeightGradients] = {}
-        self.losses: dict[int, Tensor] = {}
+        self.losses: dict[int, Tensor] = {}  # by micro-batch, as far as the last piece has run
 
     def do(self, action: Action) -> None:
         """Run one action; waits for its input from other pieces."""

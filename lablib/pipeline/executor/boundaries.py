@@ -20,23 +20,14 @@ Shape = tuple[tuple[int, ...], torch.dtype]
 
 
 class Boundaries:
-    """The activations between pieces.
-
-    Arguments:
-        pieces: all of them, in order.
-        own: the numbers of the pieces on this rank.
-    """
+    """The activations between all pieces, in order; `own`: the numbers of the pieces on this rank."""
 
     def __init__(self, pieces: Sequence[nn.Module], own: Sequence[int]):
         self._pieces = [piece if i in own else _shell(piece) for i, piece in enumerate(pieces)]
         self._known: dict[Shape, list[Shape]] = {}
 
     def of(self, micro_batch: Tensor) -> list[Shape]:
-        """Shape and dtype of the outputs of all pieces but the last.
-
-        Raises:
-            ValueError: a piece gives no tensor, or one that has no gradient.
-        """
+        """Shape and dtype of the outputs of all pieces but the last. ValueError: no tensor that has a gradient."""
         key = (tuple(micro_batch.shape), micro_batch.dtype)
         if key not in self._known:
             self._known[key] = self._found(torch.empty(key[0], dtype=key[1], device="meta"))

@@ -56,11 +56,7 @@ def check_micro_batches(
 
 
 def token_weights(targets: Sequence[Tensor], ignored: int = -100) -> list[float]:
-    """Each micro-batch's share of the tokens with a loss (target not `ignored`).
-
-    Raises:
-        ValueError: a micro-batch has no token with a loss, so its mean loss is NaN.
-    """
+    """Each micro-batch's share of the tokens with a loss (target not `ignored`). ValueError: one without any."""
     counts = [int((target != ignored).sum()) for target in targets]
     if not all(counts):
         raise ValueError(

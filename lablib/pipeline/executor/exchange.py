@@ -26,11 +26,7 @@ from lablib.pipeline.messages import CommunicationPlan, Exchange, PipelineMessag
 class StepMessages:
     """Messages of one rank in one step of a plan.
 
-    Arguments:
-        plan: with messages.
-        group: the ranks of the plan, in order; None: all ranks.
-        shapes: for each micro-batch, the output shapes of each piece but the last.
-        device: of this rank.
+    `shapes`: for each micro-batch, the output shapes of each piece but the last. `group`: the ranks of the plan.
     """
 
     def __init__(
@@ -46,11 +42,7 @@ class StepMessages:
         self._sends: list[tuple[dist.Work, Tensor]] = []
 
     def give(self, message: PipelineMessage, tensor: Tensor) -> None:
-        """Keep the output of an action until it is sent or taken.
-
-        Raises:
-            ValueError: its shape or dtype is not the one that the other end expects.
-        """
+        """Keep the output of an action until it is sent or taken. ValueError: another shape or dtype than expected."""
         if (tuple(tensor.shape), tensor.dtype) != self._shape(message):
             raise ValueError(
                 f"{message}: the other end expects {_text(*self._shape(message))}, the piece's output on meta: got "

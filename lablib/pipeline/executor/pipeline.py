@@ -42,7 +42,7 @@ from lablib.pipeline.executor.checks import check_micro_batches, check_pieces, c
 from lablib.pipeline.executor.exchange import StepMessages
 from lablib.pipeline.executor.tied import sum_tied_gradients, tied_parameters
 from lablib.pipeline.messages import CommunicationPlan, Exchange
-from lablib.pipeline.plan import Action, Kind, Plan
+from lablib.pipeline.plan import Kind, Plan
 from lablib.pipeline.validate import check
 from lablib.signature import checked
 
@@ -137,7 +137,9 @@ class Pipeline:
         actions = Actions(self.plan, self.pieces, messages, batch, self._loss_fn, self._recompute, seeds)
         # ---- 2. act ----
         handles = []
-        final = _final_actions(self.plan, self.rank) if is_last and on_gradients else {}
+        # For each piece, the action after which its gradients are complete.
+        ends = self.plan.actions[self.rank] if is_last and on_gradients else ()
+        final = {action.stage: action for action in ends if action.kind in (Kind.B, Kind.W)}
         for step in self.communication.steps[self.rank]:
             if isinstance(step, Exchange):
                 messages.post(step)
@@ -157,8 +159,3 @@ class Pipeline:
             sum_tied_gradients(self._tied, self.rank, self.group)
         self._num_steps += 1
         return [loss for _, loss in sorted(actions.losses.items())]
-
-
-def _final_actions(plan: Plan, rank: int) -> dict[int, Action]:
-    """For each piece of a rank, the action after which its gradients are complete."""
-    return {action.stage: action for action in plan.actions[rank] if action.kind in (Kind.B, Kind.W)}

@@ -68,12 +68,7 @@ def units_of(model: nn.Module) -> list[nn.Module]:
 
 @checked
 def flops_of(unit: nn.Module, seq_len: int = 0) -> float:
-    """FLOPs of one token's forward pass, counted as at the head of this file.
-
-    Arguments:
-        unit: a layer, or several.
-        seq_len: positions T of attention; 0: without attention.
-    """
+    """FLOPs of one token's forward pass of a layer, or several (head of this file); `seq_len` 0: no attention."""
     looked_up = {id(layer.weight) for layer in unit.modules() if isinstance(layer, nn.Embedding)}
     products = {id(layer.weight) for layer in unit.modules() if isinstance(layer, nn.Linear)}
     # A tied head multiplies by the embedding's table.
@@ -84,15 +79,10 @@ def flops_of(unit: nn.Module, seq_len: int = 0) -> float:
 
 @checked
 def cut(model: nn.Module, num_pieces: int, costs: Sequence[float] | None = None) -> list[nn.Sequential]:
-    """The pieces of a model, in order, with the smallest possible largest piece. The model is not changed.
+    """The pieces of a GPT or nn.Sequential, in order, with the smallest possible largest piece. Changes no model.
 
-    Arguments:
-        model: a GPT or an nn.Sequential.
-        num_pieces: `plan.num_pieces`.
-        costs: of each of `units_of(model)`, in any unit, such as measured seconds; None: FLOPs.
-
-    Raises:
-        ValueError: another kind of model, more pieces than units, or not one cost for each unit.
+    `costs`: of each of `units_of(model)`, in any unit, such as measured seconds; None: FLOPs. ValueError: another kind
+    of model, more pieces than units, or not one cost for each unit.
     """
     units = units_of(model)
     if costs is None:
@@ -107,8 +97,7 @@ def cut(model: nn.Module, num_pieces: int, costs: Sequence[float] | None = None)
 def cut_at(model: nn.Module, starts: Sequence[int]) -> list[nn.Sequential]:
     """The pieces of a model that begin at these units: `cut_at(gpt, [0, 3, 5])`.
 
-    Raises:
-        ValueError: another kind of model, or starts that do not rise from 0, so that a piece has no layers.
+    ValueError: another kind of model, or starts that do not rise from 0, so that a piece has no layers.
     """
     units = units_of(model)
     bounds = [*starts, len(units)]

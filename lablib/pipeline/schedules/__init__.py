@@ -8,7 +8,7 @@
     zb_v(p, m) dualpipe_v(p, m)   the same, with two pieces per rank in a V
     v_half(p, m) v_min(p, m)      the same, with less memory
 
-row.py writes one rank's actions as phases, v_blocks.py repeats the building block of the V schedules.
+row.py writes one rank's actions as phases and checks sizes, v_blocks.py repeats the building block of the V schedules.
 
 `SCHEDULES` has them by name, and `make("zb-v", 4, 8)` is `zb_v(4, 8)`.
 """
@@ -19,47 +19,25 @@ from types import MappingProxyType
 
 from lablib.errors import unknown_name
 from lablib.pipeline.plan import Plan
-from lablib.pipeline.schedules.breadth_first import breadth_first
-from lablib.pipeline.schedules.dualpipe_v import dualpipe_v
-from lablib.pipeline.schedules.gpipe import gpipe
-from lablib.pipeline.schedules.interleaved_1f1b import interleaved_1f1b
-from lablib.pipeline.schedules.one_f_one_b import one_f_one_b
-from lablib.pipeline.schedules.v_half import v_half
-from lablib.pipeline.schedules.v_min import v_min
-from lablib.pipeline.schedules.zb_h1 import zb_h1
-from lablib.pipeline.schedules.zb_h2 import zb_h2
-from lablib.pipeline.schedules.zb_v import zb_v
-
-__all__ = [
-    "gpipe",
-    "one_f_one_b",
-    "interleaved_1f1b",
-    "breadth_first",
-    "zb_h1",
-    "zb_h2",
-    "zb_v",
-    "dualpipe_v",
-    "v_half",
-    "v_min",
-    "SCHEDULES",
-    "Schedule",
-    "make",
-]
+from lablib.pipeline.schedules.breadth_first import breadth_first as breadth_first
+from lablib.pipeline.schedules.dualpipe_v import dualpipe_v as dualpipe_v
+from lablib.pipeline.schedules.gpipe import gpipe as gpipe
+from lablib.pipeline.schedules.interleaved_1f1b import interleaved_1f1b as interleaved_1f1b
+from lablib.pipeline.schedules.one_f_one_b import one_f_one_b as one_f_one_b
+from lablib.pipeline.schedules.v_half import v_half as v_half
+from lablib.pipeline.schedules.v_min import v_min as v_min
+from lablib.pipeline.schedules.zb_h1 import zb_h1 as zb_h1
+from lablib.pipeline.schedules.zb_h2 import zb_h2 as zb_h2
+from lablib.pipeline.schedules.zb_v import zb_v as zb_v
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A schedule and its sizes.
+    """A schedule and its sizes."""
 
-    Attributes:
-        plan: the function that makes its plan.
-        takes_chunks: whether `plan` has a third argument, the pieces on each rank.
-        num_chunks: otherwise: the fixed number of pieces on each rank.
-    """
-
-    plan: Callable[..., Plan]
-    takes_chunks: bool = False
-    num_chunks: int = 1
+    plan: Callable[..., Plan]  # the function that makes its plan
+    takes_chunks: bool = False  # whether `plan` has a third argument, the pieces on each rank
+    num_chunks: int = 1  # otherwise: the fixed number of pieces on each rank
 
 
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
@@ -79,13 +57,9 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
 
 
 def make(name: str, num_stages: int, num_microbatches: int, num_chunks: int = 1) -> Plan:
-    """The plan of a schedule by its name.
+    """The plan of a schedule by its name, one of `SCHEDULES`.
 
-    Arguments:
-        name: one of `SCHEDULES`.
-        num_stages: ranks of the pipeline.
-        num_microbatches: in one step.
-        num_chunks: pieces of the model on each rank. V-shaped schedules have 2, and accept 1 or 2.
+    `num_chunks`: pieces of the model on each rank. V-shaped schedules have 2, and accept 1 or 2.
     """
     if not isinstance(name, str) or name not in SCHEDULES:
         raise unknown_name("schedule", name, list(SCHEDULES))

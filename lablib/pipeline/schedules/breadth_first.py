@@ -16,7 +16,7 @@ piece changes neither time nor peak.
 """
 
 from lablib.pipeline.plan import Action, Kind, Plan
-from lablib.pipeline.schedules.sizes import check_sizes, loop
+from lablib.pipeline.schedules.row import check_sizes, loop
 
 
 def breadth_first(num_stages: int, num_microbatches: int, num_chunks: int) -> Plan:

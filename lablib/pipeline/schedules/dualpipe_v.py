@@ -15,8 +15,7 @@ torch writes pairs as OVERLAP_F_B.
 """
 
 from lablib.pipeline.plan import Action, Plan
-from lablib.pipeline.schedules.row import RankActions
-from lablib.pipeline.schedules.sizes import check_sizes, vee
+from lablib.pipeline.schedules.row import RankActions, check_sizes, vee
 
 
 def dualpipe_v(num_stages: int, num_microbatches: int) -> Plan:

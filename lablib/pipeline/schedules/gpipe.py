@@ -16,8 +16,7 @@ Megatron-LM and torch, with the same time and memory. Recomputation changes the 
 """
 
 from lablib.pipeline.plan import Plan
-from lablib.pipeline.schedules.row import RankActions
-from lablib.pipeline.schedules.sizes import check_sizes, loop
+from lablib.pipeline.schedules.row import RankActions, check_sizes, loop
 
 
 def gpipe(num_stages: int, num_microbatches: int) -> Plan:

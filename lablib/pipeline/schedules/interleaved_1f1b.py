@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from lablib.pipeline.plan import Action, Kind, Plan
 from lablib.pipeline.schedules.one_f_one_b import one_f_one_b
-from lablib.pipeline.schedules.sizes import check_sizes, loop
+from lablib.pipeline.schedules.row import check_sizes, loop
 
 
 def interleaved_1f1b(num_stages: int, num_microbatches: int, num_chunks: int) -> Plan:

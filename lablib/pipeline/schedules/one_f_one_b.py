@@ -13,8 +13,7 @@ Source: Narayanan et al., "PipeDream", SOSP 2019, arXiv 1806.03377, section 3.2 
 """
 
 from lablib.pipeline.plan import Plan
-from lablib.pipeline.schedules.row import RankActions
-from lablib.pipeline.schedules.sizes import check_sizes, loop
+from lablib.pipeline.schedules.row import RankActions, check_sizes, loop
 
 
 def one_f_one_b(num_stages: int, num_microbatches: int) -> Plan:

@@ -1,6 +1,6 @@
-"""One rank's actions written as phases, each a pattern and its number of repetitions.
+"""One rank's actions written as phases, each a pattern and its repetitions; checks of sizes; places of pieces.
 
-    row = Row((1,), num_microbatches=4)
+    row = RankActions((1,), num_microbatches=4)
     row.write(2, "F")         1F0 1F1                   two forwards
     row.write(9, "F B")       1F2 1B0 1F3 1B1 1B2 1B3   one forward, one backward, as long as some are left
 
@@ -10,9 +10,12 @@ micro-batches of a piece in order; "W" without a number takes the oldest waiting
 
 from collections import deque
 from collections.abc import Sequence
+from math import prod
 
 from lablib.pipeline.plan import Action, Kind
+from lablib.signature import shown, whole_number
 
+MAX_ACTIONS = 20_000_000  # of one kind; some gigabytes
 # A whole backward counts as both of its halves.
 _COUNTED_AS = {Kind.F: (Kind.F,), Kind.B: (Kind.I, Kind.W), Kind.I: (Kind.I,), Kind.W: (Kind.W,)}
 
@@ -53,3 +56,28 @@ class RankActions:
 
     def _pop_waiting(self) -> int | None:
         return self._waiting.popleft() if self._waiting else None
+
+
+def check_sizes(name: str, **sizes: int) -> None:
+    """Raise ValueError unless every size is a whole number from 1: `check_sizes("gpipe", num_stages=4)`.
+
+    Also if the plan is too large for memory.
+    """
+    for size, value in sizes.items():
+        whole_number(f"{name}: {size}", value)
+    if prod(sizes.values()) > MAX_ACTIONS:
+        got = " * ".join(map(shown, sizes.values()))
+        raise ValueError(
+            f"{name}: {' * '.join(sizes)} must be {MAX_ACTIONS:,} or less: got {got}; "
+            "try a hundredth of it, or steady_state for very many micro-batches"
+        )
+
+
+def loop(num_stages: int, num_chunks: int = 1) -> tuple[int, ...]:
+    """`rank_of` of pieces dealt around in turn: 0 1 2 0 1 2."""
+    return tuple(range(num_stages)) * num_chunks
+
+
+def vee(num_stages: int) -> tuple[int, ...]:
+    """`rank_of` of two pieces per rank in the shape of a V, 0 1 2 2 1 0: rank i holds pieces i and 2p-1-i."""
+    return (*range(num_stages), *reversed(range(num_stages)))

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lablib.pipeline.plan import Action, Kind, Plan
-from lablib.pipeline.schedules.sizes import vee
+from lablib.pipeline.schedules.row import vee
 
 PERIOD = 6  # steps of work that one micro-batch is for each rank
 _NEVER = 1 << 60

@@ -20,7 +20,7 @@ Simplified: see v_blocks.py.
 """
 
 from lablib.pipeline.plan import Plan
-from lablib.pipeline.schedules.sizes import check_sizes
+from lablib.pipeline.schedules.row import check_sizes
 from lablib.pipeline.schedules.v_blocks import BuildingBlock, Pass, repeat
 
 

@@ -16,8 +16,7 @@ ScheduleInterleavedZeroBubble with one stage per rank.
 """
 
 from lablib.pipeline.plan import Plan
-from lablib.pipeline.schedules.row import RankActions
-from lablib.pipeline.schedules.sizes import check_sizes, loop
+from lablib.pipeline.schedules.row import RankActions, check_sizes, loop
 
 
 def zb_h1(num_stages: int, num_microbatches: int) -> Plan:

@@ -16,8 +16,7 @@ barrier before the optimizer step (the paper's post-validation, section 4).
 """
 
 from lablib.pipeline.plan import Plan
-from lablib.pipeline.schedules.row import RankActions
-from lablib.pipeline.schedules.sizes import check_sizes, loop
+from lablib.pipeline.schedules.row import RankActions, check_sizes, loop
 
 
 def zb_h2(num_stages: int, num_microbatches: int) -> Plan:

@@ -16,8 +16,7 @@ micro-batches leave gaps.
 """
 
 from lablib.pipeline.plan import Plan
-from lablib.pipeline.schedules.row import RankActions
-from lablib.pipeline.schedules.sizes import check_sizes, vee
+from lablib.pipeline.schedules.row import RankActions, check_sizes, vee
 
 
 def zb_v(num_stages: int, num_microbatches: int) -> Plan:
