@@ -37,6 +37,23 @@ def test_the_name_says_the_kind(row):
     assert transformer_of(row({"source.title": "BLOOM chronicles"}), False).positions == "alibi"
 
 
+@pytest.mark.parametrize(
+    ("changes", "activation", "width"),
+    [
+        ({"model.ffn": 11008}, "swiglu", 11008),  # no name: a width of 4 x hidden is GPT's
+        ({"model.ffn": 16384}, "gelu", 16384),
+        ({"model.name": "Nobody", "model.params_b": 9.4, "model.ffn": 16384, "model.vocab": 103168}, "swiglu", 16384),
+        ({"model.name": "Nobody", "model.params_b": 6.9, "model.vocab": 103168}, "gelu", 16384),
+        ({"model.name": "GPT-3 shape", "model.ffn": 11008}, "gelu", 11008),
+        ({"model.name": "InternLM-7B"}, "swiglu", 11008),
+    ],
+)
+def test_width_or_count_tell_the_kind_of_an_unknown_model(row, changes, activation, width):
+    """Of 4,096: 4 x hidden without a gate, or 8/3 x hidden in multiples of 256 with one (arXiv 2302.13971)."""
+    found = transformer_of(row({"model.layers": 32, "model.hidden": 4096, "model.heads": 32, **changes}), False)
+    assert (found.activation, found.hidden_size) == (activation, width)
+
+
 def test_llama_by_its_stated_sizes_has_the_published_number_of_parameters(published):
     counts = {"Llama3.1-8B": 8_030_261_248, "Llama3.1-70B": 70_553_706_496, "Llama3.1-405B": 405_853_388_800}
     seen = set()
