@@ -64,8 +64,7 @@ def calibrate(backend: str = "gloo", ranks: int = 4, quick: bool = False, progre
         quick: fewer sizes and repeats: half a minute, and rougher figures.
         progress: called as `progress(done, total, what)` before each batch of measurements and at the end.
 
-    Returns:
-        A cluster named "this-machine"; `profile` has the date and conditions of the measurement, and its residuals.
+    Returns a cluster named "this-machine"; `profile` has the date and conditions of the measurement, and its residuals.
 
     Raises:
         ValueError: an unknown backend, too few ranks, or measurements that are impossible or that no fit explains.

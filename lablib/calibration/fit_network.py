@@ -65,8 +65,7 @@ def fit_network(
         base: the cluster; its `intra` link, its `inter` link and `collective_overhead_s` are replaced.
         name, source: of the new link.
 
-    Raises:
-        ValueError: times that are not positive numbers, too few of them, or times that do not grow with size.
+    Raises ValueError: times that are not positive numbers, too few of them, or times that do not grow with size.
     """
     timings = list(timings)
     _check(timings, base)

@@ -34,8 +34,7 @@ def this_machine(ranks: int = 4, backend: str = "gloo", progress: Progress | Non
         backend: "gloo" (processes on this CPU) or "nccl" (GPUs).
         progress: as for `calibrate`; None: a line of text that is overwritten, and ends with the file's path.
 
-    Raises:
-        ValueError, LaunchError: as `calibrate`.
+    Raises ValueError, LaunchError: as `calibrate`.
     """
     check_ranks(backend, ranks)
     ranks = measured_ranks(backend, ranks)

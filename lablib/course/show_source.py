@@ -15,10 +15,8 @@ from lablib.text.messages import safe_repr
 def show_source(function: Callable[..., Any] | type, after: Check | None = None) -> ShownSource:
     """The source of a function or a class of lablib.
 
-    `after`: check of the exercise that it solves: folded until that is passed. None: open.
-
-    Raises:
-        ValueError: its source cannot be read.
+    `after`: check of the exercise that it solves: folded until that is passed. None: open. Raises ValueError: its
+    source cannot be read.
     """
     try:
         text = textwrap.dedent(inspect.getsource(function))

@@ -154,10 +154,8 @@ CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
 def find_cluster(name: str | Path | Cluster) -> Cluster:
     """A cluster by name, or from a TOML file (a path ending in .toml); a `Cluster` is returned unchanged.
 
-    "this-machine" is the profile that `lab calibrate` wrote (this_machine.py).
-
-    Raises:
-        ValueError: an unknown name, with the nearest ones; or an error of `load_cluster`.
+    "this-machine" is the profile that `lab calibrate` wrote (this_machine.py). Raises ValueError: an unknown name, with
+    the nearest ones; or an error of `load_cluster`.
     """
     if isinstance(name, Cluster):
         return name

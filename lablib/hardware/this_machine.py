@@ -23,8 +23,7 @@ def profile_path() -> Path:
 def this_machine() -> Cluster:
     """The measured cluster of this machine.
 
-    Raises:
-        ValueError: nothing was measured yet, or `lab calibrate` did not write the file.
+    Raises ValueError: nothing was measured yet, or `lab calibrate` did not write the file.
     """
     path = profile_path()
     if not path.is_file():

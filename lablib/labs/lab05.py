@@ -104,8 +104,7 @@ def figure_blocks(outliers: Positions, errors: Series) -> go.Figure:
 def figure_projection(ranks: Annotated[Sequence[int], NonEmpty()], lost: Series) -> go.Figure:
     """Share of a gradient that a projection loses, against the rank, a line for each gradient or source of directions.
 
-    Args:
-        lost: name -> share of the squares that is lost at each rank, 0 to 1.
+    `lost`: name -> share of the squares that is lost at each rank, 0 to 1.
     """
     check_lengths(ranks, lost)
     third = len(ranks) // 3
@@ -129,8 +128,7 @@ def figure_projection(ranks: Annotated[Sequence[int], NonEmpty()], lost: Series)
 def figure_differences(differences: Mapping[str, Difference], reference: str) -> go.Figure:
     """Each optimizer's loss less the reference's: a small mark for each seed, the mean with its 95% interval.
 
-    Args:
-        differences: name -> `difference(its losses, losses of the reference)`; the first is drawn on top.
+    `differences`: name -> `difference(its losses, losses of the reference)`; the first is drawn on top.
     """
     names, nats = list(differences), [value for one in differences.values() for value in one.each]
     marks, groups = [], {"less than": [], "more than": [], "within noise of": []}

@@ -201,8 +201,7 @@ def figure_rank_loads(
 ) -> go.Figure:
     """A bar for each rank and placement of experts, and a line at the mean, which is the same for all.
 
-    Args:
-        loads: placement -> tokens of each rank (`lablib.parallel.ExpertPlacement.rank_loads`).
+    `loads`: placement -> tokens of each rank (`lablib.parallel.ExpertPlacement.rank_loads`).
     """
     first = next(iter(loads.values()))
     num_ranks, width, mean = len(first), 0.8 / len(loads), sum(first) / len(first)
@@ -239,8 +238,7 @@ MODELS = {"active": "dense, as many FLOPs", "mixture": "mixture", "total": "dens
 def figure_expert_times(compared: Annotated[Sequence[AgainstDense], NonEmpty()], title: str) -> go.Figure:
     """Tokens per second and GPU of three models; a cross on the axis for a model that does not fit.
 
-    Args:
-        compared: of `lablib.studies.against_dense`, by ascending number of GPUs.
+    `compared`: of `lablib.studies.against_dense`, by ascending number of GPUs.
     """
     places = [str(one.num_gpus) for one in compared]
     columns: dict[str, Sequence[Any]] = {"GPUs": [one.num_gpus for one in compared]}

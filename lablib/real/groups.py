@@ -42,8 +42,7 @@ class Groups:
     def renew(self) -> None:
         """Leave only a default group, in its initial state. Communicates: every rank calls it at the same point.
 
-        Raises:
-            RuntimeError: the ranks could not connect to each other.
+        Raises RuntimeError: the ranks could not connect to each other.
         """
         if self._backend == "nccl" and dist.is_initialized():
             for group in list(current("process_world").pg_map):

@@ -13,11 +13,7 @@ from lablib.sim.ranks.rank import Rank
 
 
 class Recorder:
-    """The transfers of a run, and the communication spans of its ranks.
-
-    Attributes:
-        transfers: in order of their ends.
-    """
+    """The transfers of a run, and the communication spans of its ranks. `transfers`: in order of their ends."""
 
     def __init__(self, ranks: Mapping[int, Rank], events: Events):
         self._ranks = ranks

@@ -90,8 +90,7 @@ def schedule_run(
 ) -> Iterator[tuple[int, float]]:
     """A run of the narrow model with Adam: (step, held-out loss) after every `every` steps and after the last.
 
-    Arguments:
-        rate: the peak rate.
+    `rate`: the peak rate.
     """
     model, text = GPT(NARROW, seed=seed), held_out()
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.95))

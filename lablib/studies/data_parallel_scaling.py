@@ -44,8 +44,6 @@ class StepProfile:
     """One step on one device, without communication.
 
     Attributes:
-        device: the device.
-        forward_s, backward_s: seconds.
         params: the trainable parameters in order of registration, as shapes (device "meta").
         ready_s: seconds from the start of backward to each parameter's final gradient.
     """
@@ -138,10 +136,8 @@ def predict_step(
 
     Arguments:
         profile: of one rank's part of the batch, on the cluster's device.
-        cluster: the cluster of the ranks.
         ranks: at least 1; one rank does not communicate.
         bucket_bytes: most bytes of a bucket; not used by "naive".
-        method: "naive", "bucketed" or "overlapped".
     """
     if ranks == 1:
         return StepTime(profile.step_s, 0.0, 0.0)

@@ -24,8 +24,7 @@ _MOST_SLOTS = 10
 def place_best(loads: Sequence[float], num_ranks: Count, slots_a_rank: int) -> ExpertPlacement:
     """The optimal placement, for up to ten slots, to compare `place_balanced` with.
 
-    Raises:
-        ValueError: more slots; and as `place_balanced`.
+    Raises ValueError: more slots; and as `place_balanced`.
     """
     experts = len(loads)
     loads, slots = check_loads(loads, experts), check_slots(experts, num_ranks, slots_a_rank)

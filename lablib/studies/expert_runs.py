@@ -70,7 +70,6 @@ class ExpertStep:
     """One step of a run.
 
     Attributes:
-        step: from 1.
         loss: of the batch before the step, in nats per byte, without auxiliary losses.
         counts: [L][E], choices of each expert; no layer for a dense model.
         dropped: share of all choices that were dropped.
@@ -95,7 +94,6 @@ class ExpertRun:
     """A recorded run, by windows of ten steps.
 
     Attributes:
-        method, seed: as `expert_run` takes them.
         steps: the last of each window.
         counts: [window][L][E], choices of each expert in the last step of the window.
         imbalance: the busiest expert over the mean, averaged over layers and the window's steps.
@@ -123,8 +121,7 @@ class ExpertRun:
 def recorded_expert_runs(path: Path = RECORDED) -> dict[str, tuple[ExpertRun, ...]]:
     """Method -> its recorded runs, one per seed.
 
-    Raises:
-        OSError, ValueError: no such file, or a file of another kind.
+    Raises OSError, ValueError: no such file, or a file of another kind.
     """
     found: dict[str, list[ExpertRun]] = {name: [] for name in METHODS}
     try:
@@ -145,7 +142,6 @@ def expert_run(method: Annotated[str, OneOf(METHODS)], seed: int, num_steps: Cou
     """One run, or its beginning, step by step.
 
     Arguments:
-        method: a name of `METHODS`.
         seed: of weights and batches.
         num_steps: of the 400; the schedule is still for all 400.
     """

@@ -163,11 +163,8 @@ def train(
 ) -> list[Evaluation]:
     """Train for so many steps; the loss of `held_out` before the first, every `look_every` and after the last.
 
-    Arguments:
-        train_batches, held_out: inputs and targets (B, T), many of them and one.
-
-    Returns:
-        The evaluations; the last loss is infinite if training diverged, which ends the trial.
+    `train_batches`, `held_out`: inputs and targets (B, T), many of them and one. Returns the evaluations; the last loss
+    is infinite if training diverged, which ends the trial.
     """
     looks = [Evaluation(0, held_out_loss(training.model, held_out))]
     for inputs_BT, targets_BT in islice(train_batches, num_steps):

@@ -46,10 +46,7 @@ class PlacedMesh:
 
     Attributes:
         mesh: the order of its axes is the placement.
-        cluster: the cluster.
-        prediction: the planner's.
         exposed_s: axis -> seconds of a step in which ranks wait for it.
-        setup: of the prediction.
     """
 
     mesh: Mesh

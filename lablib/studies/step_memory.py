@@ -54,12 +54,9 @@ class StepMemory:
     """The memory of one step. Arrays have one entry an operator, in order.
 
     Attributes:
-        name: the model's.
         seq_len, micro_batch, num_microbatches: tokens of a sequence, sequences at once, micro-batches of the step.
-        precision, optimizer, recompute: the arguments.
         device: the device that it must fit into.
         is_exact: whether every operator is known; if not, the moments are the planner's.
-        ops: the operators.
         start_s: start of each, by its roofline; `end_s` is the end of the step.
         held: category -> bytes at the operator's highest moment.
         made_bytes: bytes that the operator allocates.
@@ -163,11 +160,8 @@ def memory_of_step(
         model: sizes, or a name of the catalogue of published models.
         seq_len: tokens of a sequence; the model's longest by default.
         micro_batch: sequences that go through the model at once.
-        precision: "float32", "16 bits" or "16 bits, float32 master".
-        optimizer: "adamw", "adamw, fused", "sgd-momentum" or "sgd".
         recompute: "none", "full" (each layer checkpointed) or "every k" layers.
         num_microbatches: micro-batches per step; the third and later are as the second.
-        device: a device, or a name of the catalogue.
 
     Raises:
         ValueError: an unknown model or device, a sequence longer than the model's positions, a policy that flash

@@ -75,8 +75,6 @@ class StrategyRow:
     """One strategy on so many ranks.
 
     Attributes:
-        strategy: one of `CLAIMS`.
-        ranks: n.
         efficiency: throughput of n ranks over n times the throughput of one.
         saved, states_saved: shares of the bytes at the peak, and of the states' alone.
         sent_bytes: of a mean rank per step.
@@ -114,8 +112,6 @@ class StrategyVerdict:
     """Result of the check of one row of the table.
 
     Attributes:
-        strategy: one of `CLAIMS`.
-        ranks: the computed numbers of ranks.
         efficiency, saved: minimum and maximum over them.
         efficiency_holds_on, saved_holds_on: the ranks on which the claim holds.
     """
@@ -156,8 +152,7 @@ def strategies(
         sequences: per rank and step.
         options: of `predict`: seq_len, stack, precision, recompute, derating, ...
 
-    Raises:
-        ValueError: an option that a strategy sets; and as `predict` on one rank.
+    Raises ValueError: an option that a strategy sets; and as `predict` on one rank.
     """
     if taken := [name for name in ("parallel", "order", "batch", "micro_batch", "compression") if name in options]:
         raise ValueError(f"{taken[0]} is chosen by the strategy: got it among the options; leave it out.")

@@ -49,7 +49,6 @@ class TensorLayerTime:
     """One layer, forward and backward, in seconds.
 
     Attributes:
-        way, ranks: the method, and the number of ranks.
         compute_s: products, attention, and element-wise work on each token.
         communication_s: of all collectives or messages, hidden or not.
         exposed_s: the part of it that nothing hides.
@@ -132,13 +131,8 @@ def tensor_layer_time(
 ) -> TensorLayerTime:
     """The seconds of one layer, forward and backward.
 
-    Arguments:
-        layer: sizes, and the micro-batch.
-        cluster: the cluster of the ranks, its first `ranks`.
-        ranks: n, a divisor of the heads, the hidden width, and all but with f the sequence.
-
-    Raises:
-        ValueError: sizes that the ranks do not divide.
+    `ranks`: n, a divisor of the heads, the hidden width, and all but with f the sequence. Raises ValueError: sizes that
+    the ranks do not divide.
     """
     cuts_sequence = way in WAYS[2:]
     check_layer(layer, ranks, sequence=cuts_sequence)

@@ -79,11 +79,7 @@ def explore(
         without_effect: called with the value of every control; returns the names of controls without effect, which are
             greyed.
 
-    Returns:
-        A value to show at the end of a cell.
-
-    Raises:
-        ValueError: two controls have the same name.
+    Returns a value to show at the end of a cell. Raises ValueError: two controls have the same name.
     """
     names = [control.name for control in controls]
     if len(set(names)) < len(names):
@@ -104,11 +100,8 @@ def static_pictures(
 ) -> Pictures:
     """The figure at the default of every control, then one for each example.
 
-    Args:
-        examples: settings that differ from the defaults. None given: the first control at its two ends.
-
-    Raises:
-        ValueError: the defaults cannot be computed, or an example names an unknown control.
+    `examples`: settings that differ from the defaults. None given: the first control at its two ends. Raises
+    ValueError: the defaults cannot be computed, or an example names an unknown control.
     """
     defaults = {control.name: control.default for control in controls}
     unknown = [name for example in examples for name in example if name not in defaults]

@@ -30,7 +30,6 @@ class Explorer:
 
     Attributes:
         controls: name -> ipywidget, in order.
-        figure: the plotly widget on the screen.
         message: the error of the present setting, empty if there is none.
         caption: the sentence and the table of the figure.
         point: text for the last clicked point; empty before, and after a change.

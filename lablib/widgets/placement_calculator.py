@@ -90,8 +90,7 @@ def placed_mesh(
 ) -> PlacedMesh:
     """The mesh in that order on that network. Arguments as `placement_calculator`.
 
-    Raises:
-        ValueError: an order with an unknown axis, or without one of several ranks; and as `studies.placement.place`.
+    Raises ValueError: an order with an unknown axis, or without one of several ranks; and as `studies.placement.place`.
     """
     sizes = {"data": data, "tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
     axes = order.replace(",", " ").split()

@@ -24,8 +24,7 @@ from lablib.text.files import read_text, write_text
 def load_all(labs: Sequence[Lab]) -> list[Master]:
     """Read and check the masters of these labs.
 
-    Raises:
-        CourseFailure: a master that is not Python or breaks a rule; the message has one line for each finding.
+    Raises CourseFailure: a master that is not Python or breaks a rule; the message has one line for each finding.
     """
     masters: list[Master] = []
     findings: list[str] = []
@@ -51,8 +50,7 @@ def build(labs: Sequence[Lab]) -> list[str]:
 def check_built(labs: Sequence[Lab]) -> None:
     """Check that all learner notebooks match their masters.
 
-    Raises:
-        CourseFailure: some do not; one line for each, with the remedy.
+    Raises CourseFailure: some do not; one line for each, with the remedy.
     """
     orphans = [lab for lab in labs if not lab.master.exists()]
     problems = [f"{lab.notebook} has no master; remove it, or write {lab.master}." for lab in orphans]

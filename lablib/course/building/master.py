@@ -33,7 +33,6 @@ class Cell:
     Attributes:
         kind: "code", "markdown" or "raw".
         source: its text, with the solution.
-        tags: its tags, in order.
         points: points of a check (nbgrader).
         minutes: minutes of the section that begins here; 0 if none does.
         line: line of its `# %%` in the master.
@@ -104,8 +103,7 @@ class Master:
     def parameters(self) -> list[Parameter]:
         """The parameters from the cell tagged `parameters`; empty if there is none.
 
-        Raises:
-            CourseError: the cell holds other code.
+        Raises CourseError: the cell holds other code.
         """
         return next((read_parameters(cell.source) for cell in self.cells if cell.tagged("parameters")), [])
 

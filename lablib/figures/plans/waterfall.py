@@ -93,8 +93,7 @@ def figure_waterfalls(
 ) -> go.Figure:
     """Up to four plans side by side, on one scale. Table: one row for each plan and part.
 
-    Args:
-        names: of the plans; none given: a letter and the different choices of each.
+    `names`: of the plans; none given: a letter and the different choices of each.
     """
     if not 1 <= len(predictions) <= MAX_PLANS:
         raise ValueError(

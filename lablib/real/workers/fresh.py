@@ -38,8 +38,7 @@ class FreshState:
     def check_nothing_is_left(self) -> None:
         """Undo the effects of the last program on the next.
 
-        Raises:
-            Exception: a setting cannot be restored, or a thread or a process of the program still runs.
+        Raises Exception: a setting cannot be restored, or a thread or a process of the program still runs.
         """
         process_settings.give_back(self._settings)
         for thread in set(threading.enumerate()) - self._threads:

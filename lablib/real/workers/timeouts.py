@@ -29,8 +29,7 @@ class Timeouts:
     def allow(self, timeout_s: float | None) -> timedelta:
         """Let existing and new groups wait as long as a launch of `timeout_s` lasts (None: no limit).
 
-        Returns:
-            The new limit of the default group, and of every group that is made without one.
+        Returns the new limit of the default group, and of every group that is made without one.
         """
         longest_s = _ENDLESS.total_seconds()
         allowed_s = longest_s if timeout_s is None else min(timeout_s + _LATER_S, longest_s)

@@ -54,10 +54,7 @@ class Collectives(dist.ProcessGroup):
     Args:
         group: the state shared by the members.
         member: this rank's place in it.
-        rank: this rank.
-        turns: to wait.
         name: torch's internal name of the group.
-        labels: the labels of groups.
 
     `accepts` may be set to check the tensors of every call (script mode: the device that NCCL requires).
     """

@@ -32,9 +32,7 @@ _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.
 class GradientWatch(TorchDispatchMode):
     """Corrupts the gradients of one rank. Enter it in the rank's thread, and `close` it when the run ends.
 
-    Args:
-        faults: the corruptions.
-        is_here: whether this rank has the turn: ranks may share a parameter.
+    `is_here`: whether this rank has the turn: ranks may share a parameter.
     """
 
     def __init__(self, faults: Iterable[CorruptGradient], is_here: Callable[[], bool]):

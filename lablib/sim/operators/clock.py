@@ -73,7 +73,6 @@ class Clock(TorchDispatchMode):
     """Adds the cost of each operator of one rank to its clock, and tracks its memory. Enter it in the rank's thread.
 
     Args:
-        rank: the rank.
         pricer: operator costs of its device.
         run: runs an op, given `(traits, args, kwargs)`; returns its result, and an `Answer` if known.
         trackers: shared by the ranks of a run; None: memory is not tracked.

@@ -26,8 +26,6 @@ class OpTraits(NamedTuple):
     """The traits of one operator.
 
     Attributes:
-        op: the operator.
-        run: the function that runs it.
         name: "aten.mm".
         first_name: label of an allocation that this operator is the first to read; "": it existed before.
         is_block: whether it opens or closes a `record_function` block.
