@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lablib.calibration.calibrate import Progress, calibrate, check_ranks, measured_ranks
 from lablib.hardware import Cluster
-from lablib.hardware.this_machine import profile_path
+from lablib.hardware.catalogue import profile_path
 from lablib.hardware.toml_file import load_cluster, save_cluster
 from lablib.signature import checked
 from lablib.text.units import plural

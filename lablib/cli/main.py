@@ -184,8 +184,7 @@ def _regrade(options: argparse.Namespace) -> int:
 
 
 def _new(options: argparse.Namespace) -> int:
-    from lablib.course.building.build import build
-    from lablib.course.building.new import new_lab
+    from lablib.course.building.build import build, new_lab
     from lablib.course.places import find_labs_folder
 
     lab = new_lab(find_labs_folder(), options.number, options.name)

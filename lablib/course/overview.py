@@ -87,7 +87,6 @@ def exercises_of_labs(labs: Sequence[Lab]) -> list[tuple[str, str]]:
 
 
 def own_progress() -> Labs:
-    """The progress of this learner."""
     path = progress_path()
     try:
         return read_progress(path) if path else {}

@@ -140,7 +140,6 @@ def _forward_stderr(texts: list[str]) -> None:
 
 
 def _machine(backend: str) -> str:
-    """The machine, in words."""
     if backend == "nccl":
         return f"{platform.node()} ({gpus_text()})"
     return f"{platform.node()} ({os.cpu_count()} CPU cores)"

@@ -50,7 +50,6 @@ from lablib.torch_compat import DispatchKey, TorchDispatchMode, has_kernel_for, 
 
 
 def host_link(device: Device) -> Link:
-    """The PCIe link between a device and its host."""
     generations = {"V100": "pcie3", "A100": "pcie4", "MI250": "pcie4"}
     return LINKS[next((link for name, link in generations.items() if device.name.startswith(name)), "pcie5")]
 

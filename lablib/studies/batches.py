@@ -75,7 +75,6 @@ def held_out(num_sequences: int = 64) -> Batch:
 @torch.no_grad()
 @checked
 def loss_of(model: GPT, batch: Batch) -> float:
-    """Loss of the model on a batch, in nats per byte."""
     return next_token_loss(model(batch.inputs), batch.targets).item()
 
 

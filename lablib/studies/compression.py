@@ -62,7 +62,6 @@ class CompressedRun:
 
     @property
     def loss(self) -> float:
-        """Mean loss over seeds."""
         return statistics.mean(self.losses.values())
 
 

@@ -142,7 +142,6 @@ class Training:
         return loss.item()
 
     def state_bytes(self) -> int:
-        """Bytes of the optimizers' state."""
         return sum(optimizer.state_bytes() for optimizer in self.optimizers)
 
     def _estimate_curvature(self, inputs_BT: Tensor) -> None:

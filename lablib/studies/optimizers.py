@@ -111,7 +111,6 @@ class OptimizerResult:
 
     @property
     def loss(self) -> float:
-        """Mean over seeds."""
         return statistics.mean(self.losses.values())
 
     @property
@@ -144,7 +143,6 @@ class Difference:
         return self.mean + self.half_width
 
     def sentence(self, first: str, second: str) -> str:
-        """The conclusion in one sentence."""
         if self.is_noise:
             return (
                 f"{first} and {second}: within noise ({self.mean:+.3f} +- {self.half_width:.3f} nats, "

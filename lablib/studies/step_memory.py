@@ -83,7 +83,6 @@ class StepMemory:
 
     @property
     def total(self) -> np.ndarray:
-        """Bytes of all categories."""
         return np.sum(list(self.held.values()), axis=0)
 
     @property

@@ -173,12 +173,10 @@ class Player(ipywidgets.HBox):
 
     @property
     def style(self) -> Any:
-        """Of the label."""
         return self.slider.style
 
     @property
     def description(self) -> str:
-        """The label."""
         return self.slider.description
 
     def set_maximum(self, maximum: int) -> None:

@@ -35,7 +35,6 @@ MAX_WIDTH = 96
 
 
 def lint(master: Master) -> list[CourseError]:
-    """All findings about this master."""
     rules = (
         *(_heading, _parameters, _checks_for, _pairs, _solutions, _check_names),
         *(_trials, _minutes, _further, _used_parameters, _dropped, _width, _lists),

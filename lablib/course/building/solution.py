@@ -28,7 +28,6 @@ _MARKER = re.compile(r"^(?P<indent>\s*)#+\s*(?P<which>BEGIN|END) SOLUTION\s*$")
 
 
 def has_solution(source: str) -> bool:
-    """Does this source hold a solution marker?"""
     return any(_MARKER.match(line) for line in source.splitlines())
 
 

@@ -108,7 +108,6 @@ class Checks:
 
     @property
     def names(self) -> list[str]:
-        """Names of the lab's exercises, in order."""
         return list(self._checks)
 
     def hint(self, name: str) -> Hint:

@@ -70,7 +70,6 @@ class RandomStates:
         return self._torch.tolist(), self._python, kind, key.tolist(), rest
 
     def give_back(self) -> None:
-        """Restore these states."""
         torch.default_generator.set_state(self._torch)
         _set_pythons(self._python)
         numpy.random.set_state(self._numpy)

@@ -186,7 +186,6 @@ class _Server:
 
     @property
     def is_idle(self) -> bool:
-        """Whether none of its workers runs."""
         return not self._running
 
     def start(self, children: tuple[Child, ...], args: tuple[str, ...]) -> tuple[int, dict[int, Ended]]:

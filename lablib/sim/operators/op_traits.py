@@ -66,7 +66,6 @@ class OpTraits(NamedTuple):
 
 @cache
 def traits_of(op: Any) -> OpTraits:
-    """The traits of one operator."""
     signature = schema(op)
     plain = signature.name.split("::")[-1]
     arguments = [(place, a, a.alias_info is not None and a.alias_info.is_write) for place, a in _tensors(signature)]
