@@ -176,10 +176,6 @@ def _collect(store: Store, at: Place, backend: str, wall_s: float) -> Run:
     return Run([None] * at.ranks, timeline, traffic, [""] * at.ranks, backend, machine, wall_s, tuple(notes))
 
 
-if __name__ == "__main__":
-    main(sys.argv[1:])
-
-
 def measurement_of(plain: Any) -> Measurement:
     """A measurement from `asdict` of one, through JSON. Raises TypeError or ValueError for other contents."""
     return _rebuilt(Measurement, plain)
@@ -208,3 +204,7 @@ def _rebuilt(kind: Any, plain: Any) -> Any:
     if not isinstance(plain, (str, int, float, bool)):
         raise TypeError(f"a measurement holds numbers and texts: got {type(plain).__name__}")
     return plain
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
