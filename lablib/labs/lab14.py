@@ -154,9 +154,8 @@ def figure_expert_load(
         steps: their numbers, ascending.
     """
     if len({len(row) for row in counts}) > 1:
-        raise ValueError(
-            f"each step must have a count for each expert: got lengths {[len(row) for row in counts][:8]}."
-        )
+        message = f"each step must have a count for each expert: got lengths {[len(row) for row in counts][:8]}."
+        raise ValueError(message)
     if len(steps) != len(counts) or list(steps) != sorted(set(steps)):
         raise ValueError(f"steps must ascend, one for each of {len(counts)} rows of counts: got {len(steps)}.")
     load = np.array(counts, dtype=float)
@@ -207,9 +206,8 @@ def figure_rank_loads(
     num_ranks, width, mean = len(first), 0.8 / len(loads), sum(first) / len(first)
     check_lengths(first, loads)
     if not mean or any(abs(sum(row) / num_ranks - mean) > 1e-6 * mean for row in loads.values()):
-        raise ValueError(
-            f"placements must be of the same tokens: got sums of {[sum(row) for row in loads.values()][:8]}."
-        )
+        message = f"placements must be of the same tokens: got sums of {[sum(row) for row in loads.values()][:8]}."
+        raise ValueError(message)
     marks, busiest = [], []
     for index, (name, row) in enumerate(loads.items()):
         look, place = series_look(index), (index - (len(loads) - 1) / 2) * width

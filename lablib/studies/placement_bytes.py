@@ -74,9 +74,8 @@ class StepCall:
 def step_calls(setup: Setup) -> tuple[StepCall, ...]:
     """Bytes that each group of a split sends per step. Raises ValueError: compressed gradients."""
     if not setup.compression.is_none:
-        raise ValueError(
-            f"a placement counts whole gradients: got compression={setup.compression.name!r}; leave it out."
-        )
+        message = f"a placement counts whole gradients: got compression={setup.compression.name!r}; leave it out."
+        raise ValueError(message)
     step = step_of(setup)
     calls = [
         *_tensor(setup, step),

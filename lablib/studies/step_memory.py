@@ -174,7 +174,9 @@ def memory_of_step(
     found = _device(device)
     kind = _kind(precision, optimizer, recompute, num_microbatches)
     step = _step(sizes, seq_len, kind)
-    dtype = _dtype(found, kind)
+    # The dtype of the products: with 16-bit weights the device's fastest.
+    wanted = ("bfloat16", "float16", "float32") if kind.width == 2 else ("float32",)
+    dtype = next(name for name in wanted if name in found.peak_flops_per_s)
     ends_s = np.cumsum(step.times_s(micro_batch, found, dtype))
     return StepMemory(
         *(sizes.name, seq_len, micro_batch, num_microbatches, precision, optimizer, recompute, found),
@@ -205,12 +207,6 @@ def _device(device: str | Device) -> Device:
     if device not in DEVICES:
         raise unknown_name("device", device, list(DEVICES))
     return DEVICES[device]
-
-
-def _dtype(device: Device, kind: StepOptions) -> str:
-    """The dtype of the products: with 16-bit weights the device's fastest."""
-    wanted = ("bfloat16", "float16", "float32") if kind.width == 2 else ("float32",)
-    return next(name for name in wanted if name in device.peak_flops_per_s)
 
 
 @lru_cache(maxsize=32)

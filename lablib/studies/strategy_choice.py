@@ -79,7 +79,7 @@ class StrategyRow:
         saved, states_saved: shares of the bytes at the peak, and of the states' alone.
         sent_bytes: of a mean rank per step.
         exposed_share: share of the step in which ranks wait for wires, without the bubble of a pipeline.
-        fits: whether it fits into a device; `base_fits`: whether one rank would.
+        fits: whether it fits into a device.
     """
 
     strategy: str
@@ -90,7 +90,6 @@ class StrategyRow:
     sent_bytes: float
     exposed_share: float
     fits: bool
-    base_fits: bool
 
     @property
     def claim(self) -> StrategyClaim:
@@ -220,7 +219,6 @@ def _row(strategy: str, n: int, setup: Setup, base: Prediction, cluster: Cluster
         sent_bytes=sum(sum(traffic.sent_bytes(axis).values()) for axis in traffic.matrices),
         exposed_share=found.exposed_communication_s / found.step_time_s,
         fits=found.fits,
-        base_fits=base.fits,
     )
 
 
