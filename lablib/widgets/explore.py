@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import plotly.graph_objects as go
 
@@ -53,6 +53,9 @@ class Pictures:
         return len(self.pictures)
 
 
+Exploration: TypeAlias = "Explorer | Pictures"  # the value that a cell ends in
+
+
 @checked
 def explore(
     compute: Callable[..., Any],
@@ -62,7 +65,7 @@ def explore(
     examples: Sequence[Mapping[str, Any]] = (),
     on_point: Callable[[Any, float], str] | None = None,
     without_effect: Callable[[Mapping[str, Any]], Collection[str]] | None = None,
-) -> Explorer | Pictures:
+) -> Exploration:
     """Controls and a figure that follows them; without widgets, the figure at a few settings.
 
         explore(step_time, figure_timeline, [IntChoice("ranks", "Ranks", (2, 4, 8), 4)])
