@@ -219,17 +219,8 @@ def text(found: SearchResult, top: int) -> str:
 
 
 _HEADING = (
-    "",
-    "plan",
-    "schedule",
-    "micro-batch",
-    "recompute",
-    "step",
-    "tokens/s",
-    "MFU",
-    "bubble",
-    "memory",
-    "time goes to",
+    *("", "plan", "schedule", "micro-batch", "recompute"),
+    *("step", "tokens/s", "MFU", "bubble", "memory", "time goes to"),
 )
 
 

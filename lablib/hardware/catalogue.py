@@ -11,36 +11,24 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from lablib.errors import unknown_name
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.devices import DEVICES
 from lablib.hardware.links import LINKS
 from lablib.hardware.toml_file import load_cluster
-from lablib.hardware.topology import Dragonfly, FatTree, Topology, Torus
+from lablib.hardware.topology import Dragonfly, FatTree, Torus
 from lablib.process.user_folders import user_folder
 
 _UNVERIFIED = "from memory, not verified"
 
 
 def _cluster(
-    name: str,
-    device: str,
-    intra: str,
-    inter: str,
-    source: str,
-    devices_per_node: int = 8,
-    topology: Topology | None = None,
+    name: str, device: str, intra: str, inter: str, source: str, devices_per_node: int = 8, **others: Any
 ) -> Cluster:
-    return Cluster(
-        name=name,
-        device=DEVICES[device],
-        devices_per_node=devices_per_node,
-        intra=LINKS[intra],
-        inter=LINKS[inter],
-        topology=topology or FatTree(),
-        source=source,
-    )
+    places = (DEVICES[device], devices_per_node, LINKS[intra], LINKS[inter])
+    return Cluster(name, *places, source=source, **others)
 
 
 CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
