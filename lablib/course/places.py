@@ -107,9 +107,8 @@ def find_lab(text: str, folder: Path) -> Lab:
         if wanted in (lab.name, lab.name[3:]) or (wanted.isdecimal() and int(wanted) == int(lab.number)):
             return lab
     if not labs:
-        raise CourseError(
-            f"no labs in {folder}: expected masters/NN_name/lab.py or NN_name.ipynb; see masters/README.md."
-        )
+        message = f"no labs in {folder}: expected masters/NN_name/lab.py or NN_name.ipynb; see masters/README.md."
+        raise CourseError(message)
     nearest = get_close_matches(wanted.lower(), [name for lab in labs for name in (lab.name, lab.name[3:])], n=1)
     hint = f" did you mean {nearest[0]!r}?" if nearest else ""
     raise CourseError(f"unknown lab {text!r}:{hint} Valid: {', '.join(lab.name for lab in labs)}.")

@@ -72,9 +72,8 @@ def update(lab: Lab) -> list[str]:
         _write(lab, new)
     if state is not State.OUTDATED:
         if state is State.DAMAGED:
-            raise CourseFailure(
-                f"{lab.work} is not a notebook: `lab reset {lab.number}` keeps it next to a fresh copy."
-            )
+            message = f"{lab.work} is not a notebook: `lab reset {lab.number}` keeps it next to a fresh copy."
+            raise CourseFailure(message)
         return [*lines, f"{lab.name}: up to date, {state.value}"]
     merged, carried = carry_over(read_notebook(lab.work), new)
     kept = _replace(lab, merged)

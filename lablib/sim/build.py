@@ -54,18 +54,8 @@ class Recorder:
             rank.communicate(part.stream, *what, event.start_s, event.end_s, event.size_bytes, *tie)
         self.transfers.append(
             Transfer(
-                event.group,
-                event.name,
-                event.ranks,
-                event.cost.algorithm,
-                event.size_bytes,
-                event.cost.sent_bytes,
-                event.start_s,
-                event.end_s,
-                issued_s,
-                event.dtype,
-                event.number,
-                event.cost.route,
+                *(event.group, event.name, event.ranks, event.cost.algorithm, event.size_bytes, event.cost.sent_bytes),
+                *(event.start_s, event.end_s, issued_s, event.dtype, event.number, event.cost.route),
             )
         )
 

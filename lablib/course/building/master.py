@@ -158,9 +158,8 @@ def read_master(lab: Lab) -> Master:
     try:
         ast.parse(text, filename=str(path))
     except SyntaxError as error:
-        raise CourseFailure(
-            f"a master must be valid Python: {path}:{error.lineno or 1}: {error.msg}; correct it and build again."
-        ) from None
+        message = f"a master must be valid Python: {path}:{error.lineno or 1}: {error.msg}; correct it and build again."
+        raise CourseFailure(message) from None
     cells = jupytext.reads(text, fmt="py:percent").cells
     lines = [number for number, line in enumerate(text.splitlines(), 1) if _CELL.match(line)]
     if len(lines) != len(cells):
