@@ -64,15 +64,14 @@ def calibrate(backend: str = "gloo", ranks: int = 4, quick: bool = False, progre
         quick: fewer sizes and repeats: half a minute, and rougher figures.
         progress: called as `progress(done, total, what)` before each batch of measurements and at the end.
 
-    Returns:
-        A cluster named "this-machine"; `profile` has the date and conditions of the measurement, and its residuals.
+    Returns a cluster named "this-machine"; `profile` has the date and conditions of the measurement, and its residuals.
 
     Raises:
         ValueError: an unknown backend, too few ranks, or measurements that are impossible or that no fit explains.
         LaunchError: the processes could not be started.
     """
     check_ranks(backend, ranks)
-    return _Calibration(backend, measured_ranks(backend, ranks), quick, progress or (lambda *step: None)).run()
+    return _Calibration(backend, ranks_with_own_gpu(backend, ranks), quick, progress or (lambda *step: None)).run()
 
 
 def check_ranks(backend: str, ranks: int) -> None:
@@ -82,11 +81,6 @@ def check_ranks(backend: str, ranks: int) -> None:
     if backend == "gloo" and ranks < 2:
         raise ValueError(f"a calibration needs 2 or more ranks, which talk to each other: got {ranks!r}; try ranks=4")
     whole_number("ranks", ranks, example=2)
-
-
-def measured_ranks(backend: str, ranks: int) -> int:
-    """Ranks that a calibration for `ranks` measures: on GPUs no two share one, as they would time each other."""
-    return ranks_with_own_gpu(backend, ranks)
 
 
 class _Calibration:
@@ -100,7 +94,7 @@ class _Calibration:
 
     def run(self) -> Cluster:
         self.progress(0, 1, "starting processes")
-        dtypes = self._launch(supported_dtypes)[0]
+        dtypes = self._run(supported_dtypes).values[0]
         cases = device_cases(dtypes, self.on_gpu, self.quick)
         messages = self._message_cases() if self.ranks > 1 else []
         programs = [case for case in cases if case.part == "program"]
@@ -137,9 +131,6 @@ class _Calibration:
 
     # ---- measurements ----
 
-    def _launch(self, fn: Callable[..., Any], *args: Any, trace: bool = False) -> list[Any]:
-        return self._run(fn, *args, trace=trace).values
-
     def _run(self, fn: Callable[..., Any], *args: Any, trace: bool = False) -> Run:
         return launch(fn, *args, ranks=self.ranks, backend=self.backend, trace=trace)
 
@@ -155,14 +146,14 @@ class _Calibration:
         """The median over ranks and repeats of the seconds that `fn` returns for each case."""
         timings = []
         for batch in self._batches(cases, what):
-            for case, *seconds in zip(batch, *self._launch(fn, batch, *args, trace=trace), strict=True):
+            for case, *seconds in zip(batch, *self._run(fn, batch, *args, trace=trace).values, strict=True):
                 timings.append(Timing(case, median(one for rank in seconds for one in rank)))
         return timings
 
     def _time_messages(self, cases: Sequence[MessageCase]) -> list[MessageTiming]:
         timings = []
         for batch in self._batches(cases, "communication"):
-            by_rank = self._launch(time_messages, batch, 8 * self.block_s, 60, trace=True)
+            by_rank = self._run(time_messages, batch, 8 * self.block_s, 60, trace=True).values
             for case, *stamps in zip(batch, *by_rank, strict=True):
                 calls = [_call_s(call) for call in zip(*stamps, strict=True)]
                 timings.append(MessageTiming(case.name, case.size_bytes, self.ranks, median(calls)))
@@ -206,7 +197,7 @@ class _Calibration:
 
     def _base_device(self) -> Device:
         if self.on_gpu:
-            memory_bytes, cores = self._launch(gpu_sizes)[0]  # asked on a rank: CUDA is already initialised there
+            memory_bytes, cores = self._run(gpu_sizes).values[0]  # asked on a rank: CUDA is already initialised there
         else:  # one process has its share of the memory, and one thread (lablib/process/rank_state.py)
             memory_bytes, cores = total_memory_bytes() / self.ranks, 1
         name = machine_text(self.on_gpu) + ("" if self.on_gpu else f", one of {plural(self.ranks, 'ranks')}")

@@ -27,9 +27,9 @@ import torch
 import torch.nn.functional as F
 
 from lablib.hardware.device import Device
+from lablib.operators.mode import OperatorMode
 from lablib.operators.op import is_free, op_time_s
 from lablib.torch_compat import (
-    TorchDispatchMode,
     flash_attention_for_cpu,
     flash_attention_for_cpu_backward,
     tree_map_only,
@@ -91,16 +91,12 @@ def precision_of(case: BenchmarkCase) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(OperatorMode):
     """Keeps the priced operators."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ops: list[PricedOp] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the default imports the compiler, which takes a second
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}

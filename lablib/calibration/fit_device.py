@@ -94,8 +94,7 @@ def fit_device(timings: Iterable[Timing], base: Device, of_kernels: bool = False
         base: the figures known without measurement: name, memory, number of cores.
         of_kernels: all but programs are kernel times, without their launch; programs are host times.
 
-    Raises:
-        ValueError: times that are not positive numbers, too few of one part, or times that do not grow with size.
+    Raises ValueError: times that are not positive numbers, too few of one part, or times that do not grow with size.
     """
     parts = _parts(timings)
     device = replace(base, matmul_efficiency=1.0, memory_efficiency=1.0, matmul_tile=(1, 1), matmul_half_depth=0.0)

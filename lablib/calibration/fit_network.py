@@ -65,8 +65,7 @@ def fit_network(
         base: the cluster; its `intra` link, its `inter` link and `collective_overhead_s` are replaced.
         name, source: of the new link.
 
-    Raises:
-        ValueError: times that are not positive numbers, too few of them, or times that do not grow with size.
+    Raises ValueError: times that are not positive numbers, too few of them, or times that do not grow with size.
     """
     timings = list(timings)
     _check(timings, base)
@@ -90,17 +89,13 @@ def predicted_s(timing: MessageTiming, cluster: Cluster, algorithm: str = "auto"
     """The simulator's price of this communication."""
     if timing.name in MESSAGES:
         return cluster.edge(0, 1).transfer_s(timing.size_bytes)
-    return collective_cost(timing.name, timing.size_bytes, _network(timing.ranks, cluster), algorithm).time_s
-
-
-def _network(ranks: int, cluster: Cluster) -> GroupNetwork:
-    return GroupNetwork(cluster, range(ranks))
+    return collective_cost(timing.name, timing.size_bytes, GroupNetwork(cluster, range(timing.ranks)), algorithm).time_s
 
 
 def _fastest(timing: MessageTiming, cluster: Cluster) -> str:
     if timing.name in MESSAGES or cluster.library in COLLECTIVES[timing.name].libraries:
         return "auto"  # there is only one algorithm
-    return collective_cost(timing.name, timing.size_bytes, _network(timing.ranks, cluster)).algorithm
+    return collective_cost(timing.name, timing.size_bytes, GroupNetwork(cluster, range(timing.ranks))).algorithm
 
 
 @cache

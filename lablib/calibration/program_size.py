@@ -21,8 +21,7 @@ def batch_for(cluster: Cluster, batch: int, flops: float) -> int:
         batch: the batch on a CPU.
         flops: of the program's products on one rank with that batch.
 
-    Raises:
-        ValueError: FLOPs that are not positive.
+    Raises ValueError: FLOPs that are not positive.
     """
     if not flops > 0:
         raise ValueError(f"flops of a program must be positive: got {flops}; give 6 per parameter and token of a step")

@@ -15,10 +15,11 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from lablib.calibration.calibrate import Progress, calibrate, check_ranks, measured_ranks
+from lablib.calibration.calibrate import Progress, calibrate, check_ranks
 from lablib.hardware import Cluster
-from lablib.hardware.this_machine import profile_path
+from lablib.hardware.catalogue import profile_path
 from lablib.hardware.toml_file import load_cluster, save_cluster
+from lablib.real.gpu.sharing import ranks_with_own_gpu
 from lablib.signature import checked
 from lablib.text.units import plural
 
@@ -34,11 +35,10 @@ def this_machine(ranks: int = 4, backend: str = "gloo", progress: Progress | Non
         backend: "gloo" (processes on this CPU) or "nccl" (GPUs).
         progress: as for `calibrate`; None: a line of text that is overwritten, and ends with the file's path.
 
-    Raises:
-        ValueError, LaunchError: as `calibrate`.
+    Raises ValueError, LaunchError: as `calibrate`.
     """
     check_ranks(backend, ranks)
-    ranks = measured_ranks(backend, ranks)
+    ranks = ranks_with_own_gpu(backend, ranks)  # no two share one, as they would time each other
     places = _places(ranks, backend)
     saved = next((cluster for path in places if (cluster := _fitting(path, ranks, backend)) is not None), None)
     if saved is not None:

@@ -10,7 +10,7 @@ from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.table import table
 from lablib.errors import LaunchError
 from lablib.hardware import Cluster
-from lablib.hardware.this_machine import THIS_MACHINE, profile_path
+from lablib.hardware.catalogue import THIS_MACHINE, profile_path
 from lablib.hardware.toml_file import cluster_text, save_cluster
 from lablib.text.files import check_writable
 from lablib.text.units import format_quantity

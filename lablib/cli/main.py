@@ -30,6 +30,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from lablib.course.errors import CourseError
+from lablib.course.places import find_lab, find_labs, find_labs_folder
 from lablib.errors import unknown_name
 from lablib.text.units import plural
 
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return _run(words)
+        return _dispatch(words)
     except CourseError as error:
         print(f"lab: {error}", file=sys.stderr)
         return error.exit_code
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _run(words: list[str]) -> int:
+def _dispatch(words: list[str]) -> int:
     parser = _parser()
     if not words:
         parser.print_help()
@@ -90,20 +91,18 @@ def _unrecognized(parser: Parser, words: Sequence[str]) -> str:
 
 
 def _open(options: argparse.Namespace) -> int:
-    from lablib.course.places import find_lab, find_labs_folder
     from lablib.course.running.jupyter import open_lab
 
     return open_lab(find_lab(options.lab, find_labs_folder()), options.passed_on)
 
 
-def _run_lab(options: argparse.Namespace) -> int:
+def _run(options: argparse.Namespace) -> int:
     if options.nnodes is not None:
         from lablib.cli.nodes import run_on_nodes
 
         return run_on_nodes(options)
     if options.master is not None or options.node is not None or options.passed_on:
         raise CourseError("--master, --node and words after -- are for a script on several nodes: add --nnodes 2")
-    from lablib.course.places import find_lab, find_labs_folder
     from lablib.course.running.execute import run_lab
 
     values = dict(options.parameter or [])
@@ -118,7 +117,6 @@ def _run_lab(options: argparse.Namespace) -> int:
 
 def _build(options: argparse.Namespace) -> int:
     from lablib.course.building.build import build, build_instructor, build_nbgrader, check_built
-    from lablib.course.places import find_lab, find_labs, find_labs_folder
 
     folder = find_labs_folder()
     labs = [find_lab(text, folder) for text in options.labs] or find_labs(folder)
@@ -141,14 +139,12 @@ def _build(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     from lablib.course.building.export import export_students
-    from lablib.course.places import find_labs, find_labs_folder
 
     print(export_students(find_labs(find_labs_folder()), Path(options.students)))
     return 0
 
 
 def _update(options: argparse.Namespace) -> int:
-    from lablib.course.places import find_lab, find_labs, find_labs_folder
     from lablib.course.work import update
 
     folder = find_labs_folder()
@@ -163,7 +159,6 @@ def _update(options: argparse.Namespace) -> int:
 
 
 def _reset(options: argparse.Namespace) -> int:
-    from lablib.course.places import find_lab, find_labs_folder
     from lablib.course.work import reset
 
     print("\n".join(reset(find_lab(options.lab, find_labs_folder()))))
@@ -185,9 +180,7 @@ def _regrade(options: argparse.Namespace) -> int:
 
 
 def _new(options: argparse.Namespace) -> int:
-    from lablib.course.building.build import build
-    from lablib.course.building.new import new_lab
-    from lablib.course.places import find_labs_folder
+    from lablib.course.building.build import build, new_lab
 
     lab = new_lab(find_labs_folder(), options.number, options.name)
     build([lab])
@@ -198,7 +191,6 @@ def _new(options: argparse.Namespace) -> int:
 
 def _prove(options: argparse.Namespace) -> int:
     from lablib.course.checks.proof import prove
-    from lablib.course.places import find_lab, find_labs_folder
 
     if options.seeds < 1:
         raise CourseError(f"--seeds must be at least 1: got {options.seeds}.")
@@ -213,7 +205,6 @@ def _prove(options: argparse.Namespace) -> int:
 
 def _list(options: argparse.Namespace) -> int:
     from lablib.course.overview import list_labs, list_sections
-    from lablib.course.places import find_lab, find_labs_folder
 
     folder = find_labs_folder()
     print(list_sections(find_lab(options.lab, folder)) if options.lab else list_labs(folder))
@@ -223,7 +214,6 @@ def _list(options: argparse.Namespace) -> int:
 def _progress(options: argparse.Namespace) -> int:
     from lablib.course import report
     from lablib.course.overview import exercises_of_labs, own_progress, reset, show_progress
-    from lablib.course.places import find_labs, find_labs_folder
 
     folder = find_labs_folder()
     if options.merge:
@@ -295,25 +285,8 @@ def _sim(options: argparse.Namespace) -> int:
     return simulate(options)
 
 
-COMMANDS = {
-    "open": _open,
-    "update": _update,
-    "reset": _reset,
-    "run": _run_lab,
-    "sim": _sim,
-    "list": _list,
-    "progress": _progress,
-    "doctor": _doctor,
-    "build": _build,
-    "export": _export,
-    "regrade": _regrade,
-    "new": _new,
-    "prove": _prove,
-    "calibrate": _calibrate,
-    "plan": _plan,
-    "site": _site,
-    "validate": _validate,
-}
+_FUNCTIONS = (_open, _update, _reset, _run, _sim, _list, _progress, _doctor, _build, _export, _regrade, _new, _prove)
+COMMANDS = {function.__name__.strip("_"): function for function in (*_FUNCTIONS, _calibrate, _plan, _site, _validate)}
 
 
 def _parser() -> Parser:

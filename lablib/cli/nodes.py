@@ -111,16 +111,9 @@ def checked(options: argparse.Namespace) -> Nodes:
     ranks = _ranks(options)
     host, port = _master(options)
     folder = Path(options.out) if options.out else new_folder(Path("runs") / script.stem)
-    return Nodes(
-        str(script),
-        tuple(options.passed_on),
-        options.nnodes,
-        ranks,
-        host,
-        port,
-        options.node if options.master else None,
-        (folder / "run.json").resolve(),
-    )
+    node = options.node if options.master else None
+    about = (str(script), tuple(options.passed_on), options.nnodes, ranks, host, port, node)
+    return Nodes(*about, out=(folder / "run.json").resolve())
 
 
 def _ranks(options: argparse.Namespace) -> int:

@@ -58,8 +58,7 @@ _MAX_VALUES = 100_000
 def plan_command(options: argparse.Namespace) -> int:
     """Search and print. Returns 1 if nothing fits.
 
-    Raises:
-        CourseError: unknown names, invalid numbers, or values that no plan can combine.
+    Raises CourseError: unknown names, invalid numbers, or values that no plan can combine.
     """
     if options.list:
         print(table(("", "names"), [(kind, ", ".join(each)) for kind, each in _NAMES.items()]))
@@ -220,17 +219,8 @@ def text(found: SearchResult, top: int) -> str:
 
 
 _HEADING = (
-    "",
-    "plan",
-    "schedule",
-    "micro-batch",
-    "recompute",
-    "step",
-    "tokens/s",
-    "MFU",
-    "bubble",
-    "memory",
-    "time goes to",
+    *("", "plan", "schedule", "micro-batch", "recompute"),
+    *("step", "tokens/s", "MFU", "bubble", "memory", "time goes to"),
 )
 
 

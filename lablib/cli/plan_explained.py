@@ -18,8 +18,7 @@ _ROWS = 5
 def explained_plan(options: argparse.Namespace, found: SearchResult, remarks: Sequence[str]) -> int:
     """Print the comparison. The plan is the fastest that fits; if none fits, the one nearest to the memory.
 
-    Raises:
-        ValueError: no plan is possible, or an invalid measurement.
+    Raises ValueError: no plan is possible, or an invalid measurement.
     """
     plans = found.plans
     if not plans.is_possible.any():

@@ -18,8 +18,7 @@ from lablib.text.files import write_text
 def written_plan(options: argparse.Namespace, found: SearchResult, remarks: Sequence[str]) -> int:
     """Write the best plan to a file, or print it alone; remarks go to stderr.
 
-    Raises:
-        ValueError: no plan fits, an unknown tool, or choices that it does not have.
+    Raises ValueError: no plan fits, an unknown tool, or choices that it does not have.
     """
     tool, *files = options.write
     if len(files) > 1:

@@ -22,7 +22,7 @@ from lablib.validation.conditions import (
 from lablib.validation.cross_validate import HeldOut, cross_validate, held_out_text, read_held_out
 from lablib.validation.page import Results, markdown, mixtures_sentence, others_sentence, with_section
 from lablib.validation.rows import PublishedRow, published_mixtures, published_others, published_rows, read_rows
-from lablib.validation.score import Predictor, ScoreReport, score
+from lablib.validation.score import Predictor, score
 from lablib.validation.tables import (
     HEADING,
     HELD_OUT_HEADING,
@@ -68,7 +68,12 @@ def validate_command(
     try:
         rows = published_rows() if file is None else read_rows(file)
         report = score(rows, _planner())
-        _check_any(rows, report)
+        # Refuse a report without rows: raise the error of the first row that should be scored.
+        meant = {row.line for row in rows if row.is_scorable}
+        reasons = [f"line {one.line}, {one.id}: {one.reason}" for one in report.skipped if one.line in meant]
+        if reasons and not report.scored:
+            others = f" (and {len(reasons) - 1} more rows)" if len(reasons) > 1 else ""
+            raise ValueError(f"no row can be scored: {reasons[0]}{others}")
         results = Results(
             report,
             held_out=_leave_out(rows, lambda row: row.family) if leaves_out else [],
@@ -118,15 +123,6 @@ def text(results: Results, rows: Sequence[PublishedRow] = ()) -> str:
             "Fields not used: " + ", ".join(f"{name} ({plural(n, 'rows')})" for name, n in sorted(unused.items()))
         )
     return "\n\n".join(parts)
-
-
-def _check_any(rows: Sequence[PublishedRow], report: ScoreReport) -> None:
-    """Refuse a report without rows: raise the error of the first row that should be scored."""
-    meant = {row.line for row in rows if row.is_scorable}
-    reasons = [f"line {one.line}, {one.id}: {one.reason}" for one in report.skipped if one.line in meant]
-    if reasons and not report.scored:
-        others = f" (and {len(reasons) - 1} more rows)" if len(reasons) > 1 else ""
-        raise ValueError(f"no row can be scored: {reasons[0]}{others}")
 
 
 def _planner() -> Predictor:

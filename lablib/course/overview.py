@@ -75,9 +75,8 @@ def reset(folder: Path, text: str) -> str:
 def _labs(folder: Path) -> list[Lab]:
     labs = find_labs(folder)
     if not labs:
-        raise CourseError(
-            f"no labs in {folder}: expected masters/NN_name/lab.py or NN_name.ipynb; see masters/README.md."
-        )
+        message = f"no labs in {folder}: expected masters/NN_name/lab.py or NN_name.ipynb; see masters/README.md."
+        raise CourseError(message)
     return labs
 
 
@@ -87,7 +86,6 @@ def exercises_of_labs(labs: Sequence[Lab]) -> list[tuple[str, str]]:
 
 
 def own_progress() -> Labs:
-    """The progress of this learner."""
     path = progress_path()
     try:
         return read_progress(path) if path else {}

@@ -68,8 +68,7 @@ def work_folder(labs: Path) -> Path:
 def find_labs_folder(start: Path | None = None) -> Path:
     """The labs folder, searched from `start` (default: the current directory) in the order above.
 
-    Raises:
-        CourseError: there is none, or `$LAB_LABS` names a folder that does not exist.
+    Raises CourseError: there is none, or `$LAB_LABS` names a folder that does not exist.
     """
     chosen = os.environ.get("LAB_LABS")
     if chosen:
@@ -96,8 +95,7 @@ def find_labs(folder: Path) -> list[Lab]:
 def find_lab(text: str, folder: Path) -> Lab:
     """Find a lab by "9", "09", "09_data_parallel", "data_parallel", or the path of one of its files.
 
-    Raises:
-        CourseError: no such lab; the message has the nearest names.
+    Raises CourseError: no such lab; the message has the nearest names.
     """
     path = Path(text)
     named = _lab_of(path.resolve(), folder) if path.exists() else None
@@ -109,9 +107,8 @@ def find_lab(text: str, folder: Path) -> Lab:
         if wanted in (lab.name, lab.name[3:]) or (wanted.isdecimal() and int(wanted) == int(lab.number)):
             return lab
     if not labs:
-        raise CourseError(
-            f"no labs in {folder}: expected masters/NN_name/lab.py or NN_name.ipynb; see masters/README.md."
-        )
+        message = f"no labs in {folder}: expected masters/NN_name/lab.py or NN_name.ipynb; see masters/README.md."
+        raise CourseError(message)
     nearest = get_close_matches(wanted.lower(), [name for lab in labs for name in (lab.name, lab.name[3:])], n=1)
     hint = f" did you mean {nearest[0]!r}?" if nearest else ""
     raise CourseError(f"unknown lab {text!r}:{hint} Valid: {', '.join(lab.name for lab in labs)}.")

@@ -153,8 +153,7 @@ class Progress:
 def reset_progress(path: Path, lab: str) -> int:
     """Delete the progress of one lab; returns the number of exercises.
 
-    Raises:
-        DamagedProgress, OSError: as `read_progress`.
+    Raises DamagedProgress, OSError: as `read_progress`.
     """
     with _locked(path):
         labs = read_progress(path)

@@ -39,8 +39,7 @@ class State(Enum):
 def open_copies(labs: Sequence[Lab]) -> list[str]:
     """Copy labs that are not begun into work/. Returns messages: notebooks moved there, and labs changed since.
 
-    Raises:
-        CourseFailure: work/ cannot be written.
+    Raises CourseFailure: work/ cannot be written.
     """
     lines: list[str] = []
     outdated: list[Lab] = []
@@ -65,8 +64,7 @@ def open_copies(labs: Sequence[Lab]) -> list[str]:
 def update(lab: Lab) -> list[str]:
     """Update a copy and carry over the learner's changes. Returns a line per action.
 
-    Raises:
-        CourseError: no such lab can be made, the copy is no notebook, or nothing can be written.
+    Raises CourseError: no such lab can be made, the copy is no notebook, or nothing can be written.
     """
     new = handed_out(lab)
     lines, state = moved_from_labs(lab, new), _state(lab, new)
@@ -74,9 +72,8 @@ def update(lab: Lab) -> list[str]:
         _write(lab, new)
     if state is not State.OUTDATED:
         if state is State.DAMAGED:
-            raise CourseFailure(
-                f"{lab.work} is not a notebook: `lab reset {lab.number}` keeps it next to a fresh copy."
-            )
+            message = f"{lab.work} is not a notebook: `lab reset {lab.number}` keeps it next to a fresh copy."
+            raise CourseFailure(message)
         return [*lines, f"{lab.name}: up to date, {state.value}"]
     merged, carried = carry_over(read_notebook(lab.work), new)
     kept = _replace(lab, merged)
@@ -90,8 +87,7 @@ def update(lab: Lab) -> list[str]:
 def reset(lab: Lab) -> list[str]:
     """Make a fresh copy; an edited old copy is kept next to it. Returns lines that say so.
 
-    Raises:
-        CourseError: as `update`.
+    Raises CourseError: as `update`.
     """
     new = handed_out(lab)
     lines = moved_from_labs(lab, new)
@@ -113,8 +109,7 @@ def state_of(lab: Lab) -> State:
 def handed_out(lab: Lab) -> NotebookNode:
     """The lab as handed out: built from its master; if that is not possible, the notebook in labs/.
 
-    Raises:
-        CourseError: there is neither.
+    Raises CourseError: there is neither.
     """
     try:
         return make_notebook(read_master(lab), Version.LEARNER)
@@ -134,10 +129,7 @@ def handed_out(lab: Lab) -> NotebookNode:
 def moved_from_labs(lab: Lab, new: NotebookNode) -> list[str]:
     """Move an edited notebook from labs/ to work/ and write `new` instead; returns a line that says so.
 
-    Without a readable master it stays: it is the only source of its lab.
-
-    Raises:
-        CourseFailure: it cannot be moved.
+    Without a readable master it stays: it is the only source of its lab. Raises CourseFailure: it cannot be moved.
     """
     if not lab.master.exists() or _is_worked_in(new) or not lab.notebook.exists():
         return []

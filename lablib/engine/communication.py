@@ -57,7 +57,6 @@ class Joined:
     """One rank's call of a collective.
 
     Attributes:
-        rank: global rank.
         name: the function called, as in `torch.distributed`.
         agreement: the arguments that must be equal on all ranks.
         sent_bytes, received_bytes: sizes of all inputs and of all outputs.
@@ -139,7 +138,6 @@ class Message(Communication):
         place: place of that rank in the group.
         peer: place of the other side, or ANY_SOURCE.
         size_bytes, dtype: of the message; both sides must agree.
-        shape: shape of the tensor.
         tensors: that tensor, for the host that moves it; kept until send and receive are matched.
         peer_rank: global rank of the peer; None for any source.
         matched: place of the other side, once matched.

@@ -16,7 +16,6 @@ class Conditions:
     """A healthy cluster."""
 
     def cost(self, kind: str, size_bytes: float, network: GroupNetwork, root: int = 0) -> CollectiveCost:
-        """Cost of a collective."""
         return collective_cost(kind, size_bytes, network, root=root)
 
     def exchange_cost(self, size_bytes: np.ndarray, network: GroupNetwork) -> CollectiveCost:

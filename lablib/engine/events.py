@@ -42,7 +42,6 @@ class RankPart:
     """One rank's part in a communication.
 
     Attributes:
-        rank: global rank.
         stream: the stream that was busy.
         name: its name in messages: "all_reduce", "send to 3".
         phase, source: phase of the program at the call, and source line.

@@ -77,9 +77,6 @@ class Group:
         clocks: clocks of the simulated members, by global rank.
         network: the edges between all members on the cluster, in group order.
         wires: the transfers of the whole cluster.
-        scheduler: to wake the ranks that wait.
-        events: receives the events of the group.
-        conditions: the state of the cluster.
 
     Attributes:
         simulated_ranks: global ranks of the simulated members, in group order.
@@ -132,14 +129,11 @@ class Group:
         """Join one member to its next collective. When the last has joined, the data may move.
 
         Args:
-            place: the member's place in the group.
-            joined: its call.
             kind: the collective, as named in the cost model.
             root: place of the root, for a collective that has one.
             find_mismatch: finds the error in the calls of all members, by place, or None.
 
-        Raises:
-            CollectiveMismatchError: the call does not match the calls of other members.
+        Raises CollectiveMismatchError: the call does not match the calls of other members.
         """
         index = self._num_calls[place]
         self._num_calls[place] += 1
@@ -252,8 +246,7 @@ class Group:
     def post_send(self, message: Message) -> None:
         """Post a send and match it to the first posted receive that fits.
 
-        Raises:
-            CollectiveMismatchError: send and receive disagree on size or dtype.
+        Raises CollectiveMismatchError: send and receive disagree on size or dtype.
         """
         message.turn = message.clock.count_send()
         for receive in self._receives[message.peer]:
@@ -265,8 +258,7 @@ class Group:
     def post_receive(self, message: Message) -> None:
         """Post a receive and match it to the first posted send that fits; from any source, to the send issued first.
 
-        Raises:
-            CollectiveMismatchError: send and receive disagree on size or dtype.
+        Raises CollectiveMismatchError: send and receive disagree on size or dtype.
         """
         fitting = self._fitting_sends(message)
         if not fitting:

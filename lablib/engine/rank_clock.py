@@ -13,7 +13,6 @@ class RankClock:
     """The clock of one rank.
 
     Attributes:
-        rank: global rank.
         clock_s: time reached by the stream that the rank issues work to, in virtual seconds.
         cores: the cores of its node, if ranks share them; None if the rank has its own device.
     """

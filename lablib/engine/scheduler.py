@@ -47,12 +47,7 @@ class _RankState:
 class Scheduler:
     """The order of the ranks of one run. At first all are runnable, and no rank has the turn.
 
-    Args:
-        clocks: one for each rank, in rank order.
-        network: the transfers in flight.
-
-    Attributes:
-        current: the rank that has the turn; -1 before the first.
+    `clocks`: one for each rank, in rank order. `current`: the rank that has the turn; -1 before the first.
     """
 
     def __init__(self, clocks: Sequence[RankClock], network: Network):
@@ -113,9 +108,7 @@ class Scheduler:
     def wake_up(self, rank: int, at_s: float = 0.0) -> None:
         """Make a waiting rank runnable. The caller keeps the turn.
 
-        Args:
-            rank: the rank to wake.
-            at_s: virtual end of the wait; a rank that joins it continues with that clock.
+        `at_s`: virtual end of the wait; a rank that joins it continues with that clock.
         """
         state = self._states[rank]
         clock_s = max(state.clock.clock_s, at_s) if state.joins else state.clock.clock_s

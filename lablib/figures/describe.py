@@ -36,7 +36,8 @@ def attach(
         notes: of the run, each a sentence after the summary.
     """
     summary = " ".join([summary, *(f"{note[:1].upper()}{note[1:]}." for note in dict.fromkeys(notes))])
-    columns = {name: [_plain(v) for v in values] for name, values in columns.items()}
+    # A number or text that JSON knows; numpy's numbers become Python's.
+    columns = {name: [(v.item() if hasattr(v, "item") else v) for v in values] for name, values in columns.items()}
     lengths = {len(values) for values in columns.values()}
     assert len(lengths) <= 1, f"columns of different lengths: {lengths}"
     lines = textwrap.wrap(summary, SUBTITLE_COLUMNS)
@@ -83,8 +84,3 @@ def table(figure: go.Figure) -> pd.DataFrame:
 def _meta(figure: go.Figure) -> dict[str, Any]:
     meta = figure.layout.meta  # pyright: ignore[reportAttributeAccessIssue]
     return meta if isinstance(meta, dict) else {}
-
-
-def _plain(value: Any) -> Any:
-    """A number or text that JSON knows; numpy's numbers become Python's."""
-    return value.item() if hasattr(value, "item") else value

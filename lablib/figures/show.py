@@ -78,9 +78,7 @@ def layout_without_subtitle(figure: go.Figure) -> dict[str, Any]:
 def picture_bundle(figure: go.Figure, plotlyjs: Literal["cdn"] | bool = "cdn") -> dict[str, Any]:
     """The figure in the two formats notebooks and their HTML exports understand.
 
-    Args:
-        figure: any plotly figure.
-        plotlyjs: where the HTML finds plotly.js: "cdn", True (4.8 MB, inside it) or False (already on the page).
+    `plotlyjs`: where the HTML finds plotly.js: "cdn", True (4.8 MB, inside it) or False (already on the page).
     """
     import plotly.io as pio
 
@@ -126,10 +124,8 @@ def table_html(numbers: pd.DataFrame, is_folded: bool = True) -> str:
 def with_drawn_figures(notebook: Any) -> Any:
     """A copy of an executed notebook in which every plotly output can be drawn by `nbconvert`'s HTML exporter.
 
-    plotly.js is put inside the first one, so the page also works without a network.
-
-    Args:
-        notebook: a notebook node of nbformat 4; left as it was.
+    plotly.js is put inside the first one, so the page also works without a network. `notebook`: a notebook node of
+    nbformat 4; left as it was.
     """
     from copy import deepcopy
 

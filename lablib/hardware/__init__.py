@@ -7,7 +7,6 @@ cluster.py     devices, links and topology put together; the edge between two ra
 devices.py     named accelerators
 links.py       named wires
 catalogue.py   named clusters
-this_machine.py  path of the profile of this machine
 toml_file.py   user-defined clusters, in TOML files
 checks.py      numbers that are finite and in range
 plausible.py   figures that are probably in another unit

@@ -1,41 +1,34 @@
 """Catalogue of named clusters, made of named devices and links.
 
 `find_cluster` takes a name of this catalogue or the path of a TOML file (see toml_file.py).
+
+Path of the profile of this machine: `lab calibrate` writes it, `cluster="this-machine"` reads it.
+
+The file is `$LAB_MACHINE`, or `this-machine.toml` in the user's settings folder.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from lablib.errors import unknown_name
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.devices import DEVICES
 from lablib.hardware.links import LINKS
-from lablib.hardware.this_machine import THIS_MACHINE, this_machine
 from lablib.hardware.toml_file import load_cluster
-from lablib.hardware.topology import Dragonfly, FatTree, Topology, Torus
+from lablib.hardware.topology import Dragonfly, FatTree, Torus
+from lablib.process.user_folders import user_folder
 
 _UNVERIFIED = "from memory, not verified"
 
 
 def _cluster(
-    name: str,
-    device: str,
-    intra: str,
-    inter: str,
-    source: str,
-    devices_per_node: int = 8,
-    topology: Topology | None = None,
+    name: str, device: str, intra: str, inter: str, source: str, devices_per_node: int = 8, **others: Any
 ) -> Cluster:
-    return Cluster(
-        name=name,
-        device=DEVICES[device],
-        devices_per_node=devices_per_node,
-        intra=LINKS[intra],
-        inter=LINKS[inter],
-        topology=topology or FatTree(),
-        source=source,
-    )
+    places = (DEVICES[device], devices_per_node, LINKS[intra], LINKS[inter])
+    return Cluster(name, *places, source=source, **others)
 
 
 CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
@@ -154,10 +147,8 @@ CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
 def find_cluster(name: str | Path | Cluster) -> Cluster:
     """A cluster by name, or from a TOML file (a path ending in .toml); a `Cluster` is returned unchanged.
 
-    "this-machine" is the profile that `lab calibrate` wrote (this_machine.py).
-
-    Raises:
-        ValueError: an unknown name, with the nearest ones; or an error of `load_cluster`.
+    "this-machine" is the profile that `lab calibrate` wrote. Raises ValueError: an unknown name, with
+    the nearest ones; or an error of `load_cluster`.
     """
     if isinstance(name, Cluster):
         return name
@@ -168,3 +159,26 @@ def find_cluster(name: str | Path | Cluster) -> Cluster:
     if not isinstance(name, str) or name not in CLUSTERS:
         raise unknown_name("cluster", name, [*CLUSTERS, THIS_MACHINE])
     return CLUSTERS[name]
+
+
+THIS_MACHINE = "this-machine"
+
+
+def profile_path() -> Path:
+    if chosen := os.environ.get("LAB_MACHINE"):
+        return Path(os.path.expanduser(chosen)).absolute()
+    return user_folder("config") / f"{THIS_MACHINE}.toml"
+
+
+def this_machine() -> Cluster:
+    """The measured cluster of this machine.
+
+    Raises ValueError: nothing was measured yet, or `lab calibrate` did not write the file.
+    """
+    path = profile_path()
+    if not path.is_file():
+        raise ValueError(
+            f'cluster "{THIS_MACHINE}" is what was measured here, and nothing was yet ({path} does not exist): '
+            "run `lab calibrate`, or name a cluster of the catalogue."
+        )
+    return load_cluster(path)

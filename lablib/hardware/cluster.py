@@ -53,13 +53,11 @@ class Cluster:
     """Any number of equal nodes.
 
     Attributes:
-        name: the catalogue's name.
         device: the accelerator; one per rank.
         devices_per_node: ranks on one node.
         intra: the link between two devices of one node, per device and direction.
         inter: the link from a device out of its node (its NIC), per device and direction.
         topology: the network between nodes.
-        source: where the figures come from.
         collective_overhead_s: fixed time of one collective or one message of any size, in addition to alpha: the call
             of the library and the launch of its kernel. 0 in the catalogue: not known.
         library: "gloo": use the algorithms of this communication library; "": always the fastest one, as NCCL's tuner
@@ -107,8 +105,7 @@ class Cluster:
     def edge(self, rank_a: int, rank_b: int) -> Edge:
         """The edge of one message between two ranks, with the call. A rank reaches itself in no time.
 
-        Raises:
-            ValueError: an invalid rank.
+        Raises ValueError: an invalid rank.
         """
         wire = self.wire(rank_a, rank_b)
         if rank_a == rank_b or not self.collective_overhead_s:

@@ -34,7 +34,6 @@ class Device:
             kernel starts when it is launched and its stream is free, so that a busy device hides launches. Positive
             for GPUs (`is_gpu`), which have rates per operator (lablib/cost/efficiency.py). 0: the processor launches
             and computes in turn, and a simulated span holds all of `kernel_overhead_s`.
-        source: source of the figures.
         num_cores: streaming multiprocessors, compute units, matrix units, or CPU cores, each of which computes one
             output tile at a time; 0 leaves waves out.
         matmul_tile: rows and columns of the output tile that one core computes; (1, 1) leaves tiles out.

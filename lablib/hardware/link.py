@@ -21,7 +21,6 @@ class Link:
         name: e.g. "NVLink 4".
         latency_s: alpha, seconds before the first byte arrives: of one hop, without the call.
         bandwidth_bytes_per_s: 1 / beta, bytes per second in one direction for one device.
-        source: source of the figures.
         collective_share: share of the bandwidth that collectives of many ranks reach, if one message has all of it; for
             networks that were measured so. Used by the planner only.
         nvls_latency_s: seconds before the first byte of an all-reduce with sums in this link's switches (NVLink SHARP:

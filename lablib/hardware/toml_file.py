@@ -49,6 +49,7 @@ _DTYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16", "float8", "f
 _SHORT = {"bf16": "bfloat16", "tf32": "tfloat32", "half": "float16"} | {
     f"fp{bits}": f"float{bits}" for bits in (64, 32, 16, 8, 4)
 }
+_WORDS = {str: "text", bool: "true or false", int: "a whole number"}
 _RECORDS: dict[type, Mapping[str, Any]] = {Device: DEVICES, Link: LINKS}
 
 
@@ -153,22 +154,18 @@ def _record(kind: type, table: Any, base: Any, file: str, where: str) -> Any:
             inherited = getattr(base, name, None)
             values[name] = _value(hints[name], name, table[name], inherited, file, f"{where}.{name}" if where else name)
     if base is None:
-        _require(kind, values, place)
+        needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
+        if missing := [name for name in needed if name not in values]:
+            raise ValueError(
+                f"{place}: missing {', '.join(missing)}; give {'it' if len(missing) == 1 else 'them'}, "
+                'or start from a known one with base = "..."'
+            )
     try:
         record = kind(**values) if base is None else replace(base, **values)
     except ValueError as error:
         raise _at(place, error) from None
     check_plausible(record, file, where)
     return record
-
-
-def _require(kind: type, values: Mapping[str, Any], place: str) -> None:
-    needed = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
-    if missing := [name for name in needed if name not in values]:
-        raise ValueError(
-            f"{place}: missing {', '.join(missing)}; give {'it' if len(missing) == 1 else 'them'}, "
-            'or start from a known one with base = "..."'
-        )
 
 
 def _value(hint: Any, name: str, value: Any, inherited: Any, file: str, where: str) -> Any:
@@ -182,16 +179,8 @@ def _value(hint: Any, name: str, value: Any, inherited: Any, file: str, where: s
         raise _wrong(file, where, value, "a name of the catalogue or a table")
     if name == "topology":
         return _topology(value, inherited, file)
-    if hint is str:
-        return value if isinstance(value, str) else _refuse(file, where, value, "text")
-    if hint is bool:
-        return value if isinstance(value, bool) else _refuse(file, where, value, "true or false")
-    if hint is int:
-        return (
-            value
-            if isinstance(value, int) and not isinstance(value, bool)
-            else _refuse(file, where, value, "a whole number")
-        )
+    if hint in _WORDS:
+        return value if type(value) is hint else _refuse(file, where, value, _WORDS[hint])
     if getattr(hint, "__origin__", None) is tuple:
         is_list = isinstance(value, list) and all(isinstance(v, int) and not isinstance(v, bool) for v in value)
         return tuple(value) if is_list else _refuse(file, where, value, "a list of whole numbers")

@@ -109,9 +109,8 @@ class Torus:
             size = 1
             for extent in self.shape:
                 size *= extent
-            raise ValueError(
-                f"a torus of shape {self.shape} has {size} nodes: node {node} is outside; give a larger shape"
-            )
+            message = f"a torus of shape {self.shape} has {size} nodes: node {node} is outside; give a larger shape"
+            raise ValueError(message)
         return tuple(reversed(position))
 
     def hops(self, node_a: int, node_b: int) -> int:

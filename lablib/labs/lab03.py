@@ -44,8 +44,7 @@ def _priced_blocks(width: int, seq_len: int, number: str) -> list[PricedLayer]:
 def figure_time_memory(ways: Annotated[Mapping[str, Annotated[Sequence[Way], NonEmpty()]], NonEmpty()]) -> go.Figure:
     """A panel for each device, a point for each way: down is less memory, left is less time.
 
-    Args:
-        ways: device -> its ways, the same for all; the first one keeps all activations: 1 and 100%.
+    `ways`: device -> its ways, the same for all; the first one keeps all activations: 1 and 100%.
     """
     panels = [
         Panel(TIME, MEMORY, [_point(index, way, some[0]) for index, way in enumerate(some)], title=device)

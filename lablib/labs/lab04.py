@@ -36,8 +36,7 @@ Lines = Mapping[str, Mapping[float, Sequence[float]]]
 def figure_packing(packings: Packings) -> go.Figure:
     """A panel for each packing, a bar for each block: its documents from below in two shades, and the padding on top.
 
-    Args:
-        packings: name -> packing of the same documents. Of more than 40 blocks 40 are drawn, evenly spaced.
+    `packings`: name -> packing of the same documents. Of more than 40 blocks 40 are drawn, evenly spaced.
     """
     blocks = Axis("block", "count", look={"showgrid": False})
     panels = [Panel(blocks, Axis("block", "tokens"), _documents(one), title=name) for name, one in packings.items()]
@@ -96,8 +95,7 @@ def _documents(packing: Packing) -> list[Mark]:
 def figure_steps_law(steps: Mapping[int, Sequence[float]], law: StepsLaw, seq_len: int) -> go.Figure:
     """Steps against tokens to the same loss: runs, and the law (S / S_min - 1) (E / E_min - 1) = 1.
 
-    Args:
-        steps: batch size in sequences -> steps of each run to the loss.
+    `steps`: batch size in sequences -> steps of each run to the loss.
     """
     sizes = sorted(steps)
     means = {size: sum(steps[size]) / len(steps[size]) for size in sizes}
@@ -209,8 +207,7 @@ def figure_coordinates(
 ) -> go.Figure:
     """A panel for each parametrization, a line for each activation: flat is right.
 
-    Args:
-        changes: parametrization -> width -> one `coordinate_check` for each seed.
+    `changes`: parametrization -> width -> one `coordinate_check` for each seed.
     """
     panels, parts = {}, []
     for parametrization, widths in changes.items():

@@ -34,16 +34,12 @@ def figure_singular_values(before: Positions, after: Annotated[Mapping[int, Sequ
     series = {f"after {plural(steps, 'steps')}": values for steps, values in after.items()}
     steps, last = list(after.items())[-1]
     near, ratio = sum(0.5 <= value <= 1.5 for value in last), before[0] / max(before[len(before) // 2], 1e-30)
-    return figure_lines(
-        list(range(1, len(before) + 1)),
-        {"before": before} | series,
-        "place of a singular value, largest first",
-        "size (an orthogonal matrix has 1)",
-        title="Singular values before and after Newton-Schulz",
-        log_y=True,
-        summary=f"Before, the largest of {len(before)} singular values is {ratio:,.0f} times the middle "
-        f"one; after {plural(steps, 'steps')} {near} lie between 0.5 and 1.5.",
-    )
+    labels = ("place of a singular value, largest first", "size (an orthogonal matrix has 1)")
+    title = "Singular values before and after Newton-Schulz"
+    summary = f"Before, the largest of {len(before)} singular values is {ratio:,.0f} times the middle one; "
+    summary += f"after {plural(steps, 'steps')} {near} lie between 0.5 and 1.5."
+    places = list(range(1, len(before) + 1))
+    return figure_lines(places, {"before": before} | series, *labels, title=title, log_y=True, summary=summary)
 
 
 @checked
@@ -61,18 +57,11 @@ def figure_sign_of_noise(
     half = next((x for x, y in zip(signals, signs, strict=True) if y >= 0.5), None)
     where = "nowhere here" if half is None else f"from a signal of {half:.2g} of the noise on"
     weak = [f"{y / x:.1f}" for x, y in list(zip(signals, signs, strict=True))[:2]]
-    return figure_lines(
-        signals,
-        {**mean_signs, **mean_steps},
-        "signal of a gradient (mean over deviation)",
-        "mean step",
-        "",
-        "lr",
-        title="Mean step against the signal in a gradient",
-        log_x=True,
-        summary=f"{name}: at least half of a full step {where}; "
-        f"at the two weakest its step is {' and '.join(weak)} times the signal.",
-    )
+    labels = ("signal of a gradient (mean over deviation)", "mean step", "", "lr")
+    title = "Mean step against the signal in a gradient"
+    summary = f"{name}: at least half of a full step {where}; "
+    summary += f"at the two weakest its step is {' and '.join(weak)} times the signal."
+    return figure_lines(signals, {**mean_signs, **mean_steps}, *labels, title=title, log_x=True, summary=summary)
 
 
 @checked
@@ -86,40 +75,26 @@ def figure_blocks(outliers: Positions, errors: Series) -> go.Figure:
     check_lengths(outliers, errors)
     middle = len(outliers) // 2
     found = "; ".join(f"{name} {100 * values[middle]:.1f}%" for name, values in errors.items())
-    return figure_lines(
-        outliers,
-        {name: [100 * value for value in values] for name, values in errors.items()},
-        "one outlier (over the root mean square of the others)",
-        "error of the others (norm over norm)",
-        "",
-        "%",
-        title="Error of 8-bit numbers beside one outlier",
-        log_x=True,
-        log_y=True,
-        summary=f"With an outlier of {outliers[middle]:,.0f} root mean squares the others are off by: {found}.",
-    )
+    percent = {name: [100 * value for value in values] for name, values in errors.items()}
+    labels = ("one outlier (over the root mean square of the others)", "error of the others (norm over norm)", "", "%")
+    summary = f"With an outlier of {outliers[middle]:,.0f} root mean squares the others are off by: {found}."
+    title = "Error of 8-bit numbers beside one outlier"
+    return figure_lines(outliers, percent, *labels, title=title, log_x=True, log_y=True, summary=summary)
 
 
 @checked
 def figure_projection(ranks: Annotated[Sequence[int], NonEmpty()], lost: Series) -> go.Figure:
     """Share of a gradient that a projection loses, against the rank, a line for each gradient or source of directions.
 
-    Args:
-        lost: name -> share of the squares that is lost at each rank, 0 to 1.
+    `lost`: name -> share of the squares that is lost at each rank, 0 to 1.
     """
     check_lengths(ranks, lost)
     third = len(ranks) // 3
     parts = "; ".join(f"{name} {100 * values[third]:.1f}%" for name, values in lost.items())
-    return figure_lines(
-        [float(rank) for rank in ranks],
-        {name: [100 * share for share in values] for name, values in lost.items()},
-        "rank of the projection",
-        "share of the gradient's squares that is lost",
-        y_unit="%",
-        title="What a projection loses",
-        log_x=True,
-        summary=f"At rank {ranks[third]} of {ranks[-1]} is lost: {parts}.",
-    )
+    percent = {name: [100 * share for share in values] for name, values in lost.items()}
+    labels = ("rank of the projection", "share of the gradient's squares that is lost", "count", "%")
+    title, summary = "What a projection loses", f"At rank {ranks[third]} of {ranks[-1]} is lost: {parts}."
+    return figure_lines([float(rank) for rank in ranks], percent, *labels, title=title, log_x=True, summary=summary)
 
 
 # --- Recorded runs ---
@@ -129,8 +104,7 @@ def figure_projection(ranks: Annotated[Sequence[int], NonEmpty()], lost: Series)
 def figure_differences(differences: Mapping[str, Difference], reference: str) -> go.Figure:
     """Each optimizer's loss less the reference's: a small mark for each seed, the mean with its 95% interval.
 
-    Args:
-        differences: name -> `difference(its losses, losses of the reference)`; the first is drawn on top.
+    `differences`: name -> `difference(its losses, losses of the reference)`; the first is drawn on top.
     """
     names, nats = list(differences), [value for one in differences.values() for value in one.each]
     marks, groups = [], {"less than": [], "more than": [], "within noise of": []}

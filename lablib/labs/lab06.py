@@ -52,8 +52,7 @@ def figure_tiles(launch: Launch, program: Sequence[int] = (0,), vector_width: Wi
         program: its program ids; missing ones are 0.
         vector_width: a longer vector is broken into rows of so many elements.
 
-    Raises:
-        ValueError: a tensor that is too large to draw, no such program, or nothing accessed.
+    Raises ValueError: a tensor that is too large to draw, no such program, or nothing accessed.
     """
     chosen = _program(launch, program)
     numbers: dict[Any, int] = {one: index for index, one in enumerate(product(*map(range, launch.grid)))}

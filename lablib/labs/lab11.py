@@ -34,8 +34,7 @@ def figure_loss_against_bytes(runs: Runs) -> go.Figure:
 def figure_loss_over_h(runs: Runs) -> go.Figure:
     """Final loss against the steps H between synchronizations, one line for each method, at the mean over seeds.
 
-    Args:
-        runs: name -> its recorded run; names with their H at the end ("DiLoCo 16") make lines, others are left out.
+    `runs`: name -> its recorded run; names with their H at the end ("DiLoCo 16") make lines, others are left out.
     """
     lines: dict[str, list[CompressedRun]] = {}
     for name, run in runs.items():

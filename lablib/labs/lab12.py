@@ -31,8 +31,7 @@ def figure_matrices(
 ) -> go.Figure:
     """A panel for each matrix, a square for each number: the darker, the larger its size. Lines mark the cuts.
 
-    Args:
-        cuts: name -> (0 for rows or 1 for columns, number of ranks); a matrix without one is whole.
+    `cuts`: name -> (0 for rows or 1 for columns, number of ranks); a matrix without one is whole.
     """
     for name, matrix in matrices.items():
         if matrix.ndim != 2 or not matrix.numel() or max(matrix.shape) > MOST or not matrix.isfinite().all():

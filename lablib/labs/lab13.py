@@ -18,8 +18,7 @@ MEMORY = Axis("activations a rank can hold", "micro-batches")
 def figure_equal_memory(afforded: Mapping[float, Sequence[Afforded]], title: str) -> go.Figure:
     """One line for each schedule, over the memory in which it fits.
 
-    Args:
-        afforded: memory -> result of `lablib.pipeline.equal_memory`, ascending.
+    `afforded`: memory -> result of `lablib.pipeline.equal_memory`, ascending.
     """
     best = {memory: {one.schedule: one for one in found} for memory, found in afforded.items()}
     names = list(dict.fromkeys(name for found in reversed(best.values()) for name in found))

@@ -154,9 +154,8 @@ def figure_expert_load(
         steps: their numbers, ascending.
     """
     if len({len(row) for row in counts}) > 1:
-        raise ValueError(
-            f"each step must have a count for each expert: got lengths {[len(row) for row in counts][:8]}."
-        )
+        message = f"each step must have a count for each expert: got lengths {[len(row) for row in counts][:8]}."
+        raise ValueError(message)
     if len(steps) != len(counts) or list(steps) != sorted(set(steps)):
         raise ValueError(f"steps must ascend, one for each of {len(counts)} rows of counts: got {len(steps)}.")
     load = np.array(counts, dtype=float)
@@ -201,16 +200,14 @@ def figure_rank_loads(
 ) -> go.Figure:
     """A bar for each rank and placement of experts, and a line at the mean, which is the same for all.
 
-    Args:
-        loads: placement -> tokens of each rank (`lablib.parallel.ExpertPlacement.rank_loads`).
+    `loads`: placement -> tokens of each rank (`lablib.parallel.ExpertPlacement.rank_loads`).
     """
     first = next(iter(loads.values()))
     num_ranks, width, mean = len(first), 0.8 / len(loads), sum(first) / len(first)
     check_lengths(first, loads)
     if not mean or any(abs(sum(row) / num_ranks - mean) > 1e-6 * mean for row in loads.values()):
-        raise ValueError(
-            f"placements must be of the same tokens: got sums of {[sum(row) for row in loads.values()][:8]}."
-        )
+        message = f"placements must be of the same tokens: got sums of {[sum(row) for row in loads.values()][:8]}."
+        raise ValueError(message)
     marks, busiest = [], []
     for index, (name, row) in enumerate(loads.items()):
         look, place = series_look(index), (index - (len(loads) - 1) / 2) * width
@@ -239,8 +236,7 @@ MODELS = {"active": "dense, as many FLOPs", "mixture": "mixture", "total": "dens
 def figure_expert_times(compared: Annotated[Sequence[AgainstDense], NonEmpty()], title: str) -> go.Figure:
     """Tokens per second and GPU of three models; a cross on the axis for a model that does not fit.
 
-    Args:
-        compared: of `lablib.studies.against_dense`, by ascending number of GPUs.
+    `compared`: of `lablib.studies.against_dense`, by ascending number of GPUs.
     """
     places = [str(one.num_gpus) for one in compared]
     columns: dict[str, Sequence[Any]] = {"GPUs": [one.num_gpus for one in compared]}

@@ -4,6 +4,7 @@ op_bytes.py         bytes that it moves
 peaks.py            peak FLOP/s of its dtype
 kernels.py          number of kernel launches
 op.py               one dispatched operator: the roofline over all of these
+mode.py             base of the modes that see every operator
 pricer.py           cache of prices
 fused_attention.py  attention as one operator on device "meta"
 """

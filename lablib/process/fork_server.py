@@ -120,7 +120,11 @@ class _Server:
                 ready = wait([self._connection, self._woken], _LONGEST_WAIT_S)
                 if self._woken in ready:
                     self._woken.recv(4096)
-                self._collect()
+                with contextlib.suppress(ChildProcessError):
+                    while (found := _dead_child()) != (0, 0):
+                        pid, status = found
+                        if pid in self._running:  # otherwise started by an import
+                            self._connection.send(Ended(*self._running.pop(pid), os.waitstatus_to_exitcode(status)))
                 if self._connection in ready:
                     message = self._connection.recv()
                     if message is None:
@@ -162,13 +166,6 @@ class _Server:
             if its_number == number:
                 _end_session(pid)
                 os.kill(pid, signal.SIGKILL)
-
-    def _collect(self) -> None:
-        with contextlib.suppress(ChildProcessError):
-            while (found := _dead_child()) != (0, 0):
-                pid, status = found
-                if pid in self._running:  # otherwise started by an import
-                    self._connection.send(Ended(*self._running.pop(pid), os.waitstatus_to_exitcode(status)))
 
     def _become(self, child: Child, start: Start, server: int, is_ready: bool) -> NoReturn:
         code = 1

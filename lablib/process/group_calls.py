@@ -23,10 +23,8 @@ class GroupCall:
     def check(self, earlier: "GroupCall", number: int) -> None:
         """Compare with a call of another rank for the group of the same number (from 1).
 
-        Only members use the name of a group: a call for a group of other ranks has no effect.
-
-        Raises:
-            CollectiveMismatchError: the groups differ, and one of the two ranks would connect to the wrong ranks.
+        Only members use the name of a group: a call for a group of other ranks has no effect. Raises
+        CollectiveMismatchError: the groups differ, and one of the two ranks would connect to the wrong ranks.
         """
         if self.members == earlier.members:
             return

@@ -5,7 +5,6 @@ workers/           worker processes, and the transport of programs to them
 measurement/       profiler events and calls, as spans and traffic
 gpu/               ranks on GPUs
 groups.py          process groups of a warm worker
-group_orders.py    the order of `new_group` calls, compared over ranks
 frames.py          stacks without the launcher's frames
 nodes.py           a script on several nodes, under torchrun
 """

@@ -48,14 +48,12 @@ def run_real(
     Args:
         fn: the program: a function, from a notebook cell or any module.
         args, kwargs: its arguments, copied to every rank.
-        ranks: number of processes, at least 1.
         backend: "gloo" or "nccl".
         timeout_s: seconds after which a program still running is ended; None: never.
         trace: measure times; without, the timeline is empty and the traffic has bytes but no seconds.
         share_gpus: on "nccl", let several ranks share a GPU if there are fewer GPUs than ranks (gpu/sharing.py).
 
-    Returns:
-        The run. Tensors in its values are on the CPU; those with a graph come detached.
+    Returns the run. Tensors in its values are on the CPU; those with a graph come detached.
 
     Raises:
         ValueError: fewer than 1 rank, an unknown backend, or a program that cannot be copied to another process.
@@ -142,7 +140,6 @@ def _forward_stderr(texts: list[str]) -> None:
 
 
 def _machine(backend: str) -> str:
-    """The machine, in words."""
     if backend == "nccl":
         return f"{platform.node()} ({gpus_text()})"
     return f"{platform.node()} ({os.cpu_count()} CPU cores)"

@@ -13,6 +13,8 @@ Clocks. Spans are stamped by the clock of their node, and clocks differ. One ran
 repeatedly; the fastest answer gives the offset, to within half of its round-trip time.
 
 Simplified: the script's output goes where torchrun sends it, and is not in the run; a rank that fails leaves none.
+
+A record is rebuilt only from the types of its fields: network input creates no objects of other classes.
 """
 
 import json
@@ -23,9 +25,11 @@ import sys
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from datetime import timedelta
 from functools import partial
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import torch
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
@@ -34,8 +38,7 @@ from lablib.inside import RANK_VARIABLE
 from lablib.process.lifetime import ends_well
 from lablib.real.gpu.kernel_notes import kernel_notes
 from lablib.real.launch import measured_records
-from lablib.real.measurement.measure import measure
-from lablib.real.measurement.plain import measurement_of, shifted
+from lablib.real.measurement.measure import Measurement, measure
 from lablib.real.measurement.profiler import warm_up_kernel_count
 from lablib.run import Run
 from lablib.text.units import format_quantity, plural
@@ -171,6 +174,36 @@ def _collect(store: Store, at: Place, backend: str, wall_s: float) -> Run:
     timeline, traffic = measured_records(measured, backend)
     machine = f"{plural(at.nodes, 'nodes')}, {plural(at.ranks, 'ranks')} (the first is {platform.node()})"
     return Run([None] * at.ranks, timeline, traffic, [""] * at.ranks, backend, machine, wall_s, tuple(notes))
+
+
+def measurement_of(plain: Any) -> Measurement:
+    """A measurement from `asdict` of one, through JSON. Raises TypeError or ValueError for other contents."""
+    return _rebuilt(Measurement, plain)
+
+
+def shifted(measured: Measurement, offset_ns: int) -> Measurement:
+    """The measurement on a clock that is `offset_ns` ahead."""
+    spans = [replace(s, start_ns=s.start_ns + offset_ns, end_ns=s.end_ns + offset_ns) for s in measured.spans]
+    calls = [
+        replace(call, start_ns=call.start_ns + offset_ns, end_ns=call.end_ns and call.end_ns + offset_ns)
+        for call in measured.calls
+    ]
+    return replace(measured, start_ns=measured.start_ns + offset_ns, spans=spans, calls=calls)
+
+
+def _rebuilt(kind: Any, plain: Any) -> Any:
+    """A value of this type from its JSON value."""
+    arguments = get_args(kind)
+    if get_origin(kind) in (Union, UnionType):  # an optional record
+        return None if plain is None else _rebuilt(next(one for one in arguments if one is not type(None)), plain)
+    if get_origin(kind) in (list, tuple):
+        return get_origin(kind)(_rebuilt(arguments[0], value) for value in plain)
+    if isinstance(kind, type) and is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{field.name: _rebuilt(hints[field.name], plain[field.name]) for field in fields(kind)})
+    if not isinstance(plain, (str, int, float, bool)):
+        raise TypeError(f"a measurement holds numbers and texts: got {type(plain).__name__}")
+    return plain
 
 
 if __name__ == "__main__":

@@ -53,9 +53,7 @@ def simulate_script(
     "cuda" devices, one per rank. `values` of the run holds the exit code of each rank: 0.
 
     Args:
-        path: the script.
         args: its arguments, `sys.argv[1:]`.
-        ranks: number of ranks, at least 1.
         cluster: name or record of the simulated cluster; ranks fill its nodes in order.
         timeout_s: real seconds after which the run is ended; None: no limit.
         trace: record the timeline and count memory.

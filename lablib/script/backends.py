@@ -47,7 +47,6 @@ BACKENDS = ("nccl", "gloo", "mpi", "ucc", "sim", "undefined")
 
 
 def answer_backends(patches: Patches) -> None:
-    """Install the replacements."""
     patches.answer(*place("new_process_group"), partial(_new_group, current("new_process_group")))
     patches.answer(c10d, "rendezvous", _rendezvous)
     patches.answer(*place("default_timeout"), lambda process, backend: c10d.default_pg_timeout)

@@ -20,7 +20,6 @@ from lablib.torch_compat import Generator
 
 
 def answer_classes(patches: Patches) -> None:
-    """Install the classes."""
     patches.replace(torch, "device", _stand_in(torch.device, _make_device))
     patches.replace(torch, "Generator", _stand_in(torch.Generator, _make_generator))
 

@@ -264,7 +264,6 @@ _REMEDY = "leave the call out when simulating, or run the script on GPUs"
 
 
 def answer_cuda(patches: Patches) -> None:
-    """Install all replacements."""
     for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
         for name, value in vars(owner).copy().items():
             if name in CLASSES:

@@ -29,7 +29,6 @@ from lablib.torch_compat import destroy_library, flash_attention_for_cpu, flash_
 
 
 def answer_kernels(patches: Patches) -> None:
-    """Install the kernels."""
     patches.enter_context(_registered())
 
 

@@ -20,7 +20,6 @@ from lablib.sim.ranks.rank import Rank
 
 
 def answer_gpu(patches: Patches) -> None:
-    """Install them, for the lifetime of `patches`."""
     answer_cuda(patches)
     answer_classes(patches)
     answer_hooks(patches)

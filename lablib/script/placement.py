@@ -37,6 +37,7 @@ import torch
 
 from lablib.hardware import LINKS, Link
 from lablib.hardware.device import Device
+from lablib.operators.mode import OperatorMode
 from lablib.operators.op import is_free, tensors_in
 from lablib.operators.op_bytes import op_bytes
 from lablib.process.rank_state import device_seed
@@ -46,11 +47,10 @@ from lablib.script.process import here, refuse
 from lablib.sim.operators.clock import has_own_rule, is_fake
 from lablib.sim.operators.op_traits import traits_of
 from lablib.sim.ranks.rank import Rank
-from lablib.torch_compat import DispatchKey, TorchDispatchMode, has_kernel_for, schema
+from lablib.torch_compat import DispatchKey, has_kernel_for, schema
 
 
 def host_link(device: Device) -> Link:
-    """The PCIe link between a device and its host."""
     generations = {"V100": "pcie3", "A100": "pcie4", "MI250": "pcie4"}
     return LINKS[next((link for name, link in generations.items() if device.name.startswith(name)), "pcie5")]
 
@@ -89,7 +89,7 @@ class DeviceGenerator:
         self.seed, self.offset = struct.unpack("<QQ", bytes(state.tolist()))
 
 
-class Placement(TorchDispatchMode):
+class Placement(OperatorMode):
     """Marks the allocations of one rank. Enter it in the rank's thread, beneath the clock.
 
     Attributes:
@@ -111,10 +111,6 @@ class Placement(TorchDispatchMode):
         self._wanted: int | None = None  # device requested by the current call
         self._assumed: int | None = None  # default device of calls without marked arguments
         self.generator = DeviceGenerator(device_seed(rank.rank))
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # see lablib/sim/operators/clock.py
 
     def wanting(self, index: int) -> AbstractContextManager[None]:
         """Allocate inside this context on device `index`, or on the HOST."""

@@ -56,7 +56,6 @@ _COMPILE = "torch.compile ran the model eagerly: the times are of eager kernels,
 
 
 def answer_python(patches: Patches) -> None:
-    """Install all replacements."""
     _answer_interpreter(patches)
     _answer_clocks(patches)
     _answer_signals(patches)
@@ -130,7 +129,7 @@ def _answer_signals(patches: Patches) -> None:
     send = os.kill
 
     def rank_raises(process: Process, number: int) -> None:
-        own = vars(threading.current_thread()).get("signal_handlers", {})  # lablib/sim/ranks/signals.py
+        own = vars(threading.current_thread()).get("signal_handlers", {})  # lablib/sim/borrowed_process.py
         handler = own.get(number, signal.SIG_DFL)
         if callable(handler) and handler is not signal.default_int_handler:
             handler(number, sys._getframe(2))

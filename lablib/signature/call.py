@@ -186,8 +186,7 @@ def whole_number(
         of: added after the value in the message: " for 'gpt2'".
         maximum: infinity if the caller checks the upper limit.
 
-    Raises:
-        ValueError: not a whole number, below the minimum, or 2**63 and more.
+    Raises ValueError: not a whole number, below the minimum, or 2**63 and more.
     """
     remedy = f"got {shown(value)}{of}; try {name.split()[-1]}={example}"
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:

@@ -12,7 +12,6 @@ It connects torch to the engine (lablib/engine), which orders ranks and messages
     operators/       time and output shapes of every operator
     memory/          memory accounting: every storage of a rank
     faults/          slow ranks and links, kills, corrupted gradients
-    recorder.py      records of the transfers of a run, from the engine's events
     source.py        the line of the program that made a call
     lines.py         the line of the program behind every operator
     notebook.py      the notebook's variables that a program changed

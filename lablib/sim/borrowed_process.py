@@ -1,15 +1,26 @@
-"""State of this process and functions of torch that a run changes, and gives back afterwards."""
+"""State of this process and functions of torch that a run changes, and gives back afterwards.
+
+Per-rank signal handlers: stored, so that a program reads back its own, and never called.
+
+Only the main thread of a process can set one, and a simulated rank receives no signals.
+
+One torch profiler per process: a second profile that overlaps the first would crash the process.
+
+On real processes every rank may profile. Here a rank that begins while another profiles gets an error instead.
+"""
 
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partialmethod
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch.autograd import profiler
 from torch.distributed.algorithms.join import Join
 
 from lablib.errors import LaunchError
@@ -22,12 +33,10 @@ from lablib.sim.communication.torch_functions import (
     notify_join_context,
     verify_params_across_processes,
 )
-from lablib.sim.operators.profilers import one_profile_at_a_time
-from lablib.sim.ranks.ending import RunEnded
+from lablib.sim.ranks.ending import THREAD_NAME, RunEnded
 from lablib.sim.ranks.own_settings import WORLD
 from lablib.sim.ranks.rank import Rank
-from lablib.sim.ranks.signals import own_signal_handlers
-from lablib.sim.ranks.threads import followed_threads
+from lablib.sim.ranks.threads import followed_threads, owner
 from lablib.sim.replaced import replaced
 from lablib.torch_compat import BackendPlugin, WorldMeta, backend_plugins, current, place, set_thread_isolation_mode
 
@@ -100,3 +109,66 @@ def no_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
+
+
+def own_signal_handlers() -> AbstractContextManager[None]:
+    """Make `signal.signal` and `signal.getsignal` per-rank for the time of a run."""
+    set_handler, get_handler = signal.signal, signal.getsignal
+
+    def handlers() -> dict[int, Any] | None:
+        thread = threading.current_thread()
+        return thread.__dict__.setdefault("signal_handlers", {}) if thread.name.startswith(THREAD_NAME) else None
+
+    def rank_gets(number: int) -> Any:
+        own = handlers()
+        return own[number] if own and number in own else get_handler(number)
+
+    def rank_sets(number: int, handler: Any) -> Any:
+        own = handlers()
+        if own is None:
+            return set_handler(number, handler)
+        before, own[number] = rank_gets(number), handler
+        return before
+
+    return replaced((signal, "signal", rank_sets), (signal, "getsignal", rank_gets))
+
+
+@contextmanager
+def one_profile_at_a_time() -> Iterator[None]:
+    """Raise, within this context, if a profile begins before another has ended."""
+    under_way: list[tuple[Any, str]] = []  # (profile, its owner); at most one
+    if current("is_profiler_enabled"):
+        under_way.append((None, "the notebook"))
+    kind = profiler.profile
+    begin, start, end = current("prepare_profile"), current("start_profile"), kind.__exit__
+    with replaced(
+        (*place("prepare_profile"), partialmethod(_begun, begin, under_way)),
+        (*place("start_profile"), partialmethod(_begun, start, under_way)),
+        (kind, "__exit__", partialmethod(_ended, end, under_way)),
+    ):
+        try:
+            yield
+        finally:
+            for profile in [profile for profile, _ in under_way if profile is not None]:  # of ranks that ended first
+                with suppress(Exception):
+                    profile.__exit__(None, None, None)
+
+
+def _begun(profile: Any, begin: Callable[[Any], None], under_way: list[tuple[Any, str]]) -> None:
+    me = f"rank {owner(threading.current_thread())}"
+    for other, whose in under_way:
+        if other is not profile:
+            raise RuntimeError(
+                f"{me} begins to profile while {whose} does: simulated ranks share one process, and torch's profiler "
+                f"keeps one profile a process; profile on one rank, end each profile before the ranks communicate, or "
+                f"read the timeline of the run"
+            )
+    under_way[:] = [(profile, me)]
+    begin(profile)
+
+
+def _ended(profile: Any, end: Callable[..., Any], under_way: list[tuple[Any, str]], *error: Any) -> Any:
+    try:
+        return end(profile, *error)
+    finally:
+        under_way[:] = [one for one in under_way if one[0] is not profile]

@@ -1,20 +1,26 @@
-"""Build a simulation: ranks with their clocks, the network between them, and their process groups."""
+"""Build a simulation: ranks with their clocks, the network between them, and their process groups.
+
+Each communication becomes one `Transfer` and two spans per participant: one on its communication stream, and one from
+its call until the last member's, if it had to wait.
+"""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from lablib.cost import GroupNetwork
 from lablib.engine.conditions import Conditions
 from lablib.engine.cores import Cores
-from lablib.engine.events import Events
+from lablib.engine.events import Events, Transferred
 from lablib.engine.group import Group
 from lablib.engine.network import Network
 from lablib.engine.scheduler import Scheduler
 from lablib.faults import Fault
 from lablib.hardware.cluster import Cluster
 from lablib.record.rank_text import short_ranks
+from lablib.record.timeline import WAIT
+from lablib.run import Transfer
 from lablib.sim.communication.delivery import follow
 from lablib.sim.communication.group_labels import GroupLabels
 from lablib.sim.communication.group_orders import GroupOrders
@@ -25,8 +31,33 @@ from lablib.sim.faults.inject import Faults
 from lablib.sim.memory.memory_tracker import MemoryTrackers
 from lablib.sim.ranks.rank import Rank
 from lablib.sim.ranks.turns import Turns
-from lablib.sim.recorder import Recorder
 from lablib.sim.report import error_of
+
+
+class Recorder:
+    """The transfers of a run, and the communication spans of its ranks. `transfers`: in order of their ends."""
+
+    def __init__(self, ranks: Mapping[int, Rank], events: Events):
+        self._ranks = ranks
+        self.transfers: list[Transfer] = []
+        events.subscribe(Transferred, self._note)
+
+    def _note(self, event: Transferred) -> None:
+        last_s = max(part.issue_s for part in event.parts)
+        came = {part.place: part.issue_s for part in event.parts}
+        issued_s = tuple(came.get(place, last_s) for place in range(len(event.ranks)))  # phantoms join with the last
+        for part in event.parts:
+            rank = self._ranks[part.rank]
+            what = (part.name, part.phase)
+            tie = (part.source, event.number, part.place)
+            rank.communicate(f"{WAIT}{event.group}", *what, part.issue_s, last_s, 0.0, *tie)
+            rank.communicate(part.stream, *what, event.start_s, event.end_s, event.size_bytes, *tie)
+        self.transfers.append(
+            Transfer(
+                *(event.group, event.name, event.ranks, event.cost.algorithm, event.size_bytes, event.cost.sent_bytes),
+                *(event.start_s, event.end_s, issued_s, event.dtype, event.number, event.cost.route),
+            )
+        )
 
 
 class Parts:

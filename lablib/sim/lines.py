@@ -39,8 +39,7 @@ class Lines:
     def here(self, backward: Backward) -> str:
         """ "train.py:12: loss = model(x)", the innermost line of the program; lablib's only if there is none.
 
-        Args:
-            backward: the current one; its line is set here.
+        `backward`: the current one; its line is set here.
         """
         frame: FrameType | None = sys._getframe(1)
         inside_library, is_below, files, other, call = None, False, self._files, Code.OTHER, _ENGINE

@@ -28,7 +28,6 @@ from .context_published import (
     counted_efficiencies as counted_efficiencies,
     predicted_efficiencies as predicted_efficiencies,
 )
-from .expert_best import place_best as place_best
 from .expert_against_dense import (
     AgainstDense as AgainstDense,
     against_dense as against_dense,

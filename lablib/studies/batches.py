@@ -75,7 +75,6 @@ def held_out(num_sequences: int = 64) -> Batch:
 @torch.no_grad()
 @checked
 def loss_of(model: GPT, batch: Batch) -> float:
-    """Loss of the model on a batch, in nats per byte."""
     return next_token_loss(model(batch.inputs), batch.targets).item()
 
 
@@ -90,8 +89,7 @@ def schedule_run(
 ) -> Iterator[tuple[int, float]]:
     """A run of the narrow model with Adam: (step, held-out loss) after every `every` steps and after the last.
 
-    Arguments:
-        rate: the peak rate.
+    `rate`: the peak rate.
     """
     model, text = GPT(NARROW, seed=seed), held_out()
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.95))

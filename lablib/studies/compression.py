@@ -46,7 +46,6 @@ class CompressedRun:
     """Record of one method.
 
     Attributes:
-        name: of the method.
         lr: the best of the search.
         is_inside: whether a smaller and a larger rate were worse.
         losses: seed -> held-out loss at the end, nats per byte; infinite if training diverged.
@@ -63,7 +62,6 @@ class CompressedRun:
 
     @property
     def loss(self) -> float:
-        """Mean loss over seeds."""
         return statistics.mean(self.losses.values())
 
 
@@ -71,8 +69,7 @@ class CompressedRun:
 def recorded_runs(path: Path = RECORDED) -> dict[str, CompressedRun]:
     """Every method with all three seeds, in the order of the runs.
 
-    Raises:
-        OSError, ValueError: no such file, or a file of another kind.
+    Raises OSError, ValueError: no such file, or a file of another kind.
     """
     try:
         rows = [json.loads(line) for line in read_text(path).splitlines()]

@@ -76,13 +76,10 @@ def compressed_step(
         numel: float32 gradients.
         compute_s: compute of a step.
         bandwidth_bytes_per_s: out of each rank.
-        ranks: number of ranks.
         overlap: share of compute that can hide communication.
         overhead: passes over the bytes to pack them, relative to a fused kernel's one.
-        memory_bytes_per_s: of the device.
 
-    Raises:
-        ValueError: an unknown method.
+    Raises ValueError: an unknown method.
     """
     record = find_compression(method)
     moved_bytes = record.moved_bytes(numel, ranks=ranks, grad_bytes=GRAD_BYTES, **SQUARE)

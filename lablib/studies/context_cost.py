@@ -59,13 +59,10 @@ def context_cost(
     """The cost of one layer's attention between its projections, forward and backward.
 
     Arguments:
-        cluster: the cluster of the ranks, its first `ranks`.
         ranks, way, heads_ranks: as for `context_sent_bytes`.
         order: of `ORDERS`; Ulysses ignores it, and is contiguous.
-        forward_only: leave out backward.
 
-    Raises:
-        ValueError: as `context_sent_bytes` and `order_of`.
+    Raises ValueError: as `context_sent_bytes` and `order_of`.
     """
     ring, u = check_ways(sizes, ranks, way, heads_ranks)
     order = "contiguous" if way == "ulysses" else order

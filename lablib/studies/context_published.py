@@ -41,7 +41,6 @@ class PublishedRing:
 
     Attributes:
         gpu: "H800" or "A100".
-        forward_only: whether backward is left out.
         flash: one GPU's FlashAttention over its own tokens, before the division by 8.
         rings: by order.
     """

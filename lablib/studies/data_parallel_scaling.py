@@ -29,11 +29,11 @@ from torch import Tensor, nn
 from lablib.cost import GroupNetwork, collective_cost
 from lablib.hardware import Cluster, Device
 from lablib.operators.fused_attention import FusedAttention
+from lablib.operators.mode import OperatorMode
 from lablib.operators.op import is_free, op_cost
 from lablib.parallel.data.bucketed import BUCKET_BYTES, plan_buckets
 from lablib.signature import Count, checked
 from lablib.text.units import format_quantity
-from lablib.torch_compat import TorchDispatchMode
 
 Method = Literal["naive", "bucketed", "overlapped"]
 METHODS: tuple[Method, ...] = ("naive", "bucketed", "overlapped")
@@ -44,8 +44,6 @@ class StepProfile:
     """One step on one device, without communication.
 
     Attributes:
-        device: the device.
-        forward_s, backward_s: seconds.
         params: the trainable parameters in order of registration, as shapes (device "meta").
         ready_s: seconds from the start of backward to each parameter's final gradient.
     """
@@ -79,16 +77,12 @@ class StepTime:
     exposed_s: float
 
 
-class _Stopwatch(TorchDispatchMode):
+class _Stopwatch(OperatorMode):
     """Adds up the cost of every operation on a device."""
 
     def __init__(self, device: Device):
         super().__init__()
         self.time_s, self._host_s, self._device = 0.0, 0.0, device
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the default imports the compiler
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
@@ -138,10 +132,8 @@ def predict_step(
 
     Arguments:
         profile: of one rank's part of the batch, on the cluster's device.
-        cluster: the cluster of the ranks.
         ranks: at least 1; one rank does not communicate.
         bucket_bytes: most bytes of a bucket; not used by "naive".
-        method: "naive", "bucketed" or "overlapped".
     """
     if ranks == 1:
         return StepTime(profile.step_s, 0.0, 0.0)

@@ -44,7 +44,6 @@ class AgainstDense:
     """The fastest plans that fit on some GPUs; None if no plan fits.
 
     Attributes:
-        num_gpus: n.
         mixture, active, total: plans of the mixture, of the dense model with equal FLOPs per token, with equal
             parameters.
         least_bytes: bytes per GPU of the mixture's smallest plan.
@@ -79,8 +78,7 @@ class AgainstDense:
     def pays(self, saving: Positive) -> bool:
         """Whether the mixture reaches the loss first, if it needs so many times fewer tokens than `active`.
 
-        Arguments:
-            saving: tokens that the dense model needs for the same loss, over the mixture's. Not predicted here.
+        `saving`: tokens that the dense model needs for the same loss, over the mixture's. Not predicted here.
         """
         return self.mixture is not None and (self.speed is None or self.speed * saving > 1)
 
@@ -97,12 +95,10 @@ def against_dense(
 
     Arguments:
         model: one with experts.
-        num_gpus: numbers of GPUs.
         sequences_a_gpu: per step; more GPUs take a larger batch.
         others: as for `lablib.plan.search`: stack, precision, seq_len, micro_batch, recompute, ...
 
-    Raises:
-        ValueError: a model without experts; and as `search`.
+    Raises ValueError: a model without experts; and as `search`.
     """
     mixture, cluster = find_transformer(model), find_cluster(cluster)
     dense = dense_of_equal_flops(mixture), dense_of_equal_parameters(mixture)
@@ -122,8 +118,7 @@ def against_dense(
 def dense_of_equal_flops(model: Transformer) -> Transformer:
     """The dense model of equal FLOPs per token: an MLP as wide as the active experts.
 
-    Raises:
-        ValueError: a model without experts.
+    Raises ValueError: a model without experts.
     """
     experts = _experts_of(model)
     return _dense(model, (experts.num_active + experts.num_shared) * experts.d_ff, "FLOPs")

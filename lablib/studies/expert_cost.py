@@ -66,7 +66,6 @@ def expert_cost(
     """The cost of one mixture, forward and backward, until the busiest rank is done.
 
     Arguments:
-        cluster: the cluster of the ranks, its first `expert_ranks`.
         expert_ranks: their number, or `ExpertRanks`: with tensor ranks, neighbours inside the expert ranks. Data ranks
             are outside, and change nothing.
         counts: of each rank that shares experts, its rows for each of them; None: an even load.

@@ -54,7 +54,6 @@ class PublishedMixture:
 
     Attributes:
         mixture, dense: their sizes.
-        cluster, num_gpus: the machine.
         mixture_rate, dense_rate: tokens per second and GPU.
         saving: tokens that the dense model needs for the same loss, over the mixture's.
         batch: sequences of a step.
@@ -106,8 +105,7 @@ PUBLISHED_MIXTURES = (
 def predicted_rates(row: PublishedMixture, micro_batch: Count) -> tuple[float, float]:
     """Predicted tokens per second and GPU of the mixture and of the dense model.
 
-    Arguments:
-        micro_batch: sequences at once, of both; it is not published.
+    `micro_batch`: sequences at once, of both; it is not published.
     """
     found = [
         predict(

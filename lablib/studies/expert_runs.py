@@ -34,6 +34,7 @@ from lablib.parallel.experts.layer import mixtures, with_experts
 from lablib.parallel.experts.losses import balancing_loss, own_load, update_bias_
 from lablib.parallel.experts.routing import sigmoid_gates
 from lablib.signature import Count, OneOf, checked
+from lablib.studies.batches import loss_of
 from lablib.text.files import read_text
 
 RECORDED = Path(__file__).with_name("expert_runs.jsonl")
@@ -70,7 +71,6 @@ class ExpertStep:
     """One step of a run.
 
     Attributes:
-        step: from 1.
         loss: of the batch before the step, in nats per byte, without auxiliary losses.
         counts: [L][E], choices of each expert; no layer for a dense model.
         dropped: share of all choices that were dropped.
@@ -95,7 +95,6 @@ class ExpertRun:
     """A recorded run, by windows of ten steps.
 
     Attributes:
-        method, seed: as `expert_run` takes them.
         steps: the last of each window.
         counts: [window][L][E], choices of each expert in the last step of the window.
         imbalance: the busiest expert over the mean, averaged over layers and the window's steps.
@@ -123,8 +122,7 @@ class ExpertRun:
 def recorded_expert_runs(path: Path = RECORDED) -> dict[str, tuple[ExpertRun, ...]]:
     """Method -> its recorded runs, one per seed.
 
-    Raises:
-        OSError, ValueError: no such file, or a file of another kind.
+    Raises OSError, ValueError: no such file, or a file of another kind.
     """
     found: dict[str, list[ExpertRun]] = {name: [] for name in METHODS}
     try:
@@ -145,7 +143,6 @@ def expert_run(method: Annotated[str, OneOf(METHODS)], seed: int, num_steps: Cou
     """One run, or its beginning, step by step.
 
     Arguments:
-        method: a name of `METHODS`.
         seed: of weights and batches.
         num_steps: of the 400; the schedule is still for all 400.
     """
@@ -172,7 +169,7 @@ def expert_run(method: Annotated[str, OneOf(METHODS)], seed: int, num_steps: Cou
         counts = tuple(routing.counts() for routing in routings)
         dropped = sum(mixture.num_dropped for mixture in mixtures(model)) / max(1, sum(map(sum, counts)))
         is_look = step % LOOK_EVERY == 0 or step == num_steps
-        yield ExpertStep(step, loss, counts, dropped, _loss_of(model, held_out) if is_look else None)
+        yield ExpertStep(step, loss, counts, dropped, loss_of(model, held_out) if is_look else None)
 
 
 def _step(model: GPT, batch: Batch, optimizer: torch.optim.Optimizer, how: Balancing) -> float:
@@ -190,8 +187,3 @@ def _step(model: GPT, batch: Batch, optimizer: torch.optim.Optimizer, how: Balan
         if mixture.bias_E is not None and mixture.routing is not None:
             update_bias_(mixture.bias_E, own_load(mixture.routing), how.bias_rate)
     return loss.item()
-
-
-@torch.no_grad()
-def _loss_of(model: GPT, batch: Batch) -> float:
-    return next_token_loss(model(batch.inputs), batch.targets).item()

@@ -41,7 +41,6 @@ class LayerCost:
         time_s: from the common start to the end of the last rank.
         compute_s: compute of the busiest rank. Its other attributes are of the same rank.
         communication_s: communication, hidden or not.
-        sent_bytes: bytes sent.
         seconds: compute time by operator, such as "aten.mm".
         flops: FLOPs by phase, such as "forward" and "backward".
     """
@@ -73,8 +72,7 @@ def layer_cost(
         program: a function of a module; it builds a layer and its input.
         simulate: the ranks to run, if the others do the same (`lablib.launch`); None: all.
 
-    Raises:
-        ValueError: as the program.
+    Raises ValueError: as the program.
     """
     return _layer_cost(program, ranks, cluster, sizes, None if simulate is None else tuple(simulate))
 

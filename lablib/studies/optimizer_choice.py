@@ -33,10 +33,7 @@ from lablib.studies.optimizers import MARGIN_NATS, OptimizerResult, difference
 class RankedOptimizer:
     """One optimizer in the order of preference.
 
-    Attributes:
-        name: name of its file.
-        place: 1 for the first and all that are as good; None for one that is out.
-        reason: the reason for its place.
+    `place`: 1 for the first and all that are as good; None for one that is out.
     """
 
     name: str
@@ -55,7 +52,6 @@ def choose(
     """The optimizers in order of preference; those that are out last.
 
     Arguments:
-        results: from `recorded_results()`.
         budget_bytes_per_parameter: bytes per parameter during a step, in addition to weights and gradients.
         slowest_step: the longest allowed step, relative to AdamW's.
         needed_bytes_per_parameter: name -> bytes of your model, state and all other memory of a step; None: as

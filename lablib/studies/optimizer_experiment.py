@@ -13,9 +13,10 @@ Simplified: 1.7 tokens per parameter, where 20 are usual: this is the beginning 
 """
 
 from lablib.batches.schedules import cosine
-from lablib.data import Batch, batches, load_corpus, train_val_split
+from lablib.data import batches, load_corpus, train_val_split
 from lablib.models import GPT, GPTConfig
 from lablib.signature import checked
+from lablib.studies.batches import held_out
 from lablib.studies.optimizer_trial import Evaluation, Training, train
 
 SEQ_LEN, BATCH_SIZE, NUM_STEPS, WARMUP, FINAL, LOOK_EVERY = 64, 8, 400, 120, 0.1, 50
@@ -27,12 +28,6 @@ def start(optimizer: str, lr: float, weight_decay: float, seed: int) -> Training
     """A run before its first step. The seed sets the initial weights, the same for every optimizer."""
     model = GPT(MODEL, seed=seed)
     return Training(model, optimizer, lr, weight_decay, lambda step: cosine(step, NUM_STEPS, WARMUP, FINAL), seed)
-
-
-@checked
-def held_out(num_sequences: int) -> Batch:
-    """Text that no run trains on; always the same."""
-    return next(batches(train_val_split(load_corpus())[1], num_sequences, SEQ_LEN, seed=1))
 
 
 @checked

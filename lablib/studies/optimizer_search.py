@@ -55,8 +55,7 @@ class Search:
 def best_of_means(losses: Mapping[tuple[float, float], Sequence[float]]) -> tuple[float, float]:
     """Of the settings with the most seeds, the one with the least mean loss.
 
-    Arguments:
-        losses: (rate, decay) -> loss on each of its seeds.
+    `losses`: (rate, decay) -> loss on each of its seeds.
     """
     max_seeds = max(map(len, losses.values()))
     return min((key for key in losses if len(losses[key]) == max_seeds), key=lambda key: sum(losses[key]))
@@ -79,7 +78,6 @@ def search(
         num_rates: rates of the grid, at each decay.
         decays: of the grid.
         factor: from one rate to the next.
-        max_trials: limit of the number of trials.
     """
     losses = {
         (start * factor**place, decay): loss_of(start * factor**place, decay)

@@ -142,7 +142,6 @@ class Training:
         return loss.item()
 
     def state_bytes(self) -> int:
-        """Bytes of the optimizers' state."""
         return sum(optimizer.state_bytes() for optimizer in self.optimizers)
 
     def _estimate_curvature(self, inputs_BT: Tensor) -> None:
@@ -163,11 +162,8 @@ def train(
 ) -> list[Evaluation]:
     """Train for so many steps; the loss of `held_out` before the first, every `look_every` and after the last.
 
-    Arguments:
-        train_batches, held_out: inputs and targets (B, T), many of them and one.
-
-    Returns:
-        The evaluations; the last loss is infinite if training diverged, which ends the trial.
+    `train_batches`, `held_out`: inputs and targets (B, T), many of them and one. Returns the evaluations; the last loss
+    is infinite if training diverged, which ends the trial.
     """
     looks = [Evaluation(0, held_out_loss(training.model, held_out))]
     for inputs_BT, targets_BT in islice(train_batches, num_steps):

@@ -84,7 +84,6 @@ class OptimizerResult:
     """Record of one optimizer.
 
     Attributes:
-        name: name of its file.
         lr, weight_decay: the best of the search.
         num_trials: settings that the search tried.
         is_inside: whether a smaller and a larger rate were worse than the best.
@@ -112,7 +111,6 @@ class OptimizerResult:
 
     @property
     def loss(self) -> float:
-        """Mean over seeds."""
         return statistics.mean(self.losses.values())
 
     @property
@@ -127,7 +125,6 @@ class Difference:
 
     Attributes:
         each: of every seed that both ran.
-        mean: of these.
         half_width: of the 95% interval around the mean.
     """
 
@@ -146,7 +143,6 @@ class Difference:
         return self.mean + self.half_width
 
     def sentence(self, first: str, second: str) -> str:
-        """The conclusion in one sentence."""
         if self.is_noise:
             return (
                 f"{first} and {second}: within noise ({self.mean:+.3f} +- {self.half_width:.3f} nats, "
@@ -160,11 +156,7 @@ class Difference:
 def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Difference:
     """The difference of two runs' losses on the seeds that both have, with its 95% interval.
 
-    Arguments:
-        first, second: seed -> loss.
-
-    Raises:
-        ValueError: fewer than two seeds in common, so that noise is unknown.
+    `first`, `second`: seed -> loss. Raises ValueError: fewer than two seeds in common, so that noise is unknown.
     """
     seeds = sorted(first.keys() & second.keys())
     if len(seeds) < 2:
@@ -178,8 +170,7 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Diffe
 def recorded_results(path: Path = RECORDED) -> dict[str, OptimizerResult]:
     """The recorded trials, the least loss first, of every optimizer with a complete record (speed is recorded last).
 
-    Raises:
-        OSError, ValueError: no such file, or a file of another kind.
+    Raises OSError, ValueError: no such file, or a file of another kind.
     """
     text = read_text(path)
     try:

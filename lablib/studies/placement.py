@@ -46,10 +46,7 @@ class PlacedMesh:
 
     Attributes:
         mesh: the order of its axes is the placement.
-        cluster: the cluster.
-        prediction: the planner's.
         exposed_s: axis -> seconds of a step in which ranks wait for it.
-        setup: of the prediction.
     """
 
     mesh: Mesh
@@ -69,7 +66,6 @@ class PlacedMesh:
 
     @cached_property
     def traffic(self) -> StepTraffic:
-        """Bytes between ranks."""
         setup = self.setup
         return step_traffic(step_calls(setup), self.mesh, self.cluster, setup.parallel.chunks, setup.schedule)
 
@@ -88,7 +84,6 @@ class PlacedMesh:
         return axis, next((level for level in reversed(LEVELS) if sent.get(level)), "")
 
     def sentence(self) -> str:
-        """The placement in one sentence."""
         order = ", ".join(f"{axis} {size}" for axis, size in self.mesh.sizes.items())
         text = f"{order}: a step takes {format_quantity(self.step_time_s, 's')}"
         axis, level = self.waits_for

@@ -54,8 +54,6 @@ class StepCall:
     """A repeated collective of a step, or the messages between stages.
 
     Attributes:
-        axis: its axis, one of `AXES`.
-        what: its payload.
         name: the collective, "ring" (each rank to the next of a circle) or "send" (to the next stage).
         size_bytes: S of the cost model; of "ring" and "send" the bytes sent by one rank.
         times: calls per step and group.
@@ -74,15 +72,10 @@ class StepCall:
 
 @checked
 def step_calls(setup: Setup) -> tuple[StepCall, ...]:
-    """Bytes that each group of a split sends per step.
-
-    Raises:
-        ValueError: compressed gradients.
-    """
+    """Bytes that each group of a split sends per step. Raises ValueError: compressed gradients."""
     if not setup.compression.is_none:
-        raise ValueError(
-            f"a placement counts whole gradients: got compression={setup.compression.name!r}; leave it out."
-        )
+        message = f"a placement counts whole gradients: got compression={setup.compression.name!r}; leave it out."
+        raise ValueError(message)
     step = step_of(setup)
     calls = [
         *_tensor(setup, step),
@@ -191,7 +184,6 @@ class StepTraffic:
     """Bytes of a step between ranks, axis by axis.
 
     Attributes:
-        mesh, cluster: the ranks.
         matrices: axis -> bytes from each rank (row) to each (column).
         traffic: the same as a record of communications, for `figure_traffic_matrix`.
     """
@@ -231,8 +223,7 @@ def step_traffic(
 ) -> StepTraffic:
     """Bytes between all pairs of ranks, from `step_calls` on a mesh.
 
-    Arguments:
-        chunks, schedule: of the pipeline: with several pieces per rank messages go round, in a V there and back.
+    `chunks`, `schedule`: of the pipeline: with several pieces per rank messages go round, in a V there and back.
     """
     matrices: dict[str, np.ndarray] = {}
     transfers = []

@@ -53,11 +53,7 @@ class RecipeRuns:
 def recipe_losses(recipe: str, num_steps: int = 200, seed: int = 0) -> Iterator[float]:
     """The loss of each step of a small GPT on real text, with linear layers in a recipe.
 
-    Arguments:
-        recipe: one of `RECIPE_NAMES`; the head stays in FP32 in all of them.
-
-    Raises:
-        ValueError: an unknown recipe.
+    `recipe`: one of `RECIPE_NAMES`; the head stays in FP32 in all of them. Raises ValueError: an unknown recipe.
     """
     model = model_in(recipe, seed)
     return _train(model, num_steps, seed)
@@ -91,11 +87,7 @@ def model_in(recipe: Annotated[str, OneOf(RECIPE_NAMES)], seed: int = 0) -> nn.M
 
 @checked
 def recorded_recipe_runs(path: Path = RECORDED) -> RecipeRuns:
-    """The recorded runs.
-
-    Raises:
-        OSError, ValueError: no such file, or a file of another kind.
-    """
+    """The recorded runs. Raises OSError, ValueError: no such file, or a file of another kind."""
     saved = parse_json(read_text(path))
     if not isinstance(saved, dict) or saved.keys() != {"about", "losses"}:
         raise ValueError(f"{path} must hold about and losses, as benchmarks/recipe_runs.py writes them.")
@@ -108,10 +100,8 @@ def excess_losses(
 ) -> tuple[list[int], dict[str, list[float]]]:
     """Loss of each run minus the reference's, as means over windows of steps: last steps of the windows, series.
 
-    Both use the same text in the same steps, so most of their scatter cancels.
-
-    Raises:
-        ValueError: the reference is not among the runs, or a window below 1 or longer than the shortest run.
+    Both use the same text in the same steps, so most of their scatter cancels. Raises ValueError: the reference is not
+    among the runs, or a window below 1 or longer than the shortest run.
     """
     if reference not in losses:
         raise unknown_name("reference", reference, list(losses))

@@ -54,12 +54,9 @@ class StepMemory:
     """The memory of one step. Arrays have one entry an operator, in order.
 
     Attributes:
-        name: the model's.
         seq_len, micro_batch, num_microbatches: tokens of a sequence, sequences at once, micro-batches of the step.
-        precision, optimizer, recompute: the arguments.
         device: the device that it must fit into.
         is_exact: whether every operator is known; if not, the moments are the planner's.
-        ops: the operators.
         start_s: start of each, by its roofline; `end_s` is the end of the step.
         held: category -> bytes at the operator's highest moment.
         made_bytes: bytes that the operator allocates.
@@ -86,7 +83,6 @@ class StepMemory:
 
     @property
     def total(self) -> np.ndarray:
-        """Bytes of all categories."""
         return np.sum(list(self.held.values()), axis=0)
 
     @property
@@ -163,11 +159,8 @@ def memory_of_step(
         model: sizes, or a name of the catalogue of published models.
         seq_len: tokens of a sequence; the model's longest by default.
         micro_batch: sequences that go through the model at once.
-        precision: "float32", "16 bits" or "16 bits, float32 master".
-        optimizer: "adamw", "adamw, fused", "sgd-momentum" or "sgd".
         recompute: "none", "full" (each layer checkpointed) or "every k" layers.
         num_microbatches: micro-batches per step; the third and later are as the second.
-        device: a device, or a name of the catalogue.
 
     Raises:
         ValueError: an unknown model or device, a sequence longer than the model's positions, a policy that flash
@@ -181,7 +174,9 @@ def memory_of_step(
     found = _device(device)
     kind = _kind(precision, optimizer, recompute, num_microbatches)
     step = _step(sizes, seq_len, kind)
-    dtype = _dtype(found, kind)
+    # The dtype of the products: with 16-bit weights the device's fastest.
+    wanted = ("bfloat16", "float16", "float32") if kind.width == 2 else ("float32",)
+    dtype = next(name for name in wanted if name in found.peak_flops_per_s)
     ends_s = np.cumsum(step.times_s(micro_batch, found, dtype))
     return StepMemory(
         *(sizes.name, seq_len, micro_batch, num_microbatches, precision, optimizer, recompute, found),
@@ -212,12 +207,6 @@ def _device(device: str | Device) -> Device:
     if device not in DEVICES:
         raise unknown_name("device", device, list(DEVICES))
     return DEVICES[device]
-
-
-def _dtype(device: Device, kind: StepOptions) -> str:
-    """The dtype of the products: with 16-bit weights the device's fastest."""
-    wanted = ("bfloat16", "float16", "float32") if kind.width == 2 else ("float32",)
-    return next(name for name in wanted if name in device.peak_flops_per_s)
 
 
 @lru_cache(maxsize=32)

@@ -75,13 +75,11 @@ class StrategyRow:
     """One strategy on so many ranks.
 
     Attributes:
-        strategy: one of `CLAIMS`.
-        ranks: n.
         efficiency: throughput of n ranks over n times the throughput of one.
         saved, states_saved: shares of the bytes at the peak, and of the states' alone.
         sent_bytes: of a mean rank per step.
         exposed_share: share of the step in which ranks wait for wires, without the bubble of a pipeline.
-        fits: whether it fits into a device; `base_fits`: whether one rank would.
+        fits: whether it fits into a device.
     """
 
     strategy: str
@@ -92,7 +90,6 @@ class StrategyRow:
     sent_bytes: float
     exposed_share: float
     fits: bool
-    base_fits: bool
 
     @property
     def claim(self) -> StrategyClaim:
@@ -114,8 +111,6 @@ class StrategyVerdict:
     """Result of the check of one row of the table.
 
     Attributes:
-        strategy: one of `CLAIMS`.
-        ranks: the computed numbers of ranks.
         efficiency, saved: minimum and maximum over them.
         efficiency_holds_on, saved_holds_on: the ranks on which the claim holds.
     """
@@ -156,8 +151,7 @@ def strategies(
         sequences: per rank and step.
         options: of `predict`: seq_len, stack, precision, recompute, derating, ...
 
-    Raises:
-        ValueError: an option that a strategy sets; and as `predict` on one rank.
+    Raises ValueError: an option that a strategy sets; and as `predict` on one rank.
     """
     if taken := [name for name in ("parallel", "order", "batch", "micro_batch", "compression") if name in options]:
         raise ValueError(f"{taken[0]} is chosen by the strategy: got it among the options; leave it out.")
@@ -225,7 +219,6 @@ def _row(strategy: str, n: int, setup: Setup, base: Prediction, cluster: Cluster
         sent_bytes=sum(sum(traffic.sent_bytes(axis).values()) for axis in traffic.matrices),
         exposed_share=found.exposed_communication_s / found.step_time_s,
         fits=found.fits,
-        base_fits=base.fits,
     )
 
 

@@ -32,16 +32,16 @@ several sequences the copies that collect tokens of one rank are left out.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, Any
 
 from lablib.cost import GroupNetwork, attention_time_s, collective_cost, matmul_time_s
 from lablib.cost.efficiency import operator_time_s
 from lablib.hardware import Cluster
 from lablib.parallel.tensor.bytes import LayerSizes, check_layer
 from lablib.signature import OneOf, checked
+from lablib.studies.layer_cost import dtype_of
 
 WAYS = ("f and g", "overlapped", "sequence", "gathered again", "in chunks")
-_DTYPES = {2: "bfloat16", 4: "float32", 8: "float64"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,6 @@ class TensorLayerTime:
     """One layer, forward and backward, in seconds.
 
     Attributes:
-        way, ranks: the method, and the number of ranks.
         compute_s: products, attention, and element-wise work on each token.
         communication_s: of all collectives or messages, hidden or not.
         exposed_s: the part of it that nothing hides.
@@ -79,10 +78,8 @@ class _Prices:
     """Seconds on one rank of a cluster."""
 
     def __init__(self, layer: LayerSizes, cluster: Cluster, ranks: int):
-        if layer.element_bytes not in _DTYPES:
-            raise ValueError(f"element_bytes must be one of {sorted(_DTYPES)}: got {layer.element_bytes}; try 2.")
         self.layer, self.cluster, self.ranks, self.device = layer, cluster, ranks, cluster.device
-        self.dtype = _DTYPES[layer.element_bytes]
+        self.dtype: Any = str(dtype_of(layer.element_bytes)).removeprefix("torch.")
 
     def forward(self, matrix: _Matrix, tokens: int) -> float:
         return matrix.count * self._product(tokens, matrix.rows, matrix.columns)
@@ -132,13 +129,8 @@ def tensor_layer_time(
 ) -> TensorLayerTime:
     """The seconds of one layer, forward and backward.
 
-    Arguments:
-        layer: sizes, and the micro-batch.
-        cluster: the cluster of the ranks, its first `ranks`.
-        ranks: n, a divisor of the heads, the hidden width, and all but with f the sequence.
-
-    Raises:
-        ValueError: sizes that the ranks do not divide.
+    `ranks`: n, a divisor of the heads, the hidden width, and all but with f the sequence. Raises ValueError: sizes that
+    the ranks do not divide.
     """
     cuts_sequence = way in WAYS[2:]
     check_layer(layer, ranks, sequence=cuts_sequence)

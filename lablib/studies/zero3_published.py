@@ -38,7 +38,6 @@ class PublishedStep:
     """A row of the table.
 
     Attributes:
-        model: of the catalogue.
         model_parallel: ranks that share a replica: 1 is ZeRO-3, others PTD-P.
         batch, gpus, micro_batch: sequences of a step, GPUs, and sequences of a micro-batch on one rank.
         tflops: TFLOP/s of a GPU, with recomputation.

@@ -72,9 +72,7 @@ class Interpretation:
     """One interpretation of a claim "from so many bytes to so many".
 
     Attributes:
-        precision: one of `PRECISIONS`.
         parts: the parts that count.
-        stage: of ZeRO.
         min_ranks, max_ranks: the range for which it is true to its last digit; `max_ranks` may be infinite.
     """
 
@@ -90,8 +88,6 @@ class Claim:
     """A claim and the result of its check.
 
     Attributes:
-        text: the claim as it circulates.
-        source: its source, as far as known.
         true_for: where it holds, computed by the functions of this file.
         left_out: bytes that it does not count.
     """
@@ -175,14 +171,9 @@ def largest_model(
 def readings(params: Params, after: str, before: str | None = None) -> tuple[Interpretation, ...]:
     """All interpretations of a claim "from so many bytes to so many": each precision, stage and part of the states.
 
-    A number matches if it rounds to the stated one. A stage that splits none of the counted parts is left out.
-
-    Arguments:
-        params: of the model.
-        after, before: bytes on one rank with ZeRO and without, as stated: "35 GB", "1.2 TB"; None: not stated.
-
-    Raises:
-        ValueError: a text that is no number of bytes.
+    A number matches if it rounds to the stated one. A stage that splits none of the counted parts is left out. `after`,
+    `before`: bytes on one rank with ZeRO and without, as stated: "35 GB", "1.2 TB"; None: not stated. Raises
+    ValueError: a text that is no number of bytes.
     """
     least_after, most_after = _stated("after", after)
     least_before, most_before = _stated("before", before) if before is not None else (0, inf)

@@ -112,13 +112,11 @@ def zero3_time(
 
     Arguments:
         units: parameters of each, from `unit_params`.
-        cluster: the cluster of the ranks, its first `ranks`.
         ranks: n, that share the parameters.
         param_bytes, grad_bytes: w, of a gathered parameter and of a reduced gradient.
         algorithm: of both collectives: "auto" or a name of lablib/cost/algorithms.py.
 
-    Raises:
-        ValueError: an algorithm that is impossible for these ranks.
+    Raises ValueError: an algorithm that is impossible for these ranks.
     """
     gather_s = reduce_s = latency_s = 0.0
     for size, count in Counter(units).items():
@@ -135,7 +133,6 @@ def smallest_batch(time: Zero3Time, params: Params, flops_per_s: Rate) -> float:
     """t*: tokens on each rank below which communication takes longer than compute, forward or backward.
 
     Arguments:
-        time: of one step.
         params: P, the active parameters of a token.
         flops_per_s: F, the achieved rate of a rank.
     """

@@ -82,8 +82,7 @@ def _parsed(parse: Callable[[str], Any], text: str) -> Any:
 def write_text(path: str | Path, text: str) -> None:
     """Write `text` (UTF-8) to `path`, or leave it untouched. Creates missing parent folders.
 
-    Raises:
-        CannotWrite: no space, no permission, ...; `path` is unchanged.
+    Raises CannotWrite: no space, no permission, ...; `path` is unchanged.
     """
     with _in_a_sentence(path):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -94,8 +93,7 @@ def write_text(path: str | Path, text: str) -> None:
 def check_writable(path: str | Path) -> None:
     """Check before a long computation that `write_text` can write there. Creates missing folders.
 
-    Raises:
-        CannotWrite: as `write_text`, as far as can be checked in advance.
+    Raises CannotWrite: as `write_text`, as far as can be checked in advance.
     """
     with _in_a_sentence(path):
         target = Path(os.path.realpath(system_path(path)))
@@ -120,10 +118,8 @@ def _in_a_sentence(path: str | Path) -> Iterator[None]:
 def replacing(path: str | Path) -> Iterator[TextIO]:
     """A text file (UTF-8) that replaces `path` if the block succeeds, and is removed otherwise.
 
-    A link remains: its target is replaced. A device, such as /dev/stdout, is written to.
-
-    Raises:
-        CannotWrite: as `write_text`; the folder must exist.
+    A link remains: its target is replaced. A device, such as /dev/stdout, is written to. Raises CannotWrite: as
+    `write_text`; the folder must exist.
     """
     with _in_a_sentence(path), _replacing(path) as file:
         yield file
@@ -153,8 +149,7 @@ def _replacing(path: str | Path) -> Iterator[TextIO]:
 def new_file(path: Path) -> Path:
     """Create an empty file at `path`, or at the first unused of `path`-2, -3, ...; atomic.
 
-    Raises:
-        OSError: the folder is missing or cannot be written.
+    Raises OSError: the folder is missing or cannot be written.
     """
     return _first_free(path, lambda one: one.touch(exist_ok=False))
 

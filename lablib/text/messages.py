@@ -38,9 +38,7 @@ def traceback_text(
 ) -> str:
     """The traceback of an exception, with chained and grouped exceptions if they can be formatted.
 
-    Args:
-        error: the exception.
-        programs: selects the frames of a stack to show. Called for each stack.
+    `programs`: selects the frames of a stack to show. Called for each stack.
     """
     for text in (_whole_report, _own_report):
         try:

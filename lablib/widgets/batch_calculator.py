@@ -6,18 +6,13 @@ a GPU's peak memory and the step time, as predicted by the planner.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from lablib.batches.batch import BatchSize
 from lablib.figures.plans.batch_splits import figure_batch_splits
 from lablib.plan import Parallel, predict
 from lablib.plan.prediction import Prediction
 from lablib.signature import checked
 from lablib.widgets.controls import Choice, Control, IntChoice
-from lablib.widgets.explore import Pictures, explore
-
-if TYPE_CHECKING:
-    from lablib.widgets.explorer import Explorer
+from lablib.widgets.explore import Exploration, explore
 
 MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt3-2.7b", "llama-3-8b")
 CLUSTERS = ("dgx-a100", "dgx-h100")
@@ -33,7 +28,7 @@ def batch_calculator(
     micro_batch: int = 4,
     num_accumulations: int = 8,
     data_ranks: int = 16,
-) -> Explorer | Pictures:
+) -> Exploration:
     """The calculator, to end a cell with; not interactive: its figure at a few settings.
 
     Arguments are initial values of controls: of `MODELS` and `CLUSTERS`, and powers of two.

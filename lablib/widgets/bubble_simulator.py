@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -19,10 +19,7 @@ from lablib.pipeline.costs import Costs
 from lablib.pipeline.simulation import Simulation, read_plan, simulate
 from lablib.signature import checked
 from lablib.widgets.controls import Choice, Control, IntChoice, Steps, Text, Toggle
-from lablib.widgets.explore import Pictures, explore
-
-if TYPE_CHECKING:
-    from lablib.widgets.explorer import Explorer
+from lablib.widgets.explore import Exploration, explore
 
 OWN = "your own plan"
 OWN_EXAMPLE = """rank 0: F0 F1 F2 B0 F3 B1 B2 B3
@@ -52,7 +49,7 @@ class Scene:
 @checked
 def bubble_simulator(
     interactive: bool = True, schedule: str = "1f1b", stages: int = 4, microbatches: int = 8, own: str = OWN_EXAMPLE
-) -> Explorer | Pictures:
+) -> Exploration:
     """The simulator, to end a cell with; not interactive: its figure at a few settings.
 
     Arguments:

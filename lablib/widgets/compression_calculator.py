@@ -6,7 +6,9 @@ The picture has the speedup against the bandwidth for several batches: compressi
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import plotly.graph_objects as go
 
 from lablib.figures.lines import figure_when_compression_pays
 from lablib.plan.gradient_compression import find_compression
@@ -14,12 +16,7 @@ from lablib.signature import checked
 from lablib.studies.compression_pays import break_even_bandwidth, speedup_curves, speedup_of_compression
 from lablib.text.units import format_quantity
 from lablib.widgets.controls import Control, IntChoice, LogSlider
-from lablib.widgets.explore import Pictures, explore
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-    from lablib.widgets.explorer import Explorer
+from lablib.widgets.explore import Exploration, explore
 
 NUM_GRADIENTS = 1e9
 BATCHES = (1, 4, 16, 64)
@@ -44,7 +41,7 @@ def compression_calculator(
     bits: int = 8,
     overhead: int = 1,
     overlap: int = 50,
-) -> Explorer | Pictures:
+) -> Exploration:
     """The calculator, to end a cell with; not interactive: its figure at a few settings. 10^9 gradients, 64 ranks.
 
     Arguments:

@@ -46,9 +46,8 @@ class Control(Protocol):
 def _check_default(control: Control) -> None:
     if control.default not in control.values:
         values = control.values if isinstance(control.values, range) else list(control.values)
-        raise ValueError(
-            f"the default of {control.name} must be one of its values: got {control.default!r}, of {values}."
-        )
+        message = f"the default of {control.name} must be one of its values: got {control.default!r}, of {values}."
+        raise ValueError(message)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import plotly.graph_objects as go
 
@@ -53,6 +53,9 @@ class Pictures:
         return len(self.pictures)
 
 
+Exploration: TypeAlias = "Explorer | Pictures"  # the value that a cell ends in
+
+
 @checked
 def explore(
     compute: Callable[..., Any],
@@ -62,7 +65,7 @@ def explore(
     examples: Sequence[Mapping[str, Any]] = (),
     on_point: Callable[[Any, float], str] | None = None,
     without_effect: Callable[[Mapping[str, Any]], Collection[str]] | None = None,
-) -> Explorer | Pictures:
+) -> Exploration:
     """Controls and a figure that follows them; without widgets, the figure at a few settings.
 
         explore(step_time, figure_timeline, [IntChoice("ranks", "Ranks", (2, 4, 8), 4)])
@@ -79,11 +82,7 @@ def explore(
         without_effect: called with the value of every control; returns the names of controls without effect, which are
             greyed.
 
-    Returns:
-        A value to show at the end of a cell.
-
-    Raises:
-        ValueError: two controls have the same name.
+    Returns a value to show at the end of a cell. Raises ValueError: two controls have the same name.
     """
     names = [control.name for control in controls]
     if len(set(names)) < len(names):
@@ -104,11 +103,8 @@ def static_pictures(
 ) -> Pictures:
     """The figure at the default of every control, then one for each example.
 
-    Args:
-        examples: settings that differ from the defaults. None given: the first control at its two ends.
-
-    Raises:
-        ValueError: the defaults cannot be computed, or an example names an unknown control.
+    `examples`: settings that differ from the defaults. None given: the first control at its two ends. Raises
+    ValueError: the defaults cannot be computed, or an example names an unknown control.
     """
     defaults = {control.name: control.default for control in controls}
     unknown = [name for example in examples for name in example if name not in defaults]

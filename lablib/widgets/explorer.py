@@ -30,7 +30,6 @@ class Explorer:
 
     Attributes:
         controls: name -> ipywidget, in order.
-        figure: the plotly widget on the screen.
         message: the error of the present setting, empty if there is none.
         caption: the sentence and the table of the figure.
         point: text for the last clicked point; empty before, and after a change.
@@ -115,7 +114,9 @@ class Explorer:
             self.controls[control.name].set_maximum(control.count(value))  # pyright: ignore[reportAttributeAccessIssue]
         self._figure, self._place.name = figure, describe(figure)
         self.caption.text, self.caption.table_html = describe(figure), table_html(table(figure), is_folded=False)
-        return props_of(figure)
+        # The displayed part of a figure, as plain dictionaries and arrays; its subtitle is in the caption instead.
+        traces = [trace.to_plotly_json() for trace in figure.data]  # pyright: ignore[reportAttributeAccessIssue]
+        return {"data": traces, "layout": layout_without_subtitle(figure) | {"autosize": True}}
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
         return self.panel._repr_mimebundle_(**options)
@@ -162,7 +163,7 @@ def _align(widgets: Sequence[Any], labels: Sequence[str]) -> None:
 
 
 def redraw(widget: go.FigureWidget, before: Props, after: Props) -> None:
-    """Change `widget`, which shows `before`, to show `after`; both from `props_of`.
+    """Change `widget`, which shows `before`, to show `after`; both as plain properties.
 
     Traces are changed in place where both figures have the same ones (number, type, axes); otherwise all are replaced.
     """
@@ -176,12 +177,6 @@ def redraw(widget: go.FigureWidget, before: Props, after: Props) -> None:
                 _assign(trace, was, becomes)
     if not is_same_shape:
         widget.add_traces(after["data"])
-
-
-def props_of(figure: go.Figure) -> Props:
-    """The displayed part of a figure, as plain dictionaries and arrays; its subtitle is in the caption instead."""
-    traces = [trace.to_plotly_json() for trace in figure.data]  # pyright: ignore[reportAttributeAccessIssue]
-    return {"data": traces, "layout": layout_without_subtitle(figure) | {"autosize": True}}
 
 
 def _shape(trace: dict[str, Any]) -> tuple[Any, ...]:

@@ -6,19 +6,14 @@ constant and for exponential times.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import plotly.graph_objects as go
 
 from lablib.data.loading.queueing import idle_share_constant, idle_share_exponential
 from lablib.data.loading.smallest_prefetch import idle_share
 from lablib.figures.lines import figure_idle_shares
 from lablib.signature import checked
 from lablib.widgets.controls import Control, IntChoice, LogSlider
-from lablib.widgets.explore import Pictures, explore
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-    from lablib.widgets.explorer import Explorer
+from lablib.widgets.explore import Exploration, explore
 
 PREFETCHES = (1, 2, 4, 8, 16)
 NUM_BATCHES = 400  # of each simulated run: five of them take some 20 ms
@@ -33,7 +28,7 @@ def loader_calculator(
     workers: int = 2,
     prefetch: int = 2,
     spread: int = 100,
-) -> Explorer | Pictures:
+) -> Exploration:
     """The calculator, to end a cell with; not interactive: its figure at a few settings.
 
     Arguments:

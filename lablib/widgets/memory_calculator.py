@@ -7,7 +7,7 @@ the whole step. A click on any moment, or on the diamond at the peak, names its 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lablib.figures.run.step_memory import figure_step_memory
 from lablib.hardware.devices import DEVICES
@@ -17,10 +17,7 @@ from lablib.signature import checked
 from lablib.studies.step_memory import OPTIMIZERS, PRECISIONS, StepMemory, memory_of_step
 from lablib.text.units import unit_for
 from lablib.widgets.controls import Choice, Control, IntChoice
-from lablib.widgets.explore import Pictures, explore
-
-if TYPE_CHECKING:
-    from lablib.widgets.explorer import Explorer
+from lablib.widgets.explore import Exploration, explore
 
 OWN = "own sizes"
 HEAD_WIDTH = 64  # of a model with sizes from the controls
@@ -34,7 +31,7 @@ _EXAMPLES = (
 @checked
 def memory_calculator(
     interactive: bool = True, model: str = "gpt2-xl", device: str = "H100-80GB-SXM", micro_batch: int = 4
-) -> Explorer | Pictures:
+) -> Exploration:
     """The calculator, to end a cell with; not interactive: its figure at a few settings.
 
     Arguments are initial values of controls: names of the catalogues, and sequences.

@@ -39,8 +39,7 @@ function listen(model) {
 class LateStart(ipywidgets.Widget):
     """Mixin for a widget with JavaScript that calls `listen`.
 
-    Attributes:
-        changing: names of the traits to send again after a browser has started the widget.
+    `changing`: names of the traits to send again after a browser has started the widget.
     """
 
     changing: tuple[str, ...] = ()
@@ -143,10 +142,8 @@ class FitWidth(LateStart, anywidget.AnyWidget):
     A `FigureWidget` draws itself before it is on the page, so it assumes 700 pixels, and it checks again only when the
     browser window is resized. This widget watches the width of its place and announces a change as such a resize. It
     also names the figure for a screen reader, and hides the two outputs before the widget: the static picture and its
-    text, which a saved notebook shows without a kernel (explorer.py).
-
-    Attributes:
-        name: a description of the figure in one sentence.
+    text, which a saved notebook shows without a kernel (explorer.py). `name`: a description of the figure in one
+    sentence.
     """
 
     _esm = _FIT
@@ -159,10 +156,7 @@ class Player(ipywidgets.HBox):
     """Play, pause and stop next to a slider; both show one `value`.
 
     The slider takes the arrow keys: one press, one moment. During play, the browser asks for the next moment after
-    `MS_PER_STEP`.
-
-    Attributes:
-        value: the moment, 0 to `maximum`.
+    `MS_PER_STEP`. `value`: the moment, 0 to `maximum`.
     """
 
     value = traitlets.Int(0)
@@ -179,12 +173,10 @@ class Player(ipywidgets.HBox):
 
     @property
     def style(self) -> Any:
-        """Of the label."""
         return self.slider.style
 
     @property
     def description(self) -> str:
-        """The label."""
         return self.slider.description
 
     def set_maximum(self, maximum: int) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+
+import plotly.graph_objects as go
 
 from lablib.figures.run.traffic_matrix import figure_traffic_matrix
 from lablib.hardware import Cluster, Link, find_cluster
@@ -20,12 +21,7 @@ from lablib.signature import checked
 from lablib.studies.placement import PlacedMesh, place
 from lablib.text.units import format_quantity
 from lablib.widgets.controls import Choice, Control, IntChoice, Text
-from lablib.widgets.explore import Pictures, explore
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-    from lablib.widgets.explorer import Explorer
+from lablib.widgets.explore import Exploration, explore
 
 MODELS = ("gpt3-13b", "llama-3-8b", "mixtral-8x7b")
 SEQUENCES, SEQ_LEN = 16, 2048  # per replica and step, each a micro-batch; tokens of each
@@ -57,7 +53,7 @@ def placement_calculator(
     context: int = 1,
     expert: int = 1,
     order: str = "data, pipeline, tensor",
-) -> Explorer | Pictures:
+) -> Exploration:
     """The calculator, to end a cell with; not interactive: its figure at a few settings. ZeRO-1, 2,048 tokens.
 
     Arguments:
@@ -90,8 +86,7 @@ def placed_mesh(
 ) -> PlacedMesh:
     """The mesh in that order on that network. Arguments as `placement_calculator`.
 
-    Raises:
-        ValueError: an order with an unknown axis, or without one of several ranks; and as `studies.placement.place`.
+    Raises ValueError: an order with an unknown axis, or without one of several ranks; and as `studies.placement.place`.
     """
     sizes = {"data": data, "tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
     axes = order.replace(",", " ").split()

@@ -7,7 +7,9 @@ sentence has the number of tokens from which 2D sends less.
 from __future__ import annotations
 
 from math import isqrt
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import plotly.graph_objects as go
 
 from lablib.figures.plans.tensor_times import figure_tensor_times
 from lablib.hardware import find_cluster
@@ -16,12 +18,7 @@ from lablib.signature import checked
 from lablib.studies.tensor_time import WAYS, TensorLayerTime, tensor_times
 from lablib.text.units import plural
 from lablib.widgets.controls import Choice, Control, IntChoice
-from lablib.widgets.explore import Pictures, explore
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-    from lablib.widgets.explorer import Explorer
+from lablib.widgets.explore import Exploration, explore
 
 MACHINES = ("dgx-h100", "dgx-a100", "pcie-a100")
 RANKS = (2, 4, 8, 16, 32, 64)
@@ -47,7 +44,7 @@ def tensor_calculator(
     ranks: int = 16,
     sequences: int = 2,
     way: str = "f and g",
-) -> Explorer | Pictures:
+) -> Exploration:
     """The calculator, to end a cell with; not interactive: its figure at a few settings. Sequences of 2,048 tokens.
 
     Arguments:

@@ -7,7 +7,7 @@ import pytest
 from lablib.calibration import saved_profile, this_machine
 from lablib.calibration.machine import machine_text
 from lablib.hardware import CLUSTERS, Cluster
-from lablib.hardware.this_machine import THIS_MACHINE
+from lablib.hardware.catalogue import THIS_MACHINE
 from lablib.hardware.toml_file import load_cluster, save_cluster
 
 Asked = list[tuple[str, int, bool]]

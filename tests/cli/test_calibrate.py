@@ -13,7 +13,7 @@ from lablib.cli import calibrate as cli_calibrate
 from lablib.cli.main import main
 from lablib.errors import WorkerError
 from lablib.hardware import CLUSTERS, Cluster
-from lablib.hardware.this_machine import THIS_MACHINE, profile_path
+from lablib.hardware.catalogue import THIS_MACHINE, profile_path
 from lablib.hardware.toml_file import load_cluster, save_cluster
 
 PROFILE = {"date": "2026-11-21", "ranks": "2", "backend": "gloo", "error_of_memory": 'median 3%, "copy 8", 4 measured'}

@@ -116,6 +116,7 @@ def test_the_switches_of_hopper_and_blackwell_add_and_older_ones_do_not():
     assert set(WITH_SWITCHES) == {
         "dgx-h100",
         "hgx-h800",
+        "hgx-h20",
         "hgx-h200",
         "dgx-b200",
         "dgx-b300",

@@ -6,8 +6,7 @@ import sys
 import pytest
 
 from lablib.cli.main import main
-from lablib.course.building.build import check_built
-from lablib.course.building.new import new_lab
+from lablib.course.building.build import check_built, new_lab
 from lablib.course.checks.proof import prove
 from lablib.course.errors import CourseError
 from lablib.course.places import find_lab

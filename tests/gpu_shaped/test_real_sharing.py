@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.cuda import nccl
 
-from lablib.calibration.calibrate import measured_ranks
 from lablib.figures import describe, figure_peaks, figure_reconcile, figure_traffic
-from lablib.real.gpu.sharing import environments, ranks_per_gpu, sharing_note
+from lablib.real.gpu.sharing import environments, ranks_per_gpu, ranks_with_own_gpu, sharing_note
 from lablib.real.measurement.measure import Measurement
 
 VERSIONS = [(2, 27, 7), (2, 28, 9), (2, 29, 7), (2, 30, 3), (2, 30, 7), (2, 31, 2, "rc1"), (3, 0, 0)]
@@ -50,8 +49,8 @@ def test_other_backends_share_nothing(monkeypatch):
 def test_a_shared_gpu_is_never_calibrated(gpus, ranks):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "device_count", lambda: gpus)
-        assert measured_ranks("nccl", ranks) == min(gpus, ranks) and measured_ranks("gloo", ranks) == ranks
-        assert ranks_per_gpu("nccl", measured_ranks("nccl", ranks)) == 1
+        assert ranks_with_own_gpu("nccl", ranks) == min(gpus, ranks) and ranks_with_own_gpu("gloo", ranks) == ranks
+        assert ranks_per_gpu("nccl", ranks_with_own_gpu("nccl", ranks)) == 1
 
 
 def drawn(run):

@@ -9,7 +9,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 from lablib.real import run_real
-from lablib.real.workers.timeouts import Timeouts
+from lablib.real.groups import Timeouts
 
 GLOO_S, NCCL_S = 1800.0, 600.0  # torch's own
 

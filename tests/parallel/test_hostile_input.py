@@ -47,7 +47,6 @@ from lablib.plan.axis_by_axis import axis_by_axis
 from lablib.studies import (
     far_bytes,
     place,
-    place_best,
     placements,
     step_calls,
     step_traffic,
@@ -274,7 +273,6 @@ def test_a_placement_has_every_expert_or_is_refused(ranks: list[list[int]], num_
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: place_best([1e308, 1e308], 1, 2),
         lambda: place_balanced([1e308, 1e308], 1, 2),
         lambda: least_possible_load([1e308] * 2, 1, 2),
         lambda: place_in_order(10**9, 1),
@@ -349,7 +347,7 @@ def test_a_bit_that_is_turned_in_a_checkpoints_description_is_noticed_or_changes
 
 HOST_SIDE = [
     *(attention_flops, check_context, check_experts, choose_tokens, context_kept_bytes, context_sent_bytes),
-    *(expert_capacity, far_bytes, least_possible_load, order_of, place, place_balanced, place_best, place_in_order),
+    *(expert_capacity, far_bytes, least_possible_load, order_of, place, place_balanced, place_in_order),
     *(placements, step_calls, step_traffic, strategies, strategy_verdicts, visible_pairs, axis_by_axis),
     *(Combination, ExpertPlacement, MixtureConfig, Order),
 ]

@@ -9,7 +9,7 @@ from lablib.calibration.saved_profile import _save
 from lablib.course.progress import progress_path
 from lablib.data import cache_folder
 from lablib.hardware import find_cluster
-from lablib.hardware.this_machine import profile_path
+from lablib.hardware.catalogue import profile_path
 
 PLACES = {"XDG_CONFIG_HOME": profile_path, "XDG_DATA_HOME": progress_path, "XDG_CACHE_HOME": cache_folder}
 

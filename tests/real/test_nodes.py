@@ -19,9 +19,8 @@ from lablib.cli.nodes import checked
 from lablib.course.errors import CourseError
 from lablib.real.measurement.calls import Call
 from lablib.real.measurement.measure import Measurement
-from lablib.real.measurement.plain import measurement_of, shifted
 from lablib.real.measurement.spans import RawSpan
-from lablib.real.nodes import _ask
+from lablib.real.nodes import _ask, measurement_of, shifted
 
 SCRIPT = """
 import sys

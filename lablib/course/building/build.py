@@ -6,6 +6,7 @@ to work/ before it is overwritten.
 All labs are read, checked and built in memory before the first file is written: one bad master changes nothing.
 """
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from lablib.course.building.master import Master, read_master
 from lablib.course.building.notebook import Version, has_outputs, make_notebook, notebook_of, to_text
 from lablib.course.errors import CourseError, CourseFailure, cannot_write
 from lablib.course.grading.settings import write_config
-from lablib.course.places import Lab
+from lablib.course.places import Lab, find_labs
 from lablib.course.work import moved_from_labs
 from lablib.text.files import read_text, write_text
 
@@ -24,8 +25,7 @@ from lablib.text.files import read_text, write_text
 def load_all(labs: Sequence[Lab]) -> list[Master]:
     """Read and check the masters of these labs.
 
-    Raises:
-        CourseFailure: a master that is not Python or breaks a rule; the message has one line for each finding.
+    Raises CourseFailure: a master that is not Python or breaks a rule; the message has one line for each finding.
     """
     masters: list[Master] = []
     findings: list[str] = []
@@ -51,8 +51,7 @@ def build(labs: Sequence[Lab]) -> list[str]:
 def check_built(labs: Sequence[Lab]) -> None:
     """Check that all learner notebooks match their masters.
 
-    Raises:
-        CourseFailure: some do not; one line for each, with the remedy.
+    Raises CourseFailure: some do not; one line for each, with the remedy.
     """
     orphans = [lab for lab in labs if not lab.master.exists()]
     problems = [f"{lab.notebook} has no master; remove it, or write {lab.master}." for lab in orphans]
@@ -110,3 +109,34 @@ def _difference(path: Path, text: str) -> str:
         return "is missing"
     except (OSError, ValueError):
         return "is not a notebook"
+
+
+_TEMPLATE = Path(__file__).parent / "template"
+_WORDS = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+
+
+def new_lab(labs: Path, number: str, name: str) -> Lab:
+    """Write the folder of a new lab, such as ("05", "mixed_precision"), from the template into the labs folder.
+
+    Raises:
+        CourseError: no such number or name, or a lab has it already.
+        CourseFailure: the folder cannot be written.
+    """
+    name = name.lower().replace("-", "_").replace(" ", "_")
+    if not (number.isascii() and number.isdecimal() and len(number) <= 2):
+        raise CourseError(f"a lab's number must be 0 to 99: got {number!r}; try `lab new 18 {name or 'name'}`.")
+    if not _WORDS.fullmatch(name):
+        raise CourseError(f"a lab's name must be words of letters and digits, joined by `_`: got {name!r}.")
+    lab = Lab(f"{int(number):02d}_{name}", labs)
+    taken = [other for other in find_labs(labs) if other.number == lab.number or other.name[3:] == name]
+    if taken or lab.folder.exists():
+        raise CourseError(f"there is a lab {(taken[0].name if taken else lab.name)} already: choose another number.")
+    title = name.replace("_", " ").capitalize()
+    try:
+        for path in (lab.master, lab.checks, lab.wrong_answers):
+            text = read_text(_TEMPLATE / f"{path.name}.template")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, text.replace("{number}", lab.number).replace("{title}", title))
+    except OSError as error:
+        raise cannot_write(Path(error.filename or lab.folder), error) from None
+    return lab

@@ -71,14 +71,12 @@ def _tracked(root: Path) -> list[str]:
     try:
         done = subprocess.run(command, capture_output=True, check=True, text=True, encoding="utf-8")
     except (OSError, subprocess.CalledProcessError):
-        raise CourseError(
-            f"lab export copies the files that git tracks: {root} is no git repository; clone it."
-        ) from None
+        message = f"lab export copies the files that git tracks: {root} is no git repository; clone it."
+        raise CourseError(message) from None
     paths = [path for path in done.stdout.split("\0") if (root / path).is_file()]
     if not any(path.startswith("lablib/") for path in paths):
-        raise CourseError(
-            f"lab export copies lablib and the labs: there is no lablib in {root}; run it in the project."
-        )
+        message = f"lab export copies lablib and the labs: there is no lablib in {root}; run it in the project."
+        raise CourseError(message)
     return paths
 
 
@@ -89,7 +87,6 @@ def _earlier(folder: Path) -> list[str]:
     try:
         listed = read_text(folder / _LIST).split("\n")
     except (OSError, ValueError):
-        raise CourseError(
-            f"--students must name a new or empty folder, or an earlier export: {folder} holds something else."
-        ) from None
+        message = f"--students must name a new or empty folder, or an earlier export: {folder} holds something else."
+        raise CourseError(message) from None
     return [path for path in listed if path and ".." not in Path(path).parts and not Path(path).is_absolute()]

@@ -35,7 +35,6 @@ MAX_WIDTH = 96
 
 
 def lint(master: Master) -> list[CourseError]:
-    """All findings about this master."""
     rules = (
         *(_heading, _parameters, _checks_for, _pairs, _solutions, _check_names),
         *(_trials, _minutes, _further, _used_parameters, _dropped, _width, _lists),
@@ -51,10 +50,8 @@ def _heading(master: Master) -> Findings:
     if first is None or first.kind != "markdown" or not master.title:
         yield first, f"the first cell must be text that begins `# Lab {master.lab.number}: Title`; add it."
     elif f"# Lab {master.lab.number}" not in first.source and f"# {master.lab.number}" not in first.source:
-        yield (
-            first,
-            f"the heading must have the file's number, {master.lab.number}: got {first.source.splitlines()[0]!r}.",
-        )
+        text = f"the heading must have the file's number, {master.lab.number}: got {first.source.splitlines()[0]!r}."
+        yield first, text
     if not master.question:
         yield first, "the first cell must ask the lab's question: add a paragraph that begins `**Question.**`."
 
@@ -70,10 +67,8 @@ def _parameters(master: Master) -> Findings:
         )
         return
     if tagged[0] not in code[:2]:
-        yield (
-            tagged[0],
-            "the parameters must be the first or second code cell, so that every later cell sees them; move them up.",
-        )
+        text = "the parameters must be the first or second code cell, so that every later cell sees them; move them up."
+        yield tagged[0], text
     try:
         missing = [name for name in REQUIRED if name not in {parameter.name for parameter in master.parameters}]
     except CourseError as error:
@@ -97,10 +92,8 @@ def _pairs(master: Master) -> Findings:
     for cell in master.cells:
         if cell.tagged("exercise"):
             if waiting:
-                yield (
-                    waiting,
-                    "an exercise must be followed by its check before the next exercise; add a cell tagged `check`.",
-                )
+                text = "an exercise must be followed by its check before the next exercise; add a cell tagged `check`."
+                yield waiting, text
             waiting = cell
         elif cell.tagged("check"):
             if waiting is None:
@@ -177,10 +170,8 @@ def _further(master: Master) -> Findings:
             bound |= dict.fromkeys(binds - bound.keys(), cell)
             continue
         for name in sorted((uses - binds) & bound.keys()):
-            yield (
-                cell,
-                f"a reader may skip cells tagged `further`: this cell uses {name!r} of line {bound[name].line}.",
-            )
+            text = f"a reader may skip cells tagged `further`: this cell uses {name!r} of line {bound[name].line}."
+            yield cell, text
         for name in binds:
             bound.pop(name, None)
 
@@ -206,10 +197,8 @@ def _dropped(master: Master) -> Findings:
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
                 name = ast.unparse(statement.value.func).split(".")[-1]
                 if name in _SHOWN or name.startswith(_SHOWN[2]) or name.endswith(_SHOWN[3]):
-                    yield (
-                        cell,
-                        f"only the last line of a cell is shown: move `{name}(...)` there, or wrap it in `show`.",
-                    )
+                    text = f"only the last line of a cell is shown: move `{name}(...)` there, or wrap it in `show`."
+                    yield cell, text
 
 
 def _width(master: Master) -> Findings:

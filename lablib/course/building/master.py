@@ -33,7 +33,6 @@ class Cell:
     Attributes:
         kind: "code", "markdown" or "raw".
         source: its text, with the solution.
-        tags: its tags, in order.
         points: points of a check (nbgrader).
         minutes: minutes of the section that begins here; 0 if none does.
         line: line of its `# %%` in the master.
@@ -104,8 +103,7 @@ class Master:
     def parameters(self) -> list[Parameter]:
         """The parameters from the cell tagged `parameters`; empty if there is none.
 
-        Raises:
-            CourseError: the cell holds other code.
+        Raises CourseError: the cell holds other code.
         """
         return next((read_parameters(cell.source) for cell in self.cells if cell.tagged("parameters")), [])
 
@@ -160,9 +158,8 @@ def read_master(lab: Lab) -> Master:
     try:
         ast.parse(text, filename=str(path))
     except SyntaxError as error:
-        raise CourseFailure(
-            f"a master must be valid Python: {path}:{error.lineno or 1}: {error.msg}; correct it and build again."
-        ) from None
+        message = f"a master must be valid Python: {path}:{error.lineno or 1}: {error.msg}; correct it and build again."
+        raise CourseFailure(message) from None
     cells = jupytext.reads(text, fmt="py:percent").cells
     lines = [number for number, line in enumerate(text.splitlines(), 1) if _CELL.match(line)]
     if len(lines) != len(cells):

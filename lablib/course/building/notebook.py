@@ -33,7 +33,6 @@ class Version(Enum):
 
 
 def make_notebook(master: Master, version: Version) -> nbformat.NotebookNode:
-    """The notebook of a master, in one version."""
     cells = [
         _cell(cell, version) for cell in master.cells if version is not Version.LEARNER or not cell.tagged("instructor")
     ]
@@ -72,7 +71,6 @@ def notebook_of(text: str) -> nbformat.NotebookNode:
 
 
 def to_text(notebook: nbformat.NotebookNode) -> str:
-    """The text of the notebook's file."""
     return nbformat.writes(notebook) + "\n"
 
 
@@ -91,7 +89,6 @@ def fingerprint(cell: nbformat.NotebookNode) -> str:
 
 
 def has_outputs(notebook: nbformat.NotebookNode) -> bool:
-    """Has any cell an output or an execution count?"""
     return any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
 
 

@@ -58,8 +58,7 @@ def read_parameters(source: str) -> list[Parameter]:
 def check_values(parameters: Sequence[Parameter], values: Mapping[str, str | Literal]) -> dict[str, Literal]:
     """The values a user asked for, in the types that the lab declares; text is converted.
 
-    Raises:
-        CourseError: an unknown name, a wrong type, a value that is not one of the choices.
+    Raises CourseError: an unknown name, a wrong type, a value that is not one of the choices.
     """
     known = {parameter.name: parameter for parameter in parameters}
     for name in values:

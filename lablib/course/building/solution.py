@@ -28,7 +28,6 @@ _MARKER = re.compile(r"^(?P<indent>\s*)#+\s*(?P<which>BEGIN|END) SOLUTION\s*$")
 
 
 def has_solution(source: str) -> bool:
-    """Does this source hold a solution marker?"""
     return any(_MARKER.match(line) for line in source.splitlines())
 
 
@@ -52,9 +51,8 @@ def to_stub(source: str) -> str:
             (lines if solution is None else solution).append(line)
         elif marker["which"] == "BEGIN":
             if solution is not None:
-                raise CourseError(
-                    f"solutions cannot nest: line {number} of the cell is a second BEGIN SOLUTION; end the first."
-                )
+                message = f"solutions cannot nest: line {number} of the cell is a second BEGIN SOLUTION; end the first."
+                raise CourseError(message)
             solution, indent = [], marker["indent"]
         else:
             if solution is None:
@@ -65,9 +63,8 @@ def to_stub(source: str) -> str:
         raise CourseError("BEGIN SOLUTION without END SOLUTION: add `### END SOLUTION` after the solution.")
     stub = "\n".join(lines)
     if _raises_outside_functions(stub):
-        raise CourseError(
-            "an indented solution must be inside a function: its stub would stop the notebook; wrap it in a def."
-        )
+        message = "an indented solution must be inside a function: its stub would stop the notebook; wrap it in a def."
+        raise CourseError(message)
     return stub
 
 

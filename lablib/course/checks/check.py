@@ -45,8 +45,7 @@ class Check:
     def __call__(self, *answer: Any, **options: Any) -> Result:
         """Check an answer and save the outcome.
 
-        Raises:
-            AssertionError: the exercise is not passed, and `LAB_STRICT=1`.
+        Raises AssertionError: the exercise is not passed, and `LAB_STRICT=1`.
         """
         # nbgrader gives no points to a cell that writes to stderr, and a right answer may make a library warn.
         with redirect_stderr(sys.stdout) if "NBGRADER_EXECUTION" in os.environ else nullcontext():
@@ -109,7 +108,6 @@ class Checks:
 
     @property
     def names(self) -> list[str]:
-        """Names of the lab's exercises, in order."""
         return list(self._checks)
 
     def hint(self, name: str) -> Hint:
@@ -134,8 +132,7 @@ class Checks:
 def checks_for(lab: str | int, solutions: bool = True) -> Checks:
     """The checks of a lab, by number: `checks_for("08")`. `solutions=False`, as in an assignment, shows no solutions.
 
-    Raises:
-        CourseError: no such lab has checks.
+    Raises CourseError: no such lab has checks.
     """
     number = f"{int(lab):02d}" if str(lab).isdecimal() else str(lab)
     with_checks = {lab.number: lab for lab in find_labs(find_labs_folder()) if lab.checks.is_file()}

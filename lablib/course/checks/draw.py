@@ -49,7 +49,6 @@ class Draw:
         return low + (high - low) * float(drawn)
 
     def choice(self, options: Sequence[T]) -> T:
-        """One of the options."""
         return options[self.integer(0, len(options) - 1)]
 
     def shuffled(self, items: Sequence[T]) -> list[T]:

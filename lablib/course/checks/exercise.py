@@ -33,8 +33,7 @@ class Exercise:
 def exercise(title: str, hints: Sequence[str] = ()) -> Callable[[Callable[..., None]], Exercise]:
     """Declare a check with a title, and hints from the first nudge to nearly the answer. Its name is the function's.
 
-    Raises:
-        ValueError: a name that the notebook uses otherwise, or hints that are not a list.
+    Raises ValueError: a name that the notebook uses otherwise, or hints that are not a list.
     """
     if isinstance(hints, str):
         raise ValueError(f"hints must be a list of texts: got one text, {hints!r}; put it in brackets.")

@@ -89,10 +89,8 @@ class Expect:
     def launch(self, program: Callable[..., Any], *args: Any, **options: Any) -> "Run":
         """Run learner's code on simulated ranks: `lablib.launch`; time_limit.py ends a run that takes too long.
 
-        As processes do, ranks have separate variables: values reach another rank only by communication.
-
-        Raises:
-            LaunchError: as `lablib.launch` does.
+        As processes do, ranks have separate variables: values reach another rank only by communication. Raises
+        LaunchError: as `lablib.launch` does.
         """
         from lablib.course.checks.own_copy import with_own_copies
         from lablib.launch import launch
@@ -131,10 +129,8 @@ class Expect:
     def budget(self, rule: str, saw: float, at_most: float, unit: str = "", at_least: float = 0.0) -> None:
         """`saw` is within a budget: simulated seconds ("s"), bytes ("B") sent or held, or a count.
 
-        Allows rounding of the last bits (1e-9). `at_least` rejects an answer that does less than the task needs.
-
-        Raises:
-            RuleBroken: it is more or less than allowed, or not a number.
+        Allows rounding of the last bits (1e-9). `at_least` rejects an answer that does less than the task needs. Raises
+        RuleBroken: it is more or less than allowed, or not a number.
         """
         _refuse_stub(saw)
         saw = plain_number(saw)
@@ -157,10 +153,7 @@ class Expect:
         """`condition` holds. For rules that the other methods do not cover; `saw` and `expected` are for the message.
 
         A rule that holds keeps `saw` as measured, or `expected` if `saw` is text, which describes a failure, or is
-        empty (no offenders).
-
-        Raises:
-            RuleBroken: it does not hold.
+        empty (no offenders). Raises RuleBroken: it does not hold.
         """
         _refuse_stub(saw)
         if not condition:
@@ -172,8 +165,7 @@ class Expect:
     def raises(self, rule: str, error: type[E], call: Callable[[], object]) -> E:
         """Calling `call()` raises an `error`, which is returned.
 
-        Raises:
-            RuleBroken: nothing is raised. Another exception passes through.
+        Raises RuleBroken: nothing is raised. Another exception passes through.
         """
         try:
             value = call()

@@ -14,10 +14,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from lablib.torch_compat import TorchDispatchMode, schema, tree_leaves
+from lablib.operators.mode import OperatorMode
+from lablib.torch_compat import schema, tree_leaves
 
 
-class Operators(TorchDispatchMode):
+class Operators(OperatorMode):
     """Records the operators that run inside, below autograd.
 
     Attributes:
@@ -32,10 +33,6 @@ class Operators(TorchDispatchMode):
         self.flops = self.peak_bytes = 0
         self._live: dict[weakref.ref, int] = {}
         self._live_bytes = 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the default imports the compiler
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}

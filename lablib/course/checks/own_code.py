@@ -47,8 +47,7 @@ def not_from_lablib(answer: Any, allowed: Iterable[str] = (), refused: Iterable[
             objects of such a class (`type(mesh)` is the class); and modules that must not be used as a whole, as in
             `getattr(torch.optim, name)`.
 
-    Raises:
-        RuleBroken: it does; the message lists the allowed names.
+    Raises RuleBroken: it does; the message lists the allowed names.
     """
     allowed = tuple(allowed)
     seen = {}

@@ -69,16 +69,12 @@ class SharedObjects:
             held = vars(value)
             for name, was in before.items():
                 if held.get(name) is not was and not _is_librarys(held.get(name)):
-                    self._put_back(value, name, was)
+                    if was is None:
+                        delattr(value, name)
+                    else:
+                        setattr(value, name, was)
                     home = f"{value.__module__}.{value.__qualname__}"
                     raise RuleBroken(_RULE, f"{home}.{name}, which all simulated ranks share", "communication alone")
-
-    @staticmethod
-    def _put_back(value: Any, name: str, was: Any) -> None:
-        if was is None:
-            delattr(value, name)
-        else:
-            setattr(value, name, was)
 
 
 class OwnModules:

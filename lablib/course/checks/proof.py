@@ -76,8 +76,7 @@ class Answers:
 def answers_of(lab: Lab) -> Answers:
     """The wrong answers and the unusual right answers of a lab; none if it has no such file.
 
-    Raises:
-        CourseFailure: the file cannot be run, or lists other objects.
+    Raises CourseFailure: the file cannot be run, or lists other objects.
     """
     if not lab.wrong_answers.is_file():
         return Answers({}, {})
@@ -96,10 +95,8 @@ def answers_of(lab: Lab) -> Answers:
 def prove(lab: Lab, only: str = "", seeds: Sequence[int] = (0,), *, every_answer: bool = True) -> Iterator[Proof]:
     """Prove every exercise of a lab, or the one called `only`, with each seed of the inputs.
 
-    `every_answer`: try every wrong answer; otherwise the first for each message.
-
-    Raises:
-        CourseError: no such exercise, or a master, checks or answers that do not match.
+    `every_answer`: try every wrong answer; otherwise the first for each message. Raises CourseError: no such exercise,
+    or a master, checks or answers that do not match.
     """
     master, answers = read_master(lab), answers_of(lab)
     if not every_answer:

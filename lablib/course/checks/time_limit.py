@@ -64,10 +64,7 @@ def time_limit(
     """End the block after `cpu_limit_s` of CPU time, or `clock_limit_s` of real time; only in the main thread.
 
     The block is interrupted as by the stop button, once a second until it ends. C code that ignores signals continues
-    until it returns.
-
-    Raises:
-        TimeIsUp: instead of the block's exception or value.
+    until it returns. Raises TimeIsUp: instead of the block's exception or value.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

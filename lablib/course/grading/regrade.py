@@ -55,8 +55,7 @@ class Regraded:
 def regrade(folder: Path) -> Iterator[Regraded]:
     """Grade each submission in a folder again, one by one.
 
-    Raises:
-        CourseError: it is no folder, or contains no notebook.
+    Raises CourseError: it is no folder, or contains no notebook.
     """
     if not folder.is_dir():
         raise CourseError(f"lab regrade takes a folder of notebooks: {folder} is none; name an nbgrader course folder.")

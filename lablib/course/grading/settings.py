@@ -107,8 +107,7 @@ def clear_grades(notebook: NotebookNode, resources: Any) -> tuple[NotebookNode, 
 def require_run(notebook: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
     """A preprocessor: stop grading a notebook with answers that cannot be graded; autograde reports the error.
 
-    Raises:
-        NotGraded: with the cell and the reason.
+    Raises NotGraded: with the cell and the reason.
     """
     reason = reason_not_graded(notebook)
     if reason:

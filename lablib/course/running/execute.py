@@ -84,9 +84,8 @@ def _source(lab: Lab, instructor: bool) -> nbformat.NotebookNode:
     try:
         return read_notebook(lab.work)
     except (OSError, ValueError) as error:
-        raise CourseFailure(
-            f"{lab.work} is not a notebook ({error}); `lab reset {lab.number}` keeps it next to a fresh copy."
-        ) from None
+        message = f"{lab.work} is not a notebook ({error}); `lab reset {lab.number}` keeps it next to a fresh copy."
+        raise CourseFailure(message) from None
 
 
 def _parameters(about: Master, values: Mapping[str, str | Literal]) -> dict[str, Literal]:

@@ -52,7 +52,6 @@ def open_lab(lab: Lab, arguments: Sequence[str]) -> int:
 
 
 def jupyter_command(lab: Lab, arguments: Sequence[str]) -> list[str]:
-    """The command line of the server."""
     command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={lab.work.parent}"]
     command.append(f"--LabApp.default_url=/lab/tree/{lab.work.name}")
     if _option(arguments, "--port", "--ServerApp.port") is not None:

@@ -24,8 +24,7 @@ def figure_network(
         topology: small ones make readable pictures, e.g. `FatTree(2, 2)`.
         title: none given: the topology's name.
 
-    Raises:
-        ValueError: a torus that is not flat, or has not this many nodes.
+    Raises ValueError: a torus that is not flat, or has not this many nodes.
     """
     if isinstance(topology, FatTree):
         things, links, summary = _fat_tree(topology, num_nodes)

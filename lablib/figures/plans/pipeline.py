@@ -67,7 +67,6 @@ class Drawn:
 
     @property
     def ranks(self) -> list[int]:
-        """The drawn ones."""
         return [lane.rank for lane in self.lanes]
 
 
@@ -193,7 +192,6 @@ def _amount(value: float, in_bytes: bool) -> str:
 
 
 def pipeline_summary(drawn: Drawn) -> str:
-    """The sentence under the title."""
     replay, ranks, in_bytes, plan = drawn.replay, drawn.ranks, drawn.in_bytes, drawn.replay.plan
     text = (
         f"{plan.name} takes {format_quantity(replay.makespan_s, 's')}, of which {replay.bubble_fraction:.1%} is bubble"
@@ -209,7 +207,6 @@ def pipeline_summary(drawn: Drawn) -> str:
 
 
 def pipeline_columns(drawn: Drawn) -> dict[str, list[Any]]:
-    """The table."""
     replay, ranks = drawn.replay, drawn.ranks
     columns = {
         "rank": list(ranks),

@@ -36,8 +36,7 @@ def figure_pipeline_simulation(
 ) -> go.Figure:
     """Timeline and memory of a plan, with its critical path, the ranks above the memory limit, or its deadlock.
 
-    Args:
-        moment_s: a second to mark.
+    `moment_s`: a second to mark.
 
     Table: as of `figure_pipeline`, with the action of each rank at the moment.
     """

@@ -60,10 +60,7 @@ def figure_topology(
         edges: records, or tuples (a, b, level).
         summary: one sentence; "": the counts.
 
-    Table: one row per link.
-
-    Raises:
-        ValueError: if a link names an unknown node, or two nodes share a name.
+    Table: one row per link. Raises ValueError: if a link names an unknown node, or two nodes share a name.
     """
     things = [node if isinstance(node, Node) else Node(*node) for node in nodes]
     links = [edge if isinstance(edge, DrawnLink) else DrawnLink(*edge) for edge in edges]

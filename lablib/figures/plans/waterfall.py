@@ -93,13 +93,11 @@ def figure_waterfalls(
 ) -> go.Figure:
     """Up to four plans side by side, on one scale. Table: one row for each plan and part.
 
-    Args:
-        names: of the plans; none given: a letter and the different choices of each.
+    `names`: of the plans; none given: a letter and the different choices of each.
     """
     if not 1 <= len(predictions) <= MAX_PLANS:
-        raise ValueError(
-            f"1 to {MAX_PLANS} plans fit side by side: got {len(predictions)}; draw many with figure_plans."
-        )
+        message = f"1 to {MAX_PLANS} plans fit side by side: got {len(predictions)}; draw many with figure_plans."
+        raise ValueError(message)
     if names and len(names) != len(predictions):
         raise ValueError(f"names must have one for each of the {len(predictions)} plans: got {len(names)}.")
     letters = [chr(ord("A") + i) for i in range(len(predictions))]

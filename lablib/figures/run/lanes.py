@@ -34,8 +34,7 @@ def ranks_to_show(known: Sequence[int], ranks: Iterable[int] | None) -> list[int
         ranks: the choice, of which at most the first 32 and the last 32 are drawn; None: all up to 16, otherwise the
             first 4 and the last 4.
 
-    Raises:
-        ValueError: for a rank that does not exist.
+    Raises ValueError: for a rank that does not exist.
     """
     if not known:
         raise ValueError("a timeline of 0 ranks has no lanes to draw: give the timeline of a run")

@@ -57,7 +57,6 @@ def figure_memory(
     """One rank's bytes over time, with its peak marked; time runs as in the timeline above it.
 
     Args:
-        memory: of a run, `run.memory`.
         timeline: of the same run, or a part of it (`without`, `between`): both panels show that part.
         rank: None: the one with the highest peak.
         device: `run.device`: its capacity is in the sentence, and in the picture if it is near the peak.

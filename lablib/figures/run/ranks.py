@@ -32,8 +32,7 @@ def _across(num_ranks: int) -> Axis:
 def figure_peaks(memory: Memory, device: Device | None = None, title: str = "Peak memory of each rank") -> go.Figure:
     """Memory of each rank at its own peak, by category. Table: one row per rank.
 
-    Args:
-        device: `run.device`: its capacity is in the sentence, and in the picture if it is near the peak.
+    `device`: `run.device`: its capacity is in the sentence, and in the picture if it is near the peak.
     """
     ranks = list(range(memory.num_ranks)) if memory.is_known else []
     at_peak = [memory.at_peak(rank) for rank in ranks]

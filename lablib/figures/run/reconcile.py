@@ -126,7 +126,6 @@ def _seconds(timeline: Timeline) -> dict[str, float]:
 
 
 def _title(both: Sequence[Timeline], labels: tuple[str, str]) -> str:
-    """Both makespans and the error."""
     first, second = (t.makespan_s for t in both)
     text = f"Makespan: {labels[0]} {format_quantity(first, 's')}, {labels[1]} {format_quantity(second, 's')}"
     return text + (f", error {_percent(first / second - 1)}" if second else "")

@@ -74,7 +74,10 @@ def figure_roofline(timeline: Timeline, device: Device, title: str = "", summary
     finite = [device.peak(dtype) for dtype in dtypes] + [device.memory_bandwidth_bytes_per_s]
     if not all(isfinite(figure) for figure in finite):
         raise ValueError(f"a roof must be finite: {device.name!r} computes or reads in no time; choose a real device.")
-    first, last = _extent(points, dtypes, device)
+    # The intensities at the left and right edge: all points and ridges, with a margin.
+    ridges = [device.peak(dtype) / device.memory_bandwidth_bytes_per_s for dtype in dtypes]
+    inner = [p.intensity for p in points if p.flops and p.size_bytes] + ridges
+    first, last = min(inner) / 20, max(inner) * 8
     figure = go.Figure(layout=base_layout(title or f"Roofline of {device.name}", PLOT_PIXELS + PAPER_PIXELS))
     edge = first * STEP**SIDE_BY_SIDE  # operations without FLOPs are left of it
     total_s = sum(p.seconds for p in points)
@@ -121,13 +124,6 @@ def _roof(dtype: str, flops: float, size_bytes: float, device: Device) -> str:
         return MEMORY if size_bytes else UNKNOWN
     memory_s = size_bytes / device.memory_bandwidth_bytes_per_s
     return MEMORY if memory_s > flops / device.peak(dtype) else dtype
-
-
-def _extent(points: Sequence[Point], dtypes: Sequence[str], device: Device) -> tuple[float, float]:
-    """The intensities at the left and right edge: all points and ridges, with a margin."""
-    ridges = [device.peak(dtype) / device.memory_bandwidth_bytes_per_s for dtype in dtypes]
-    inner = [p.intensity for p in points if p.flops and p.size_bytes] + ridges
-    return min(inner) / 20, max(inner) * 8
 
 
 def _places(points: Sequence[Point], edges: tuple[float, float], device: Device) -> list[tuple[float, float]]:

@@ -104,7 +104,6 @@ def lane_traces(timeline: Timeline, drawing: Drawing, until_s: float | None = No
 
 
 def lane_index(lanes: Sequence[Lane]) -> dict[tuple[int, str], int]:
-    """The index of each rank's stream."""
     return {(lane.rank, lane.stream): index for index, lane in enumerate(lanes)}
 
 

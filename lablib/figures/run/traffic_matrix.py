@@ -39,7 +39,6 @@ def figure_traffic_matrix(
     """A square for each pair of ranks: the row sends to the column. Lines separate nodes.
 
     Args:
-        traffic: of one run.
         num_ranks: of the run; None: up to the last one that took part in a communication.
         devices_per_node: ranks on each node, for the lines; None: of the simulator, or no lines.
         mesh: axes and their sizes, from far apart to neighbours (`Mesh.sizes`): ranks are named by their coordinates,
@@ -47,10 +46,8 @@ def figure_traffic_matrix(
         note: a sentence before the others.
 
     Table: one row for each pair with bytes. More than 128 ranks are drawn and listed as blocks of neighbours; of a
-    mesh, as blocks of its last axes.
-
-    Raises:
-        ValueError: if a transfer names a rank beyond `num_ranks`, or for a mesh of another number of ranks.
+    mesh, as blocks of its last axes. Raises ValueError: if a transfer names a rank beyond `num_ranks`, or for a mesh of
+    another number of ranks.
     """
     if mesh is not None:
         if not mesh or any(isinstance(size, bool) or size < 1 for size in mesh.values()):
@@ -73,7 +70,6 @@ def figure_traffic_matrices(
     """The matrices of 1 to 4 runs side by side, on one scale of colours. Table: one row for each run and pair.
 
     Args:
-        traffics: name -> traffic of a run.
         num_ranks: of each run; None: up to the last one that took part in a communication of any.
         devices_per_node: as for `figure_traffic_matrix`.
     """

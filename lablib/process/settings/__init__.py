@@ -48,8 +48,7 @@ def taken(settings: Iterable[ProcessSetting] = SETTINGS) -> dict[str, Any]:
 def give_back(states: dict[str, Any]) -> None:
     """Restore taken states in this process, each setting separately and only if it may differ.
 
-    Raises:
-        ExceptionGroup: some settings could not be restored (a working directory that was removed); the others were.
+    Raises ExceptionGroup: some settings could not be restored (a working directory that was removed); the others were.
     """
     errors = []
     for setting in SETTINGS:

@@ -34,10 +34,6 @@ _PYTHONS: Any = vars(random)["_inst"]
 _PYTHONS_TWISTER = _twister_of(_PYTHONS)
 
 
-def _take_pythons() -> Any:
-    return (_PYTHONS_TWISTER.raw, _PYTHONS.gauss_next) if _PYTHONS_TWISTER else random.getstate()
-
-
 def _set_pythons(state: Any) -> None:
     if _PYTHONS_TWISTER:
         _PYTHONS_TWISTER.raw, _PYTHONS.gauss_next = state
@@ -52,7 +48,7 @@ class RandomStates:
 
     def __init__(self, before: Self | None = None) -> None:
         self._torch = torch.default_generator.get_state()
-        self._python = _take_pythons()
+        self._python = (_PYTHONS_TWISTER.raw, _PYTHONS.gauss_next) if _PYTHONS_TWISTER else random.getstate()
         address = _twister_address()
         self._numpy_bytes = held = _Twister.from_address(address).raw if address else b""
         self._numpy: Any
@@ -70,7 +66,6 @@ class RandomStates:
         return self._torch.tolist(), self._python, kind, key.tolist(), rest
 
     def give_back(self) -> None:
-        """Restore these states."""
         torch.default_generator.set_state(self._torch)
         _set_pythons(self._python)
         numpy.random.set_state(self._numpy)

@@ -1,6 +1,7 @@
 """Per-process settings of torch: dtype, determinism, precision, kernels, hooks, thread modes."""
 
 import itertools
+from functools import partial
 from typing import Any
 
 import torch
@@ -73,28 +74,24 @@ def _set_precisions(state: tuple) -> None:
 
 # ---- which kernels ----
 
+
+def _pair(name: str, write: str = "") -> Pair:
+    return getattr(torch_compat, f"get_{name}"), getattr(torch_compat, write or f"set_{name}")
+
+
+def _reduced_precision(name: str) -> Pair:
+    read, write = _pair(f"cublas_allow_{name}_reduced_precision_reduction")
+    return read, lambda on: write(*on)
+
+
 _KERNELS: tuple[Pair, ...] = (
-    (torch_compat.get_cudnn_benchmark, torch_compat.set_cudnn_benchmark),
-    (torch_compat.get_cudnn_deterministic, torch_compat.set_cudnn_deterministic),
-    (torch_compat.get_cudnn_enabled, torch_compat.set_cudnn_enabled),
-    (
-        torch_compat.get_cublas_allow_fp16_reduced_precision_reduction,
-        lambda on: torch_compat.set_cublas_allow_fp16_reduced_precision_reduction(*on),
+    *map(_pair, ("cudnn_benchmark", "cudnn_deterministic", "cudnn_enabled", "cublas_allow_fp16_accumulation")),
+    *map(_reduced_precision, ("fp16", "bf16")),
+    *(
+        _pair(f"{name}_sdp_enabled", f"set_sdp_use_{name}")
+        for name in ("flash", "mem_efficient", "math", "cudnn", "overrideable")
     ),
-    (
-        torch_compat.get_cublas_allow_bf16_reduced_precision_reduction,
-        lambda on: torch_compat.set_cublas_allow_bf16_reduced_precision_reduction(*on),
-    ),
-    (torch_compat.get_cublas_allow_fp16_accumulation, torch_compat.set_cublas_allow_fp16_accumulation),
-    (torch_compat.get_flash_sdp_enabled, torch_compat.set_sdp_use_flash),
-    (torch_compat.get_mem_efficient_sdp_enabled, torch_compat.set_sdp_use_mem_efficient),
-    (torch_compat.get_math_sdp_enabled, torch_compat.set_sdp_use_math),
-    (torch_compat.get_cudnn_sdp_enabled, torch_compat.set_sdp_use_cudnn),
-    (torch_compat.get_overrideable_sdp_enabled, torch_compat.set_sdp_use_overrideable),
-    (torch_compat.get_mkldnn_enabled, torch_compat.set_mkldnn_enabled),
-    (torch_compat.get_mkldnn_deterministic, torch_compat.set_mkldnn_deterministic),
-    (torch_compat.get_nnpack_enabled, torch_compat.set_nnpack_enabled),
-    (torch_compat.get_qengine, torch_compat.set_qengine),
+    *map(_pair, ("mkldnn_enabled", "mkldnn_deterministic", "nnpack_enabled", "qengine")),
 )
 
 
@@ -122,16 +119,9 @@ def _default_device() -> torch.device | None:
 def _autocast_pairs() -> list:
     pairs: list = [(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)]
     for kind in ("cpu", "cuda"):
-        pairs += [
-            (
-                lambda kind=kind: torch.is_autocast_enabled(kind),
-                lambda on, kind=kind: torch.set_autocast_enabled(kind, on),
-            ),
-            (
-                lambda kind=kind: torch.get_autocast_dtype(kind),
-                lambda to, kind=kind: torch.set_autocast_dtype(kind, to),
-            ),
-        ]
+        reads = partial(torch.is_autocast_enabled, kind), partial(torch.get_autocast_dtype, kind)
+        writes = partial(torch.set_autocast_enabled, kind), partial(torch.set_autocast_dtype, kind)
+        pairs += zip(reads, writes, strict=True)
     return pairs
 
 

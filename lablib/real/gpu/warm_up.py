@@ -19,21 +19,17 @@ _SIZES = (1024, 1 << 22)  # numbers per rank: NCCL uses another algorithm for 4 
 
 def warm_up(device: torch.device) -> None:
     """Run matrix products, and each kind of collective once. Communicates: every rank calls it at the same point."""
-    warm_products(device)
+    # A product, forward and backward, in each training dtype that the device supports.
+    has_bf16 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
+    for dtype in (torch.float32, torch.float16, *([torch.bfloat16] if has_bf16 else [])):
+        a = torch.ones(64, 64, device=device, dtype=dtype, requires_grad=True)
+        (a @ a).sum().backward()
     for size in _SIZES:
         warm_collectives(device, size)
     warm_messages(device)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         torch.cuda.empty_cache()  # leave the memory to the programs
-
-
-def warm_products(device: torch.device) -> None:
-    """A product, forward and backward, in each training dtype that the device supports."""
-    has_bf16 = device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 0)
-    for dtype in (torch.float32, torch.float16, *([torch.bfloat16] if has_bf16 else [])):
-        a = torch.ones(64, 64, device=device, dtype=dtype, requires_grad=True)
-        (a @ a).sum().backward()
 
 
 def warm_collectives(device: torch.device, size: int) -> None:

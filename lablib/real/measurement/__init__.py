@@ -6,8 +6,6 @@ calls       every communication call: operation, group, bytes; matched to profil
 volume      bytes of a call, from its arguments
 events      the profiler's events, by thread, and spans made of them
 labels      `record_function` blocks
-gloo_spans  spans of operators and of gloo's threads
 spans       the spans of a timeline
 traffic     communications of the run, matched from the calls of each rank
-plain       a measurement as JSON
 """

@@ -11,6 +11,5 @@ capture             a rank's output
 rendezvous          rendezvous of the ranks of one machine in a file
 peers               rejection of connections of other users
 failure             the cause among several failures
-timeouts            time limits of communication
 numa                the cores nearest to a rank's GPU
 """

@@ -46,8 +46,7 @@ class Channel:
     def send(self, message: Any) -> None:
         """Send one message; blocks until the other side has received it.
 
-        Raises:
-            OSError: that side is gone. TimeoutError: it reads nothing.
+        Raises OSError: that side is gone. TimeoutError: it reads nothing.
         """
         buffers: list[pickle.PickleBuffer] = []
         data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)

@@ -38,8 +38,7 @@ class FreshState:
     def check_nothing_is_left(self) -> None:
         """Undo the effects of the last program on the next.
 
-        Raises:
-            Exception: a setting cannot be restored, or a thread or a process of the program still runs.
+        Raises Exception: a setting cannot be restored, or a thread or a process of the program still runs.
         """
         process_settings.give_back(self._settings)
         for thread in set(threading.enumerate()) - self._threads:
@@ -52,7 +51,10 @@ class FreshState:
 
     def restore(self, settings: dict[str, Any]) -> None:
         """Reset this process, with these settings of the launching process."""
-        _forget_users_modules()
+        for name, module in list(sys.modules.items()):
+            file = module_file(module)
+            if name != "__main__" and file is not None and is_users(file):
+                del sys.modules[name]
         forget_classes()
         process_settings.give_back(self._settings | settings)
         torch.clear_autocast_cache()
@@ -75,10 +77,3 @@ def _has_children() -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def _forget_users_modules() -> None:
-    for name, module in list(sys.modules.items()):
-        file = module_file(module)
-        if name != "__main__" and file is not None and is_users(file):
-            del sys.modules[name]

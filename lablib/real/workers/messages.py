@@ -47,7 +47,7 @@ class Ready:
 class Job:
     """One program: (fn, args, kwargs) packed, and the launching process's settings, such as its `sys.path`.
 
-    `timeout_s` is the launch's: no communication times out before it (timeouts.py).
+    `timeout_s` is the launch's: no communication times out before it (real/groups.py).
     """
 
     program: PackedObject

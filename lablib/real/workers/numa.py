@@ -34,8 +34,7 @@ def stay_near(device: torch.device) -> None:
 def cores_near(pci_address: str, system: Path = _SYSTEM) -> set[int]:
     """The cores of the NUMA node of a PCI device; none if there is only one node.
 
-    Raises:
-        OSError, ValueError: Linux does not report it.
+    Raises OSError, ValueError: Linux does not report it.
     """
     node = int((system / "bus/pci/devices" / pci_address / "numa_node").read_text())
     return cores_of((system / f"devices/system/node/node{node}/cpulist").read_text()) if node >= 0 else set()

@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
-
 from lablib.torch_compat import current, place
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
@@ -53,7 +51,12 @@ def check_new_groups() -> None:
             if addresses := _listening(lines, new):
                 assert group is not None
                 check_callers(addresses, lines)
-                _wait_for_all(store, group_size)
+                # Wait until all members of a group have called this: none sends or leaves before.
+                meeting, place = divmod(store.add("lablib/checked", 1) - 1, group_size)
+                if place == group_size - 1:
+                    store.set(f"lablib/all checked/{meeting}", "")
+                else:
+                    store.wait([f"lablib/all checked/{meeting}"])
         return made
 
     setattr(*place("new_process_group"), make_and_check)
@@ -142,12 +145,3 @@ def _links(folder: str) -> Iterator[str]:
         for entry in os.listdir(folder):
             with contextlib.suppress(OSError):  # the listing's own descriptor, or a closed one
                 yield os.readlink(f"{folder}/{entry}")
-
-
-def _wait_for_all(store: Store, size: int) -> None:
-    """Wait until all members of a group have called this: none sends or leaves before."""
-    meeting, place = divmod(store.add("lablib/checked", 1) - 1, size)
-    if place == size - 1:
-        store.set(f"lablib/all checked/{meeting}", "")
-    else:
-        store.wait([f"lablib/all checked/{meeting}"])

@@ -41,8 +41,7 @@ class PackedObject:
 def pack(value: Any) -> PackedObject:
     """Pickle a value. Communicates nothing; waits for pending functional collectives inside the value.
 
-    Raises:
-        Exception: raised by the first object that cannot be pickled.
+    Raises Exception: raised by the first object that cannot be pickled.
     """
     file, buffers = io.BytesIO(), []
     _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)

@@ -186,7 +186,6 @@ class _Server:
 
     @property
     def is_idle(self) -> bool:
-        """Whether none of its workers runs."""
         return not self._running
 
     def start(self, children: tuple[Child, ...], args: tuple[str, ...]) -> tuple[int, dict[int, Ended]]:
@@ -195,7 +194,11 @@ class _Server:
             self._num_sets += 1
             ends: dict[int, Ended] = {}
             self._running[self._num_sets] = len(children), ends
-            libraries = self._new_libraries()
+            # Libraries that this process has imported, programs may use, and the server lacks; in order of import.
+            public = [name for name in list(sys.modules) if name.startswith(_LIBRARIES) and "._" not in name]
+            new = [name for name in public if name not in self._known]
+            self._known.update(new)
+            libraries = tuple(new)
             self._send(
                 Start(self._num_sets, children, _folder(), _WORKER, "main", args, libraries, _limits(), _cores())
             )
@@ -218,13 +221,6 @@ class _Server:
         """Wait until a set has ended, at most that many seconds."""
         with self._changed:
             self._changed.wait_for(lambda: number not in self._running, timeout_s)
-
-    def _new_libraries(self) -> tuple[str, ...]:
-        """Libraries that this process has imported, programs may use, and the server lacks; in order of import."""
-        public = [name for name in list(sys.modules) if name.startswith(_LIBRARIES) and "._" not in name]
-        new = [name for name in public if name not in self._known]
-        self._known.update(new)
-        return tuple(new)
 
     def close(self) -> None:
         """End the server, and every worker that still runs."""

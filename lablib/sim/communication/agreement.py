@@ -15,9 +15,8 @@ from lablib.torch_compat import ensure_same_dtype
 
 def check_one_per_rank(name: str, tensors: Sequence[Tensor | list[Tensor]], size: int) -> None:
     if len(tensors) != size:
-        raise ValueError(
-            f"{name}: the list must hold one tensor a rank: got {len(tensors)} for {plural(size, 'ranks')}"
-        )
+        message = f"{name}: the list must hold one tensor a rank: got {len(tensors)} for {plural(size, 'ranks')}"
+        raise ValueError(message)
 
 
 def ensure_one_dtype(*tensors: Any) -> None:

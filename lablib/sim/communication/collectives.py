@@ -54,10 +54,7 @@ class Collectives(dist.ProcessGroup):
     Args:
         group: the state shared by the members.
         member: this rank's place in it.
-        rank: this rank.
-        turns: to wait.
         name: torch's internal name of the group.
-        labels: the labels of groups.
 
     `accepts` may be set to check the tensors of every call (script mode: the device that NCCL requires).
     """
@@ -108,7 +105,8 @@ class Collectives(dist.ProcessGroup):
             self._nccl.check_coalesced_lists(inputs)
         check_one_per_rank("all_gather_coalesced", outputs, self.size())
         works = [self.allgather([[of_rank[k] for of_rank in outputs]], [x], opts) for k, x in enumerate(inputs)]
-        return self._together(works)
+        issued = [each for work in works for each in work.issued]
+        return SimWork(self._rank_state, self._turns, issued, [t for work in works for t in work.results])
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> SimWork:
         return self.all_gather_single_coalesced([output], [input], opts)
@@ -239,18 +237,9 @@ class Collectives(dist.ProcessGroup):
         if rank.memory_tracker is not None:
             rank.memory_tracker.communicates(raw_sent if received is sent else (*raw_sent, *raw_received))
         joined = Joined(
-            rank.rank,
-            name,
-            agreement,
-            sum(map(_num_bytes, raw_sent)),
-            sum(map(_num_bytes, raw_received)),
-            rank.clock_s,
-            rank.phase(),
-            source,
-            handling(),
-            dtype_of(raw_sent or raw_received),
-            Tensors(raw_sent, raw_received, move, self._phantoms_are_alike),
-            uneven,
+            *(rank.rank, name, agreement, sum(map(_num_bytes, raw_sent)), sum(map(_num_bytes, raw_received))),
+            *(rank.clock_s, rank.phase(), source, handling(), dtype_of(raw_sent or raw_received)),
+            *(Tensors(raw_sent, raw_received, move, self._phantoms_are_alike), uneven),
         )
         if self._group.has_phantoms and not self._phantoms_are_alike:
             self._check_values_are_known(name, root, raw_received)
@@ -303,11 +292,6 @@ class Collectives(dist.ProcessGroup):
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
-
-    def _together(self, works: list[SimWork]) -> SimWork:
-        """One work of several."""
-        issued = [each for work in works for each in work.issued]
-        return SimWork(self._rank_state, self._turns, issued, [t for work in works for t in work.results])
 
     def _global(self, member: int) -> int:
         if not isinstance(member, int):

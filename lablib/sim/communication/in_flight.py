@@ -93,8 +93,6 @@ class _Given(NamedTuple):
     """A tensor that was given to a call.
 
     Attributes:
-        issued: the call.
-        place: its memory.
         is_filled: whether the call fills it; otherwise the call reads it.
         order: calls with the same order do not run at the same time; None: unordered.
         alive: while this weak reference lives, torch does not reuse the address of the storage.

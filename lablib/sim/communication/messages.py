@@ -1,7 +1,6 @@
 """Messages between two simulated ranks: `send` and `recv` of the process group."""
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
@@ -64,25 +63,18 @@ class Messages(Collectives):
             self.accepts((tensor,))
         if self._nccl:
             self._nccl.check_message(tensor, from_anyone=peer == ANY_SOURCE)
-        _check_tag(tag)
+        # Reject a tag as gloo does, with the same types of error.
+        if not isinstance(tag, int) or tag > _HIGHEST_TAG:
+            raise TypeError(f"a tag must be a whole number below 2**31: got {safe_repr(tag)}")
+        if tag < 0:
+            raise RuntimeError(f"Tag must be nonnegative: got {safe_repr(tag)}; number messages from 0")
         rank = self._rank_state
         if rank.memory_tracker is not None:
             rank.memory_tracker.communicates([tensor])
         return Message(
-            kind,
-            rank,
-            self._member,
-            peer,
-            tag,
-            tensor.nbytes,
-            dtype_of([tensor]),
-            tuple(tensor.shape),
-            rank.clock_s,
-            rank.phase(),
-            program_line(),
-            None if peer == ANY_SOURCE else self._global(peer),
-            self._group.label,
-            tensor,
+            *(kind, rank, self._member, peer, tag, tensor.nbytes, dtype_of([tensor]), tuple(tensor.shape)),
+            *(rank.clock_s, rank.phase(), program_line(), None if peer == ANY_SOURCE else self._global(peer)),
+            *(self._group.label, tensor),
             is_in_order=self._nccl is not None and self._nccl.is_own(tensor),
             payload=Delivery(),
         )
@@ -95,11 +87,3 @@ class Messages(Collectives):
             post(message)
         except (CollectiveMismatchError, DeadlockError) as error:
             self._turns.fail(error)
-
-
-def _check_tag(tag: Any) -> None:
-    """Reject a tag as gloo does, with the same types of error."""
-    if not isinstance(tag, int) or tag > _HIGHEST_TAG:
-        raise TypeError(f"a tag must be a whole number below 2**31: got {safe_repr(tag)}")
-    if tag < 0:
-        raise RuntimeError(f"Tag must be nonnegative: got {safe_repr(tag)}; number messages from 0")

@@ -28,7 +28,8 @@ def named_backends(is_rank: Callable[[], bool]) -> Iterator[None]:
         return c10d.default_pg_timeout if is_rank() else default_timeout(backend)
 
     def new_group(size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_rank() or not _names(backend) <= _SIMULATED:
+        # "cpu:gloo,cuda:nccl" -> {"gloo", "nccl"}.
+        if not is_rank() or not ({part.rpartition(":")[2] for part in str(backend).lower().split(",")}) <= _SIMULATED:
             return helper(size, rank, ranks, backend, store, *args, **kwargs)
         return simulated_group(helper, size, rank, ranks, backend, store, *args, **kwargs)
 
@@ -50,8 +51,3 @@ def simulated_group(
         world.pg_map[group] = (asked, prefix_store)
         world.pg_backend_config[group] = str(c10d.BackendConfig(asked))
     return group, prefix_store
-
-
-def _names(backend: Any) -> set[str]:
-    """ "cpu:gloo,cuda:nccl" -> {"gloo", "nccl"}."""
-    return {part.rpartition(":")[2] for part in str(backend).lower().split(",")}

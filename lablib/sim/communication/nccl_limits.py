@@ -115,8 +115,7 @@ _COPIED = {("all_gather", "received"), ("reduce_scatter", "sent")}  # through a 
 class NcclLimits:
     """Rejects the calls of a group that NCCL would reject.
 
-    Args:
-        is_own: whether NCCL handles a tensor: in a group "cpu:gloo,cuda:nccl" only tensors on the device.
+    `is_own`: whether NCCL handles a tensor: in a group "cpu:gloo,cuda:nccl" only tensors on the device.
     """
 
     def __init__(self, is_own: Callable[[Tensor], bool] = lambda tensor: True):

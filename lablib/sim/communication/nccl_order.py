@@ -32,7 +32,6 @@ class NcclOrder:
 
     Args:
         ranks: global ranks of the simulated members.
-        label: the group's label.
         is_eager: whether the group was given its device, as on the real backend.
     """
 
@@ -48,13 +47,7 @@ class NcclOrder:
     def message(self, name: str, rank: int, peer: int, source: str) -> str:
         """Record a message of a rank. Returns a warning, or "".
 
-        Args:
-            name: "send" or "recv".
-            rank, peer: this side and the other.
-            source: the line of the program.
-
-        Raises:
-            DeadlockError: it would hang on NCCL.
+        `name`: "send" or "recv". Raises DeadlockError: it would hang on NCCL.
         """
         ranks = (rank, peer) if name == "send" else (peer, rank)
         call = StreamCall(rank, ranks, name, source)

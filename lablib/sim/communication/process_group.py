@@ -24,10 +24,7 @@ class SimProcessGroup(Messages):
     def limit_to_nccl(self, limits: NcclLimits, is_eager: bool, note: Callable[[str], None]) -> None:
         """Reject calls that NCCL would reject, here and on all other members with this limit.
 
-        Args:
-            limits: the checks.
-            is_eager: whether NCCL's group would have its device, as by `init_process_group(device_id=...)`.
-            note: receives warnings.
+        `is_eager`: whether NCCL's group would have its device, as by `init_process_group(device_id=...)`.
         """
         self._nccl = limits
         self._note = lambda warning: note(warning) if warning else None

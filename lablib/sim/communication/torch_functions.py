@@ -36,10 +36,8 @@ def verify_params_across_processes(group: Any, params: list[Tensor], logger: Any
 
     For the counts, torch makes n tensors on each of n ranks: a million tensors for 1,024 ranks in one process, most of
     the time of a small run. This version gathers the same numbers into one tensor and sends the same bytes. Phantoms
-    are assumed to hold the same parameters as the simulated ranks.
-
-    Raises:
-        RuntimeError: this rank's number of parameters differs from another rank's, or a size differs from rank 0.
+    are assumed to hold the same parameters as the simulated ranks. Raises RuntimeError: this rank's number of
+    parameters differs from another rank's, or a size differs from rank 0.
     """
     if not isinstance(group, SimProcessGroup):
         verify_params(group, params, logger)

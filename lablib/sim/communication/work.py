@@ -36,7 +36,6 @@ class IssuedWork:
     Attributes:
         event: the communication, shared by all participants.
         member: this rank's number in it (delivery.py).
-        source: the line of the program.
         is_own: whether the program made the call; torch drops its own handles when it knows that they have ended.
         blocks: whether the call waits before it returns, so that this rank does nothing in between.
     """
@@ -51,13 +50,7 @@ class IssuedWork:
 class SimWork(dist.Work):
     """Work of one rank: one or several communications (several after coalescing).
 
-    Args:
-        rank, turns: to wait.
-        issued: the communications.
-        results: tensors that they write on this rank.
-
-    Attributes:
-        is_barrier: whether the host waits for it, not only its stream.
+    `results`: tensors that they write on this rank. `is_barrier`: whether the host waits for it, not only its stream.
     """
 
     def __init__(self, rank: Rank, turns: Turns, issued: Sequence[IssuedWork], results: Sequence[Tensor]):

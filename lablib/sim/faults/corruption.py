@@ -21,20 +21,19 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from lablib.faults import CorruptGradient
+from lablib.operators.mode import OperatorMode
 from lablib.operators.op import tensors_in
-from lablib.torch_compat import DisableTorchDispatch, TorchDispatchMode, is_call_of
+from lablib.torch_compat import DisableTorchDispatch, is_call_of
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _DETACH = torch.ops.aten.detach.default  # no use of a parameter: DDP detaches each when it is made
 _WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")  # added to names by wrappers
 
 
-class GradientWatch(TorchDispatchMode):
+class GradientWatch(OperatorMode):
     """Corrupts the gradients of one rank. Enter it in the rank's thread, and `close` it when the run ends.
 
-    Args:
-        faults: the corruptions.
-        is_here: whether this rank has the turn: ranks may share a parameter.
+    `is_here`: whether this rank has the turn: ranks may share a parameter.
     """
 
     def __init__(self, faults: Iterable[CorruptGradient], is_here: Callable[[], bool]):
@@ -44,10 +43,6 @@ class GradientWatch(TorchDispatchMode):
         self._names: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
         self._known: list[str] = []
         self._hooks: list[Any] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # as in Clock
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}

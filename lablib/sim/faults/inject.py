@@ -103,11 +103,9 @@ class Faults(Conditions):
     # ---- transfers ----
 
     def cost(self, name: str, size_bytes: float, net: GroupNetwork, root: int = 0) -> CollectiveCost:
-        """Cost of a collective on this cluster."""
         return self._network.cost(name, size_bytes, net, root)
 
     def exchange_cost(self, size_bytes: np.ndarray, network: GroupNetwork) -> CollectiveCost:
-        """Cost of an all-to-all with these messages on this cluster."""
         return self._network.exchange_cost(size_bytes, network)
 
     def stops(

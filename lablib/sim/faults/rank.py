@@ -20,7 +20,6 @@ class FaultyRank(Rank):
     """A rank with faults.
 
     Args:
-        args: arguments of `Rank`.
         slow: windows and factors by which its compute is slowed.
         dies_at_s: time of its death; inf: never.
         starts_at_s: start of its clock.

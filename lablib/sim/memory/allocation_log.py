@@ -13,8 +13,7 @@ from lablib.sim.ranks.rank import Rank
 class AllocationLog:
     """Allocations of one rank, by their numbers: 0, 1, 2, ...
 
-    Args:
-        rank: the rank; its clock is read at each event.
+    `rank`: the rank; its clock is read at each event.
 
     Attributes:
         category: category of each allocation, as a position in CATEGORIES.

@@ -34,8 +34,7 @@ class Categories:
         live: the tracked storages, by address.
         of: the category of each allocation; written here.
 
-    Attributes:
-        is_stepping: inside `Optimizer.step`.
+    `is_stepping`: inside `Optimizer.step`.
     """
 
     def __init__(self, live: dict[int, TrackedStorage], of: array):

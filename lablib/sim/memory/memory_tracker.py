@@ -45,7 +45,6 @@ class MemoryTrackers:
     """State shared by the trackers of one run.
 
     Attributes:
-        lines: the lines of the program.
         labels: (op, path of phases, line) -> number.
         makers: address of a storage -> the tracker of the rank that allocated it, while it lives.
     """
@@ -77,17 +76,7 @@ class MemoryTrackers:
 
 
 class MemoryTracker:
-    """The storages of one rank.
-
-    Args:
-        rank: the rank.
-        trackers: state shared with the other ranks.
-        position: position in the rank's program.
-
-    Attributes:
-        log: its allocations.
-        categories: their categories.
-    """
+    """The storages of one rank."""
 
     def __init__(self, rank: Rank, trackers: MemoryTrackers, position: ProgramPosition):
         self._rank = rank

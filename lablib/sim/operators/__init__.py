@@ -6,5 +6,4 @@ shapes        `fidelity="shapes"`: tensors without values
 meta_kernels  fast meta kernels
 autocast      `torch.autocast` with shapes alone
 compiled      compiled functions, run eagerly
-profilers     torch's profiler, one per process
 """

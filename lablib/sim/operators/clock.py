@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from lablib.operators.mode import OperatorMode
 from lablib.operators.op import has_arithmetic, tensors_in
 from lablib.operators.pricer import Pricer
 from lablib.sim.communication.in_flight import InFlight
@@ -27,7 +28,6 @@ from lablib.torch_compat import (
     DisableTorchFunction,
     DispatchKey,
     HigherOrderOperator,
-    TorchDispatchMode,
     enter_label,
     get_dispatch_mode,
     graph_task_id,
@@ -69,11 +69,10 @@ def _is_num_steps() -> bool:
     return False
 
 
-class Clock(TorchDispatchMode):
+class Clock(OperatorMode):
     """Adds the cost of each operator of one rank to its clock, and tracks its memory. Enter it in the rank's thread.
 
     Args:
-        rank: the rank.
         pricer: operator costs of its device.
         run: runs an op, given `(traits, args, kwargs)`; returns its result, and an `Answer` if known.
         trackers: shared by the ranks of a run; None: memory is not tracked.
@@ -93,11 +92,6 @@ class Clock(TorchDispatchMode):
         self._is_step: list[bool] = []  # for each open block, whether it is an Optimizer.step
 
     supports_higher_order_operators = True
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        # The default wraps every call in torch._dynamo.disable, which imports the compiler (1.4 s) on the first.
-        return False
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
@@ -124,7 +118,9 @@ class Clock(TorchDispatchMode):
         position = self._position
         position.found, position.graph_task = None, graph_task_id()  # position.moves(), inlined
         if (position.graph_task != -1) is not self._is_backward:
-            self._turn()
+            self._is_backward = not self._is_backward
+            if self.memory_tracker is not None and not self._is_backward:
+                self.memory_tracker.categories.find_gradients()
         if traits.is_block:
             self._enter_or_leave(func, args)
         if types or num_function_modes():
@@ -135,11 +131,11 @@ class Clock(TorchDispatchMode):
 
     def _of_operators(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Run an operator that consists of operators (flex_attention, cond), each with its own cost."""
-        TorchDispatchMode.__enter__(self)
+        OperatorMode.__enter__(self)
         try:
             return kernels_of(func)[DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
         finally:
-            TorchDispatchMode.__exit__(self, None, None, None)
+            OperatorMode.__exit__(self, None, None, None)
 
     def _operator(self, traits: OpTraits, args: tuple, kwargs: dict) -> Any:
         rank, tracker = self._rank, self.memory_tracker
@@ -173,12 +169,6 @@ class Clock(TorchDispatchMode):
         what = cost.flops, cost.size_bytes, phase, cost.dtype, line, again
         rank.compute(traits.name, cost.time_s, *what, launch_s=cost.launch_s)
         return out
-
-    def _turn(self) -> None:
-        """Called when a backward begins or ends."""
-        self._is_backward = not self._is_backward
-        if self.memory_tracker is not None and not self._is_backward:
-            self.memory_tracker.categories.find_gradients()
 
     def _enter_or_leave(self, func: Any, args: tuple) -> None:
         """Open or close a `record_function` block; `Optimizer.step` is one."""

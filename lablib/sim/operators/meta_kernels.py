@@ -23,11 +23,7 @@ META = torch.device("meta")
 
 
 class MetaKernels:
-    """Runs ops on meta tensors.
-
-    Args:
-        known: cached results by signature; one dictionary for all ranks of a run.
-    """
+    """Runs ops on meta tensors. `known`: cached results by signature; one dictionary for all ranks of a run."""
 
     def __init__(self, known: "dict[tuple, Answer]"):
         self._known = known

@@ -26,8 +26,6 @@ class OpTraits(NamedTuple):
     """The traits of one operator.
 
     Attributes:
-        op: the operator.
-        run: the function that runs it.
         name: "aten.mm".
         first_name: label of an allocation that this operator is the first to read; "": it existed before.
         is_block: whether it opens or closes a `record_function` block.
@@ -68,7 +66,6 @@ class OpTraits(NamedTuple):
 
 @cache
 def traits_of(op: Any) -> OpTraits:
-    """The traits of one operator."""
     signature = schema(op)
     plain = signature.name.split("::")[-1]
     arguments = [(place, a, a.alias_info is not None and a.alias_info.is_write) for place, a in _tensors(signature)]

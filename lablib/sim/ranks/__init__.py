@@ -6,7 +6,6 @@ watchdog          detect endless waits outside torch.distributed
 rank              the state of one rank
 own_settings      per-rank settings of Python and torch
 by_thread         per-rank standard streams and environment
-signals           per-rank signal handlers
 copies            per-rank copies of the arguments
 threads           threads that a rank starts
 program_position  phase and line of the current operator

@@ -28,11 +28,7 @@ _LONG = 1000  # characters or bytes from which on a text is shared
 
 
 class Copies:
-    """The source of the ranks' copies.
-
-    Raises:
-        ValueError: an object cannot be copied; the message names it.
-    """
+    """The source of the ranks' copies. Raises ValueError: an object cannot be copied; the message names it."""
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any]):
         self._outside: list[Any] = []  # objects kept out of the pickle

@@ -17,10 +17,6 @@ from lablib.torch_compat import graph_task_id, is_call_of
 class ProgramPosition:
     """The position of one rank; computed at most once per operator, on demand.
 
-    Args:
-        rank: the rank.
-        lines: the lines of the run's programs.
-
     Attributes:
         found: cached result of `now` for the current operator; None: not computed.
         graph_task: the backward in which the operator runs; -1: none.

@@ -109,13 +109,10 @@ class Rank(RankClock):
         for state in self.per_rank_state:
             state.put()
         if not self._has_begun:
-            self._begin()
-
-    def _begin(self) -> None:
-        """Set the initial state in the rank's first turn, independent of the process."""
-        self._has_begun = True
-        seed_rank(self.rank)
-        compute_with_one_thread()
+            # Set the initial state in the rank's first turn, independent of the process.
+            self._has_begun = True
+            seed_rank(self.rank)
+            compute_with_one_thread()
 
     def leave(self) -> None:
         """End the rank's turn."""

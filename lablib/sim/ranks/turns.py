@@ -36,10 +36,7 @@ _MAX_REFUSALS = 10  # refused communications after which a rank counts as catchi
 class Turns:
     """Runs one body per rank, one at a time. Use once.
 
-    Args:
-        ranks: in rank order.
-        scheduler: chooses the next rank.
-        error_of: makes the error for a run in which no rank can go on, from a headline and the waits of all ranks.
+    `error_of`: makes the error for a run in which no rank can go on, from a headline and the waits of all ranks.
     """
 
     def __init__(
@@ -134,8 +131,7 @@ class Turns:
     def check(self, owner: int | None = None) -> None:
         """Raise `RunEnded` when the run is over: a rank that is being unwound must not communicate.
 
-        Args:
-            owner: the rank that owns the used group or handle. Using another rank's ends the run.
+        `owner`: the rank that owns the used group or handle. Using another rank's ends the run.
 
         Raises RuntimeError, and ends the run, in a thread that the program started itself.
         """
