@@ -159,6 +159,7 @@ def step_seconds(
 
 
 TENSOR, PIPELINE, MICRO, RECOMPUTE = (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32), (1, 2, 4), ("none", "selective", "full")
+CHOICES = ("nodes", "tensor", "pipeline", "micro_batch", "recompute")
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,11 @@ class Prices:
 
     def predict(self, plan: Plan) -> Prediction:
         """Time and memory of a step. Raises ValueError if the plan is impossible."""
+        if set(plan) - {"zero_stage"} != {*CHOICES}:
+            raise ValueError(f"a plan has {', '.join(CHOICES)}, and perhaps zero_stage: got {', '.join(plan)}.")
+        counts = [plan[name] for name in CHOICES[:3]]
+        if not all(isinstance(count, int) and count > 0 for count in counts):
+            raise ValueError(f"nodes, tensor and pipeline are whole numbers above 0: got {counts}; try [96, 4, 8].")
         gpus, within = plan["nodes"] * find_cluster(self.cluster).devices_per_node, plan["tensor"] * plan["pipeline"]
         if gpus % within:
             raise ValueError(f"tensor x pipeline must divide the {gpus} GPUs: got {within}; try 64")
@@ -203,9 +209,8 @@ class Prices:
 
     def plans(self, nodes: int) -> list[Plan]:
         """All plans of the exercise, with ZeRO-1."""
-        names = ("tensor", "pipeline", "micro_batch", "recompute")
-        axes = product(TENSOR, PIPELINE, MICRO, RECOMPUTE)
-        return [{"nodes": nodes} | dict(zip(names, each, strict=True)) for each in axes]
+        axes = product((nodes,), TENSOR, PIPELINE, MICRO, RECOMPUTE)
+        return [dict(zip(CHOICES, each, strict=True)) for each in axes]
 
     def best(self, nodes: int, batch: int = BATCH, **fixed: Any) -> Prediction:
         """The fastest plan of `lablib.plan.search`. Raises ValueError if none fits."""

@@ -29,7 +29,7 @@ from lablib.torch_compat import name_in_torch
 
 _ALWAYS = ("phase",)  # it names a part of the timeline
 _MODULES = ("builtins", "gc", "importlib", "inspect", "marshal", "pickle", "_pickle", "pkgutil", "pydoc")
-_ATTRIBUTES = ("__globals__", "__subclasses__", "f_back", "f_globals", "f_locals", "tb_frame")
+_ATTRIBUTES = ("__closure__", "__globals__", "__subclasses__", "f_back", "f_globals", "f_locals", "tb_frame")
 _STORES = ("Store", "TCPStore", "FileStore", "HashStore")
 _STORES += tuple(name_in_torch(name) for name in ("default_store", "process_group_store", "World"))
 _BUILTINS = ("__import__", "eval", "exec", "globals")

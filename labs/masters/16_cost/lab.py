@@ -196,10 +196,11 @@ in_table({"formula": formula, "timeline": slice_of_8.terms()})
 
 # %% [markdown]
 # The terms are there. The timeline's bubble is longer: this program posts a receive only when it needs the data, so the
-# busiest stage also waits for a message in each micro-batch. The optimizer we read off.
+# busiest stage also waits for a message in each micro-batch.
 #
 # The *planner* of this project, `lablib.plan`, is the same sum for the software of real runs, with rates measured on
-# real machines. It runs nothing. All of GPT-3 on 768 GPUs, with 1,536 sequences in a step:
+# real machines. Its *tensor axis* is the all-reduces, *attention* the scores, *launches* the CPU's time to start
+# kernels. All of GPT-3 on 768 GPUs, with 1,536 sequences in a step:
 
 # %%
 prices = Prices(cluster, price)
@@ -211,7 +212,7 @@ show(prices.predict(plan).figure())
 #
 # Do you trust the sum? Test it on runs that others have measured. *Recompute* "full" runs every layer's forward twice,
 # to keep less for backward (lab 03); "selective" only attention. *ZeRO-3* (lab 10) splits parameters over replicas, and
-# gathers each layer when it is needed.
+# gathers each layer when it is needed. With 3 *chunks* a stage holds 3 separate groups of layers (lab 13).
 
 # %%
 runs = PublishedRuns()
@@ -235,9 +236,9 @@ guessed_percents.lock(35, 45, 35, 40, 30, 40)
 guessed_percents.reveal(runs.errors)
 
 # %% [markdown]
-# Recomputation, the bubble and exposed messages differ from run to run. So no single percentage fits, and a sum of
-# terms does. Five runs prove little; here are the mean errors of all 296 rows that this project has (`lab validate`).
-# The naive estimate takes half of the peak.
+# Recomputation, the bubble and exposed messages differ from run to run, and FP8 doubles the peak, but shortens only
+# products. So no single percentage fits, and a sum of terms does. Five runs prove little; here are the mean errors of
+# all 296 rows that this project has (`lab validate`). The naive estimate takes half of the peak.
 
 # %%
 runs.all_errors()
@@ -257,6 +258,7 @@ prices.explore(interactive)
 
 # %%
 my_name = None  # such as "Ada"
+# A plan may also have "zero_stage": 3.
 my_plan = {"nodes": 96, "tensor": 4, "pipeline": 8, "micro_batch": 1, "recompute": "full"}
 prices.leader_board(my_name, my_plan, days)
 
@@ -425,7 +427,8 @@ guessed_seconds.reveal(prices.explanation(bad, good))
 # %% [markdown]
 # The last column names the term of the sum that became shorter. With 2 tensor ranks there are four times as many
 # replicas, so each has a quarter of the micro-batches, and a long pipeline waits: the remedy is in one choice, the loss
-# in another term. That is why a plan is explained by its terms, and not by rules.
+# in another term. With 32 stages there are few replicas, and the one head of each serves more micro-batches. So terms
+# explain a plan, and rules do not.
 
 # %% [markdown] minutes=2
 # ## The bill
@@ -440,7 +443,7 @@ print(guessed_days)
 guessed_days.reveal(in_table(table, rows=True))
 
 # %% [markdown]
-# Published estimates are longer: 34 days on 1,024 A100s with the software of 2021 (Narayanan et al.), 14.8 days on
+# Published estimates are longer: 34 days on 1,024 A100s, recomputation included (Narayanan et al., 2021), 14.8 days on
 # 10,000 V100s at 24.6 TFLOP/s of each (Patterson et al., 2021). The planner's plans are tuned, on machines that never
 # fail; kernels have improved since.
 
@@ -707,7 +710,7 @@ in_table(table, rows=True)
 #
 # - A step is a short sum: products, other kernels, all-reduces; the bubble and messages; the data axis; the optimizer.
 # - Each term can be seen in the timeline of a small run, and holds for a model of any size.
-# - Some of the terms are a lower bound, so cost is a search that leaves most plans out.
+# - Some of the terms are a lower bound, so a search can leave plans out, and still find the best.
 # - A plan is wrong by a term. Change one choice at a time to find it.
 
 # %% [markdown]

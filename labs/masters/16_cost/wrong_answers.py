@@ -111,6 +111,11 @@ WRONG_ANSWERS = {
             _layer(all_reduce="2 * (n - 1) // n * 2 * tokens * width / bytes_per_s + 2 * (n - 1) * latency_s"),
             "all-reduces",
         ),
+        (
+            "whole bytes of a piece",
+            _layer(all_reduce="2 * (n - 1) * (2 * tokens * width // n / bytes_per_s + latency_s)"),
+            "'all-reduces' is right",
+        ),
         ("eight ranks, always", _layer(flops=FLOPS.replace("/ n", "/ 8")), "products"),
         ("FLOPs instead of seconds", _layer(products="flops"), "'products' is right"),
         (
@@ -134,6 +139,18 @@ def layer_terms(tokens, width, seq_len, n, flops_per_s, bytes_per_s, latency_s):
         ("mean stage", _step(stage="m * sum(stages_s) / p"), "the mean of the stages"),
         ("the last stage", _step(stage="m * stages_s[-1]"), "the last stage, but"),
         ("the first stage", _step(stage="m * stages_s[0]"), "the first stage, but"),
+        (
+            "not the first stage",
+            _step().replace("max(stages_s)", "max(stages_s[1:], default=stages_s[0])"),
+            "(7 stages",
+        ),
+        (
+            "all that are as busy",
+            _step(bubble="sum(each + 2 * message_s for each in stages_s if each < slowest)"),
+            "6 st",
+        ),
+        ("no more than m stages", _step(bubble="sum(sorted(stages_s)[:-1][:m]) + 2 * (p - 1) * message_s"), "(4 st"),
+        ("rounded", _step(stage="round(m * slowest, 2)"), "'stage' is right"),
         ("no overlap of stages", _step(stage="m * sum(stages_s)"), "work at the same time"),
         ("the bubble is in the stage", _step(stage="(m + p - 1) * slowest"), "'stage' is right"),
         ("p - 1 of the slowest", _step(bubble="(p - 1) * slowest + 2 * (p - 1) * message_s"), "the others are faster"),
@@ -206,13 +223,22 @@ def cheapest(plans, bound_s, step_s):
             _search().replace("    best, best_s", "    plans.reverse()\n    best, best_s", 1),
             "stays as it was",
         ),
+        ("close enough", _search(stop="least_s * 1.01 >= best_s"), ""),
+        ("a large number for infinity", _search().replace('float("inf")', "1e6"), "one long plan"),
+        (
+            "an impossible plan ends it",
+            _search().replace(
+                "        if seconds", '        if seconds == float("inf"):\n            break\n        if seconds'
+            ),
+            "the plan itself is returned",
+        ),
         (
             "compares plans",
             _search(order="sorted((bound_s(plan), plan) for plan in plans)").replace("plans[i]", "i"),
             "TypeError",
         ),
         (
-            "ten trials at most",
+            "three trials at most",
             _search()
             .replace("    for least_s", "    tried = 0\n    for least_s")
             .replace("least_s >= best_s", "tried == 3")
@@ -228,6 +254,8 @@ def cheapest(plans, bound_s, step_s):
         ("negative savings", _explain(saved="after[name] - now_s"), "seconds saved by"),
         ("against the first step", _explain(keep="plan[name] = better[name]"), "seconds saved by"),
         ("changes its argument", _explain(start="wrong"), "stay as they were"),
+        ("only larger values", _explain().replace("wrong[name] != ", "wrong[name] < "), "each choice that differs"),
+        ("whole seconds", _explain(saved="int(now_s - after[name])"), "seconds saved by"),
         (
             "all choices",
             _explain().replace(" if wrong[name] != better[name]", ""),
