@@ -1,5 +1,6 @@
 """Experts copied and packed: bounds for any loads, the best by trying all, and the example of the source."""
 
+from collections.abc import Sequence
 from functools import cache
 from itertools import combinations, pairwise
 from typing import Any
@@ -15,7 +16,7 @@ LOADS = ([90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], [20, 107, 104, 64,
 SLOTS = ([5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1], [7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1])
 
 
-def least_load(loads: list[float], num_ranks: int, slots: int) -> float:
+def least_load(loads: Sequence[float], num_ranks: int, slots: int) -> float:
     """The busiest rank's load in the best placement, by trying all numbers of copies and all places of the copies."""
 
     @cache
