@@ -22,6 +22,7 @@ from pathlib import Path
 from lablib.figures.style import BUBBLE, COMPUTE, LOOKS, MEMORY_LOOKS
 from lablib.site.pyodide import FILES, VERSION, find_pyodide
 from lablib.site.settings import CHOICES, CONFIG, DEFAULTS, OWN, SIZES
+from lablib.text.files import write_text
 
 # Folders and files of lablib that the page imports; files in them that need torch, or build the page.
 _PLANNER = (
@@ -66,9 +67,9 @@ def build_site(out: Path, pyodide: Path | None = None) -> Built:
     for path in (*(source / name for name in FILES), *wheels):
         shutil.copyfile(path, out / "pyodide" / path.name)
     for page in files("lablib.site").joinpath("page").iterdir():
-        (out / page.name).write_bytes(page.read_bytes())
-    (out / "colors.css").write_text(_colors(), "utf-8")
-    (out / _MARK).write_text(json.dumps(_choices(["numpy"] if wheels else []), indent=1), "utf-8")
+        write_text(out / page.name, page.read_text("utf-8"))
+    write_text(out / "colors.css", _colors())
+    write_text(out / _MARK, json.dumps(_choices(["numpy"] if wheels else []), indent=1))
     _pack(out / "planner.zip")
     written = [path for path in out.rglob("*") if path.is_file()]
     return Built(out, len(written), sum(path.stat().st_size for path in written), time.monotonic() - began)

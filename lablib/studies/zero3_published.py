@@ -10,8 +10,8 @@ Three predictions for each run:
     hidden         max(compute, communication)      zero_latency.py: one gather per parameter, in one ring through one
     exposed        compute + communication          NIC of each node; compute is the planner's
 
-The planner is within 2% of PTD-P, and 30 to 77% too fast for ZeRO-3: it models today's software. In all six rows of
-ZeRO-3 the measured time is between hidden and exposed (37% too fast at worst, and 31% too slow): gathers of single
+The planner is within 4% of PTD-P, and 19 to 59% too fast for ZeRO-3: it gathers a layer at once. In all six rows of
+ZeRO-3 the measured time is between hidden and exposed (37% too fast at worst, and 27% too slow): gathers of single
 parameters in one ring would explain it. From 768 to 1536 GPUs a step is no shorter, as only compute was halved.
 
 Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC21, arXiv

@@ -107,7 +107,7 @@ def runs_text(runs: Iterable[MeasuredRun]) -> str:
     lines = []
     for run in runs:
         flops, ratio = (float(f"{each:.6g}") for each in (run.question.flops_per_token, run.ratio))
-        question = run.question._replace(flops_per_token=flops)._asdict()
+        question = dict(zip(Question._fields, run.question._replace(flops_per_token=flops), strict=True))
         lines.append(json.dumps({"id": run.id, "source": run.source, "ratio": ratio, **question}) + "\n")
     return "".join(lines)
 

@@ -62,8 +62,8 @@ def test_on_few_gpus_a_mixture_does_not_fit_and_then_is_slower_than_as_many_flop
     by_flops = sum(forward_flops(dense_of_equal_parameters(OLMOE)).values()) / sum(forward_flops(OLMOE).values())
     assert eight.speed_over_total and 1 < eight.speed_over_total < by_flops
     assert sum(two.extra_s.values()) == pytest.approx(two.mixture.step_time_s - two.active.step_time_s)  # pyright: ignore
-    # 4 sequences of 4,096 tokens at once, all experts on each GPU; on two GPUs they share 2 sequences.
-    assert (one.rows, two.rows, eight.rows) == (None, 4096 * 8 / 64, 4 * 4096 * 8 / 64)
+    # 4 sequences of 4,096 tokens at once, all experts on each GPU; on two GPUs they share 4 sequences.
+    assert (one.rows, two.rows, eight.rows) == (None, 2 * 4096 * 8 / 64, 4 * 4096 * 8 / 64)
     assert not eight.pays(1.0) and not two.pays(1.25) and eight.pays(1.25) and two.pays(3.0)
 
 
@@ -88,14 +88,14 @@ def test_the_published_models_have_the_published_sizes():
 
 
 def test_predicted_beside_published():
-    """OLMoE's 0.63 lies between micro-batches of 2 and 4; DeepSpeed's 5.3 is at most 15% above, at higher rates."""
+    """OLMoE's 0.63 lies between micro-batches of 2 and 4; DeepSpeed's 5.3 is met within 15%, at higher rates."""
     olmoe, deepspeed = PUBLISHED_MIXTURES
     speeds = {n: (lambda pair: pair[0] / pair[1])(predicted_rates(olmoe, n)) for n in (1, 2, 4)}
-    assert speeds[1] < 0.5 < speeds[2] < olmoe.speed < speeds[4] < 0.85
+    assert 0.25 < speeds[1] < speeds[2] < olmoe.speed < speeds[4] < 0.85
     for n in (1, 2, 4):
         mixture, dense = predicted_rates(deepspeed, n)
         assert mixture / dense == pytest.approx(deepspeed.speed, rel=0.15)
-        assert 1.35 < mixture / deepspeed.mixture_rate < 1.95 and 1.35 < dense / deepspeed.dense_rate < 1.95
+        assert 1.2 < mixture / deepspeed.mixture_rate < 1.9 and 1.2 < dense / deepspeed.dense_rate < 1.9
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_seconds_of_the_calls_are_the_planners():
     """The list of what is sent, priced group by group, is what the prediction has on its axes."""
     parallel = Parallel(data=4, tensor=4, expert=2, zero_stage=1)
     for model, split in [("mixtral-8x7b", parallel), (GPT, Parallel(data=4, tensor=4, zero_stage=2))]:
-        setup = setup_of(model, A100, split, 16, seq_len=512)
+        setup = setup_of(model, A100, split, 16, seq_len=512, derating=IDEAL)
         machine, step = setup.machine, step_of(setup)
         spent: dict[str, float] = {"tensor": 0.0, "expert": 0.0, "data": 0.0}
         strides: dict[tuple[str, ...], tuple[int, int]] = {("tensor",): (4, 1), ("expert",): (2, 4), ("data",): (2, 8)}
@@ -241,7 +241,7 @@ def test_other_networks_are_priced_too(cluster: Cluster):
 
 def test_few_sequences_give_the_node_to_the_data_axis():
     """Half a node of tensor ranks that are two apart, beside data ranks that are neighbours: the rule has an end."""
-    few, many = (placements("gpt3-13b", Mesh(data=2, pipeline=2, tensor=8), A100, batch)[0] for batch in (16, 64))
+    few, many = (placements("gpt3-13b", Mesh(data=2, pipeline=2, tensor=8), A100, batch)[0] for batch in (8, 64))
     assert few.mesh.axes[-1] == "data" and many.mesh.axes[-1] == "tensor"
 
 

@@ -107,17 +107,17 @@ def test_the_two_columns_of_the_table_agree(row):
 
 
 def test_published_runs_are_predicted_as_well_as_the_head_says():
-    """PTD-P: the planner to 2%. ZeRO-3: it is 30 to 77% too fast, and what was measured is between the two bounds."""
+    """PTD-P: the planner to 4%. ZeRO-3: it is 19 to 59% too fast, and what was measured is between the two bounds."""
     rows = compared()
     assert len(rows) == 12
     for each in rows:
         if not each.row.is_zero3:
-            assert abs(each.planner_error) < 0.02
+            assert abs(each.planner_error) < 0.041
             continue
         assert each.hidden_s is not None and each.exposed_s is not None
         assert each.hidden_s < each.measured_s < each.exposed_s
-        assert -0.37 <= each.hidden_s / each.measured_s - 1 and each.exposed_s / each.measured_s - 1 < 0.31
-        assert -0.77 < each.planner_error < -0.30
+        assert -0.37 <= each.hidden_s / each.measured_s - 1 and each.exposed_s / each.measured_s - 1 < 0.275
+        assert -0.60 < each.planner_error < -0.18
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ from lablib.studies.optimizers import difference
 from lablib.studies.placement import PlacedMesh
 from lablib.studies.step_memory import memory_of_step
 from lablib.text.markup import in_html, in_picture, link_in_markdown, paragraph, plain
-from lablib.validation import published_rows, score
+from lablib.validation import explain, published_rows, score
 from lablib.validation.page import Results, markdown
 from lablib.widgets import Choice, explore, guess
 
@@ -131,6 +131,9 @@ VALUES: dict[str, Callable[[], list[Any]]] = {
     "Hint": lambda: [Hint(MARK, (MARK,), 1), Hint(MARK, (), 0)],
     "Explorer": lambda: [explorer(True)],
     "Pictures": lambda: [explorer(False)],
+    "Explanation": lambda: [
+        explain({"model": replace(find_transformer("gpt2"), name=MARK), "cluster": "dgx-a100"}, 1.0)
+    ],
     "Guesses": lambda: [guess([MARK], [1.0], False)],
 }
 
