@@ -131,9 +131,7 @@ VALUES: dict[str, Callable[[], list[Any]]] = {
     "Hint": lambda: [Hint(MARK, (MARK,), 1), Hint(MARK, (), 0)],
     "Explorer": lambda: [explorer(True)],
     "Pictures": lambda: [explorer(False)],
-    "Explanation": lambda: [
-        explain({"model": replace(find_transformer("gpt2"), name=MARK), "cluster": "dgx-a100"}, 1.0)
-    ],
+    "Explanation": lambda: [replace(explain({"model": "gpt2", "cluster": "dgx-a100"}, 1.0), terms={MARK: 1.0})],
     "Guesses": lambda: [guess([MARK], [1.0], False)],
 }
 
