@@ -238,7 +238,8 @@ guessed_percents.reveal(runs.errors)
 # %% [markdown]
 # Recomputation, the bubble and exposed messages differ from run to run, and FP8 doubles the peak, but shortens only
 # products. So no single percentage fits, and a sum of terms does. Five runs prove little; here are the mean errors of
-# all 296 rows that this project has (`lab validate`). The naive estimate takes half of the peak.
+# the 296 rows that the planner's constants are fitted to. (On 480 others it is off by twice as much: `lab validate`.)
+# The naive estimate takes half of the peak.
 
 # %%
 runs.all_errors()
