@@ -14,7 +14,7 @@
 A message gives the rule, the value and the remedy.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
@@ -175,6 +175,7 @@ def unknown_name(kind: str, name: object, valid: Sequence[str]) -> ValueError:
     >>> unknown_name("cluster", "dgx-h10", ["dgx-a100", "dgx-h100"]).args[0]
     "unknown cluster 'dgx-h10': did you mean 'dgx-h100' or 'dgx-a100'? Valid: dgx-a100, dgx-h100."
     """
+    valid = list(map(safe_str, valid)) if isinstance(valid, Iterable) else []
     lower = {each.lower(): each for each in valid}
     nearest = [lower[n] for n in get_close_matches(safe_str(name)[:_LONGEST_NAME].lower(), lower, n=3, cutoff=0.5)]
     hint = " did you mean " + " or ".join(f"{n!r}" for n in nearest) + "?" if nearest else ""

@@ -4,6 +4,8 @@ main        the parser, and the subcommands of a few lines
 sim         `lab sim`: a script on a simulated cluster
 site        `lab site`: the planner as a page, which runs in the browser
 plan        `lab plan`: predict a run, or search for the best plan
+plan_explained  `lab plan --why`: a measured step next to its prediction
+plan_written    `lab plan --write`: a plan as a configuration
 nodes       `lab nodes`: a program on real GPUs of several nodes
 calibrate   `lab calibrate`: measure this machine
 validate    `lab validate`: compare the planner with published runs

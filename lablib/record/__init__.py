@@ -5,6 +5,7 @@ traffic.py        collectives and messages
 allocations.py    storages, in columns
 memory.py         the memory of a run, by rank and category
 memory_text.py    a run's memory in words
+step_terms.py     a measured step by term, from a number, a file or a trace
 summary.py        time per rank: compute, communication, waiting, idle
 spent.py          time per part, to compare two runs
 comparison.py     recorded comparisons of predicted and measured times

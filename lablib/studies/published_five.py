@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from lablib.models.transformer_sizes import transformer_parameters
 from lablib.plan.predict import predict
+from lablib.signature import Positive, checked
 from lablib.text.units import format_quantity
 from lablib.validation.rows import published_rows
 from lablib.validation.score import Scored, score, statistics
@@ -34,7 +35,8 @@ class PublishedRuns:
         """Name -> run, with its measured and its predicted step."""
         rows = [row for row in published_rows() if row.id in IDS]
         found = sorted(score(rows, predict).scored, key=_size)
-        return {f"{_size(run) / 1e9:.3g}B on {_gpus(run)}": run for run in found}
+        gpus = [f"{run.row.hardware['gpus']} {run.row.hardware['gpu'][:4]}" for run in found]
+        return {f"{_size(run) / 1e9:.3g}B on {on}": run for run, on in zip(found, gpus, strict=True)}
 
     def table(self) -> pd.DataFrame:
         """The runs, without their times."""
@@ -76,7 +78,8 @@ class PublishedRuns:
         return pd.DataFrame({f"{len(runs)} runs": {name: f"{found[key]:.0f}%" for name, key in names.items()}}).T
 
 
-def naive_step_s(run: Scored, percent: float) -> float:
+@checked
+def naive_step_s(run: Scored, percent: Annotated[float, Positive]) -> float:
     """Seconds of a step by 6 N T at a utilization in percent."""
     case = run.case
     peak = case.parallel.num_ranks * case.cluster.device.peak(case.precision)
@@ -85,7 +88,3 @@ def naive_step_s(run: Scored, percent: float) -> float:
 
 def _size(run: Scored) -> int:
     return transformer_parameters(run.case.model).total
-
-
-def _gpus(run: Scored) -> str:
-    return f"{run.row.hardware['gpus']} {run.row.hardware['gpu'][:4]}"

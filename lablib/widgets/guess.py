@@ -33,6 +33,7 @@ class Notice:
 class Guesses:
     """Questions with their guesses, numbers above 0; None before they are locked."""
 
+    @checked
     def __init__(self, questions: Sequence[str], given: Sequence[float] | None, interactive: bool):
         self._questions, self._interactive = tuple(questions), interactive
         self._given: list[float] | None = None

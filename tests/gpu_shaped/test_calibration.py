@@ -194,10 +194,10 @@ def test_one_gpu_is_measured_alone_and_has_the_links_of_the_catalogue(machine):
         ("1 x NVIDIA H100 80GB HBM3", 85e9, "dgx-h100"),
         ("1 x NVIDIA A100-SXM4-40GB", 42e9, "p4d"),
         ("1 x NVIDIA A100-SXM4-80GB", 85e9, "dgx-a100"),
-        ("1 x NVIDIA A100 80GB PCIe", 85e9, "pcie-a100"),
+        ("1 x NVIDIA A100 80GB PCIe", 85e9, "a100-80gb-pcie"),
         ("1 x Tesla V100-SXM2-16GB", 17e9, "dgx-v100"),
         ("1 x NVIDIA GB200", 190e9, "gb200-nvl72"),
-        ("1 x NVIDIA GeForce RTX 4090", 25e9, "pcie-a100"),
+        ("1 x NVIDIA GeForce RTX 4090", 25e9, "rtx-4090"),
         ("1 GPU", 0.0, "pcie-a100"),
     ],
 )
