@@ -628,7 +628,7 @@ for number, one in enumerate(steps, 1):
 # memory allows fewer stages, in smaller pieces (*chunks*, interleaved 1F1B of lab 13).
 #
 # Is the planner right? The fifth row's plan ran as a program, `CombinedStep`, on 512 simulated ranks, with a sixth of
-# the batch and an ideal machine: 7.44 s. The planner predicts 7.71 s for it. (The run takes some minutes:
+# the batch and an ideal machine: 7.44 s. The planner predicts 7.69 s for it. (The run takes some minutes:
 # `benchmarks/gpt3_combined_step.py`.)
 
 # %% tags=["instructor"]
