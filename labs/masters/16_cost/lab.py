@@ -427,9 +427,9 @@ guessed_seconds.reveal(prices.explanation(bad, good))
 
 # %% [markdown]
 # The last column names the term of the sum that became shorter. With 2 tensor ranks there are four times as many
-# replicas, so each has a quarter of the micro-batches, and a long pipeline waits: the remedy is in one choice, the loss
-# in another term. With 32 stages there are few replicas, and the one head of each serves more micro-batches. So terms
-# explain a plan, and rules do not.
+# replicas, so each has a quarter of the micro-batches, and a long pipeline waits: the choice is tensor's,
+# the lost time is in the bubble. With 32 stages there are few replicas, and the one head of each serves more
+# micro-batches. So look at the terms; a rule for each choice alone misses this.
 
 # %% [markdown] minutes=2
 # ## The bill
@@ -612,8 +612,8 @@ in_table(table, rows=True)
 # %% [markdown] tags=["further"] minutes=5
 # ## Further: other accelerators
 #
-# 512 of each, the best plan. (The planner knows a chip by its peak, memory, bandwidth and links. Software that is tuned
-# less, as early software on a new chip is, does not reach these numbers.)
+# 512 of each, the best plan. (The planner uses a chip's peak, memory, bandwidth and links. Less tuned software, such
+# as the first for a new chip, does not reach these numbers.)
 
 # %%
 table = {}
@@ -712,7 +712,7 @@ in_table(table, rows=True)
 # - A step is a short sum: products, other kernels, all-reduces; the bubble and messages; the data axis; the optimizer.
 # - Each term can be seen in the timeline of a small run, and holds for a model of any size.
 # - Some of the terms are a lower bound, so a search can leave plans out, and still find the best.
-# - A plan is wrong by a term. Change one choice at a time to find it.
+# - To find why a plan is slow, change one choice at a time and see which term of the sum changes.
 
 # %% [markdown]
 # ### Sources
