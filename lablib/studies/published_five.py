@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from math import inf
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from lablib.models.transformer_sizes import transformer_parameters
 from lablib.plan.predict import predict
@@ -79,7 +79,7 @@ class PublishedRuns:
 
 
 @checked
-def naive_step_s(run: Scored, percent: Annotated[float, Positive]) -> float:
+def naive_step_s(run: Scored, percent: Positive) -> float:
     """Seconds of a step by 6 N T at a utilization in percent."""
     case = run.case
     peak = case.parallel.num_ranks * case.cluster.device.peak(case.precision)
