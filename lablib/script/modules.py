@@ -115,7 +115,7 @@ class HostModules:
 
     def __exit__(self, *_: object) -> None:
         sys.meta_path.remove(self.finder)  # pyright: ignore[reportArgumentType]
-        for name in [name for name, module in sys.modules.items() if name not in self._before]:
+        for name in [name for name in sys.modules.copy() if name not in self._before]:
             module = sys.modules[name]
             if not is_library_file(module_file(module)) or module_attribute(module, "__spec__") is None:
                 del sys.modules[name]  # the script's; a library first imported in the run stays

@@ -1,6 +1,7 @@
 """Programs travel by value: what a notebook or a test module defines runs where nobody can import it."""
 
 import functools
+import gc
 import importlib.util
 import linecache
 import sys
@@ -11,10 +12,12 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lablib.process import whose_code
 from lablib.real import run_real
-from lablib.real.workers.shipping import _by_value, ship
+from lablib.real.workers.shipping import _by_value, _Importable, ship
 
 SCALE = 3.0
 
@@ -26,6 +29,30 @@ def helper(x):
 def test_a_function_of_this_module_brings_its_helpers_and_globals():
     program = functools.partial(lambda x, y: helper(x) + y, y=1)
     assert run_real(program, (2.0,), ranks=2, backend="gloo").values == [7.0, 7.0]
+
+
+class _Late:
+    """Garbage that imports a module as it is collected, as the warning about an unclosed file does."""
+
+    def __init__(self, name: str) -> None:
+        self.me, self.name = self, name
+
+    def __del__(self) -> None:
+        sys.modules[self.name] = types.ModuleType(self.name)
+
+
+@given(st.integers(1, 4000))
+def test_a_collection_may_import_modules_while_the_loaded_ones_are_read(allocations: int):
+    name, threshold = "imported_late", gc.get_threshold()
+    gc.collect()
+    _Late(name)
+    gc.set_threshold(gc.get_count()[0] + allocations)  # the collection comes after so many allocations
+    try:
+        assert types in _Importable()
+    finally:
+        gc.set_threshold(*threshold)
+        gc.collect()
+        sys.modules.pop(name, None)
 
 
 config = {"layers": 4}

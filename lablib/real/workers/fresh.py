@@ -51,7 +51,7 @@ class FreshState:
 
     def restore(self, settings: dict[str, Any]) -> None:
         """Reset this process, with these settings of the launching process."""
-        for name, module in list(sys.modules.items()):
+        for name, module in sys.modules.copy().items():
             file = module_file(module)
             if name != "__main__" and file is not None and is_users(file):
                 del sys.modules[name]

@@ -125,7 +125,7 @@ class _Importable:
 
     def __init__(self) -> None:
         # Python itself starts with the finders of editable installations, so a worker has them, too.
-        finders = [finder for name, finder in list(sys.modules.items()) if name.startswith("__editable__")]
+        finders = [finder for name, finder in sys.modules.copy().items() if name.startswith("__editable__")]
         self._editable = dict(ChainMap(*(getattr(finder, "MAPPING", {}) for finder in finders)))
         self._path = {os.path.realpath(entry or ".") for entry in sys.path}
 
