@@ -138,6 +138,19 @@ def test_where_the_signal_is_ignored_a_loop_is_ended_all_the_same():
         signal.signal(signal.SIGINT, before)
 
 
+def test_a_handler_of_the_signal_decides_for_itself():
+    """`launch` ignores interrupts while it ends its ranks; one raised there would leave a rank behind."""
+    caught: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    try:
+        with pytest.raises(TimeIsUp), time_limit(30, 0.1):
+            while len(caught) < 2:
+                time.sleep(0.01)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert caught == [signal.SIGINT] * 2
+
+
 def test_the_users_own_interrupt_passes_through():
     with pytest.raises(KeyboardInterrupt), time_limit(60):
         raise KeyboardInterrupt

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from lablib import LaunchError, LaunchTimeoutError, RankError, launch
+from lablib.sim.ranks import ending
 
 pytestmark = [pytest.mark.usefixtures("everything_is_given_back"), pytest.mark.timeout(30)]
 
@@ -224,3 +225,36 @@ def test_a_rank_that_is_ended_while_it_logs_leaves_no_lock_behind():
         launch(program, ranks=1)
     assert lock.acquire(timeout=10), "the lock is free again"
     lock.release()
+
+
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_rank_that_outlives_its_run_leaves_the_next_run_alone(monkeypatch: pytest.MonkeyPatch, is_interrupted: bool):
+    """Its thread ends in the next run, and takes neither that run's process groups nor its turn."""
+    ended = threading.Event()
+    interrupt = ending.RankThread.interrupt
+
+    def impatient(one: ending.RankThread) -> bool:
+        if is_interrupted:
+            raise KeyboardInterrupt
+        return interrupt(one)
+
+    def sleeps() -> None:
+        try:
+            time.sleep(1.0)  # cannot be ended
+            dist.barrier()
+        finally:
+            threading.Timer(0.1, ended.set).start()
+
+    def communicates() -> float:
+        is_over = torch.zeros(1)
+        while not is_over:
+            dist.broadcast(is_over.fill_(ended.is_set()), 1)
+        dist.all_reduce(is_over)
+        return is_over.item()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ending, "_PATIENCE", 2)
+        patch.setattr(ending.RankThread, "interrupt", impatient)
+        with pytest.raises((LaunchTimeoutError, KeyboardInterrupt)):
+            launch(sleeps, ranks=1, timeout_s=0.05)
+    assert launch(communicates, ranks=3).values == [3.0, 3.0, 3.0]

@@ -140,8 +140,11 @@ def _waits(half: tuple[float, float] | None, cpu_s: float, clock_s: float) -> bo
 
 
 def _interrupt(main: int) -> None:
-    """KeyboardInterrupt in the main thread: by a signal, which also ends waiting, unless SIGINT is ignored."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    """KeyboardInterrupt in the main thread: by a signal, which also ends waiting, unless SIGINT is ignored.
+
+    Another handler of the signal decides for itself: `launch` has one while it ends its ranks.
+    """
+    if not callable(signal.getsignal(signal.SIGINT)):
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(KeyboardInterrupt))
     elif hasattr(signal, "pthread_kill"):
         signal.pthread_kill(main, signal.SIGINT)

@@ -7,7 +7,6 @@ import ctypes
 import logging
 import sys
 import threading
-import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -18,9 +17,10 @@ from lablib.sim.ranks.watchdog import end_wait
 from lablib.sim.source import is_program
 
 THREAD_NAME = "sim rank"
-_STEP_S = 0.02  # polling interval for a rank that is being ended
-_UNWINDING_S = 0.5  # time for a rank's `finally` blocks before the next interrupt
-PATIENCE_S = 5.0  # time after which a rank in a long call outside Python is abandoned
+# Time is counted in polls, not read from a clock: no rank is abandoned because the machine stood still for seconds.
+_POLL_S = 0.02
+_UNWINDING = 25  # polls for a rank's `finally` blocks before the next interrupt
+_PATIENCE = 250  # polls after which a rank in a long call outside Python is abandoned
 
 
 class RunEnded(BaseException):
@@ -66,22 +66,25 @@ class RankThread:
         self.num_refusals = 0
         self.has_finished = False
 
-    def interrupt(self, deadline_s: float) -> None:
+    def interrupt(self) -> bool:
         """Raise `RunEnded` while it runs, by the interpreter, until it has ended or passed its turn.
 
-        A rank that is already unwinding first gets time to finish.
+        A rank that is already unwinding first gets time to finish. Returns False if the rank has to be abandoned.
         """
-        next_s = time.monotonic() + (_UNWINDING_S if self.is_unwinding else 0.0)
-        while self.has_turn and self.thread.is_alive() and time.monotonic() < deadline_s:
-            is_free = not self._takes_a_lock_of_logging() or time.monotonic() > deadline_s - PATIENCE_S / 2
-            if time.monotonic() >= next_s and not self.has_finished and is_free:
+        next_poll = _UNWINDING if self.is_unwinding else 0
+        for poll in range(_PATIENCE):
+            if not (self.has_turn and self.thread.is_alive()):
+                return True
+            is_free = not self._takes_a_lock_of_logging() or poll > _PATIENCE / 2
+            if poll >= next_poll and not self.has_finished and is_free:
                 error = RunEndedForGood if self.is_unwinding else RunEnded
                 # Raised at the thread's next Python instruction.
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(error))
                 end_wait(self.ident)
-                next_s = time.monotonic() + _UNWINDING_S
+                next_poll = poll + _UNWINDING
                 self.is_unwinding = True
-            self.thread.join(_STEP_S)
+            self.thread.join(_POLL_S)
+        return not (self.has_turn and self.thread.is_alive())
 
     def _takes_a_lock_of_logging(self) -> bool:
         """Whether the thread is between the request for a logging handler's lock and the `try` that releases it.

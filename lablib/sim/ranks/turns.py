@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from lablib.engine.scheduler import Scheduler
 from lablib.errors import DeadlockError, LaunchError, RankError, Wait
-from lablib.sim.ranks.ending import PATIENCE_S, RankThread, RunEnded, RunEndedForGood
+from lablib.sim.ranks.ending import THREAD_NAME, RankThread, RunEnded, RunEndedForGood
 from lablib.sim.ranks.rank import Rank
 from lablib.sim.ranks.threads import owner as owner_of
 from lablib.sim.ranks.threads import wait_to_be_run
@@ -105,21 +105,20 @@ class Turns:
         self._ending = True
         stuck: list[int] = []
         left = list(self._threads.values())
-        while left:
-            one = next((one for one in left if one.has_turn), None)
-            if one is None:
-                one = left[0]
-                one.is_unwinding = True
-                self._scheduler.current = one.rank.rank
-                self._give_turn(one)  # it waits, and then raises RunEnded
-            deadline_s = time.monotonic() + PATIENCE_S
-            one.interrupt(deadline_s)
-            if not one.thread.is_alive():
-                left.remove(one)
-            elif time.monotonic() >= deadline_s:
-                left.remove(one)
-                stuck.append(one.rank.rank)
-        self.is_closed = True
+        try:
+            while left:
+                one = next((one for one in left if one.has_turn), None)
+                if one is None:
+                    one = left[0]
+                    one.is_unwinding = True
+                    self._scheduler.current = one.rank.rank
+                    self._give_turn(one)  # it waits, and then raises RunEnded
+                if not one.interrupt():
+                    stuck.append(one.rank.rank)
+                if not one.thread.is_alive() or one.rank.rank in stuck:
+                    left.remove(one)
+        finally:  # also after an interrupt of this loop
+            self.is_closed = True
         return stuck
 
     def running_rank(self) -> tuple[int, int | None]:
@@ -156,6 +155,8 @@ class Turns:
     def _refuse_thread(self) -> NoReturn:
         """End the run for a thread that communicates instead of the rank that started it."""
         thread = threading.current_thread()
+        if thread.name.startswith(THREAD_NAME) and all(thread is not one.thread for one in self._threads.values()):
+            raise RunEnded  # it was abandoned by an earlier run
         started_by = owner_of(thread)
         rank = self.current if started_by is None else started_by
         place = str(program_line())
@@ -208,8 +209,14 @@ class Turns:
             return
         me.rank.leave()
         self._give_turn(self._threads[next_rank], me)
+        self._begin_turn(me)
+
+    def _begin_turn(self, me: RankThread) -> None:
+        """Wait for the turn, and begin it. Raises `RunEnded` when the run is over."""
         me.wake.acquire()
         self._cores.free()
+        if self.is_closed:  # this thread was abandoned: the state of the process belongs to others now
+            raise RunEnded
         me.rank.enter()
         self.check()
 
@@ -227,13 +234,10 @@ class Turns:
         wait_to_be_run()
 
         def begin() -> None:
-            me.rank.enter()
-            self.check()
+            self._begin_turn(me)
             body(me.rank.rank)
 
         try:
-            me.wake.acquire()
-            self._cores.free()
             self._guard(me, on_error, begin)
             me.has_finished = True
             if not self.is_closed:  # otherwise the process has its state back, and this thread is a leftover
