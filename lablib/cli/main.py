@@ -101,8 +101,9 @@ def _run(options: argparse.Namespace) -> int:
         from lablib.cli.nodes import run_on_nodes
 
         return run_on_nodes(options)
-    if options.master is not None or options.node is not None or options.passed_on:
-        raise CourseError("--master, --node and words after -- are for a script on several nodes: add --nnodes 2")
+    if options.master is not None or options.node is not None or options.slurm or options.passed_on:
+        words = "--master, --node, --slurm and words after --"
+        raise CourseError(f"{words} are for a script on several nodes: add --nnodes 2")
     from lablib.course.running.execute import run_lab
 
     values = dict(options.parameter or [])
@@ -307,13 +308,14 @@ def _parser() -> Parser:
     command = commands.add_parser(
         "run",
         help="run a lab from top to bottom into runs/, or a script on several nodes",
-        usage="lab run LAB [options]   or   lab run SCRIPT.py --nnodes N [--ranks N] [--master HOST:PORT --node K] "
-        "[-- the script's own arguments]",
+        usage="lab run LAB [options]   or   lab run SCRIPT.py --nnodes N [--ranks N] "
+        "[--master HOST:PORT --node K | --slurm FILE] [-- the script's own arguments]",
     )
     command.add_argument("lab", metavar="LAB", help='"9", "09", "09_name" or a path; with --nnodes a script')
     command.add_argument("--nnodes", type=int, metavar="N", help="run a script on N nodes, under torchrun")
     command.add_argument("--master", metavar="HOST:PORT", help="an address of node 0; default: all nodes here")
     command.add_argument("--node", type=int, metavar="K", help="with --master: number of this machine, from 0")
+    command.add_argument("--slurm", metavar="FILE", help="write a job for Slurm's sbatch; nothing is started")
     command.add_argument("--backend", help="sim, gloo or nccl")
     command.add_argument("--ranks", help="number of ranks")
     command.add_argument("--cluster", help="simulated cluster, for example dgx-h100")

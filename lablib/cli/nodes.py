@@ -3,6 +3,7 @@
     lab run train.py --nnodes 2 --ranks 4                                     two nodes, both on this machine (gloo)
     lab run train.py --nnodes 2 --master 10.0.0.1:29500 --node 0 -- --steps 9 on the first of two machines
     lab run train.py --nnodes 2 --master 10.0.0.1:29500 --node 1 -- --steps 9 on the second
+    lab run train.py --nnodes 2 --ranks 16 --slurm train.sbatch               a job for `sbatch`; nothing is started
 
 It prints the command of each node, and starts the nodes of this machine: all without --master, otherwise --node.
 The first node writes the run to run.json, for `Run.load`.
@@ -21,10 +22,12 @@ from pathlib import Path
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.launch_checks import MAX_RANKS
 from lablib.process.torchrun import LOOPBACK, free_port
-from lablib.text.files import new_folder
+from lablib.text.files import new_folder, write_text
 from lablib.text.units import plural
 
 _MAX_NODES = 1024
+_FOLDER = str(Path(__file__).resolve().parents[2])  # the ranks find lablib from any current directory
+_SLURM_PORT = 29500
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,31 @@ class Nodes:
         program = ["-m", "lablib.real.nodes", str(self.out), self.script, *self.arguments]
         return [sys.executable, "-m", "torch.distributed.run", *words, *program]
 
+    def slurm(self) -> str:
+        """A batch job for Slurm: one task per node, which starts the node's ranks; node 0 has the store."""
+        words = self.command(0)
+        for option, value in (("--node-rank", '"$SLURM_NODEID"'), ("--master-addr", '"$MASTER"')):
+            words[words.index(option) + 1] = value
+        quoted = [word if word.startswith('"$') else shlex.quote(word) for word in words]
+        per_node = self.ranks // self.nodes
+        return f"""#!/bin/bash
+#SBATCH --job-name={shlex.quote(Path(self.script).stem)}
+#SBATCH --nodes={self.nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node={per_node}
+#SBATCH --exclusive
+#SBATCH --time=01:00:00
+# The measured run: {self.out}
+set -euo pipefail
+export MASTER="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)"
+export OMP_NUM_THREADS=1 PYTHONPATH={shlex.quote(_FOLDER)}"${{PYTHONPATH:+:$PYTHONPATH}}"
+# One task per node; `bash -c`, so that each task reads its own SLURM_NODEID.
+srun --kill-on-bad-exit=1 bash -c {shlex.quote(" ".join(quoted))}
+"""
+
     def environment(self, node: int) -> dict[str, str]:
         """Environment of the command on this machine. If all nodes are here they share its GPUs, and use loopback."""
-        # The ranks find lablib from any current directory.
-        path = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        path = [_FOLDER, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(path)}
         if self.node is None:
             interface = "lo0" if sys.platform == "darwin" else "lo"
@@ -77,13 +101,17 @@ class Nodes:
 
 
 def run_on_nodes(options: argparse.Namespace) -> int:
-    """Print the commands, start those of this machine, and wait for them.
+    """Print the commands, start those of this machine, and wait for them; or write a batch job.
 
     Raises:
         CourseError: an invalid option.
         CourseFailure: a node failed.
     """
     nodes = checked(options)
+    if options.slurm:
+        write_text(Path(options.slurm), nodes.slurm())
+        print(f"To start it: sbatch {shlex.quote(options.slurm)}\nThe run is then on node 0, in {nodes.out}")
+        return 0
     here = range(nodes.nodes) if nodes.node is None else [nodes.node]
     for node in range(nodes.nodes):
         where = "here" if node in here else "start it there"
@@ -120,7 +148,8 @@ def _ranks(options: argparse.Namespace) -> int:
     """Total number of ranks: by default one per GPU, or two per node without GPUs."""
     gpus = len(_gpus())
     # This machine's GPUs belong to one node, or to all if all are here.
-    default = (gpus * options.nnodes if options.master else gpus) or 2 * options.nnodes
+    is_elsewhere = bool(options.master or options.slurm)
+    default = (gpus * options.nnodes if is_elsewhere else gpus) or 2 * options.nnodes
     try:
         ranks = default if options.ranks is None else int(options.ranks)
     except ValueError:
@@ -130,13 +159,13 @@ def _ranks(options: argparse.Namespace) -> int:
             f"--ranks must be a multiple of --nnodes, the same number per node: got {options.ranks or default} for "
             f"{plural(options.nnodes, 'nodes')}; try --ranks {2 * options.nnodes}"
         )
-    here = ranks // options.nnodes if options.master else ranks
+    here = ranks // options.nnodes if is_elsewhere else ranks
     if here > MAX_RANKS["gloo"]:
         raise CourseError(
             f"--ranks must leave {MAX_RANKS['gloo']:,} processes or fewer on a machine: got {here:,}; try --ranks "
             f"{options.nnodes * max(1, MAX_RANKS['gloo'] // options.nnodes)}, or lab sim"
         )
-    if gpus and here > gpus:
+    if gpus and here > gpus and not options.slurm:
         raise CourseError(
             f"each rank needs a separate GPU: got {plural(here, 'ranks')} here, and {plural(gpus, 'GPUs')}; "
             f"try --ranks {gpus * (options.nnodes if options.master else 1)}, or CUDA_VISIBLE_DEVICES= for gloo"
@@ -145,7 +174,11 @@ def _ranks(options: argparse.Namespace) -> int:
 
 
 def _master(options: argparse.Namespace) -> tuple[str, int]:
-    """Address of the first node's store: loopback if all nodes are here."""
+    """Address of the first node's store: loopback if all nodes are here; of a batch job, its first node."""
+    if options.slurm and (options.master is not None or options.node is not None):
+        raise CourseError("a job of Slurm finds its nodes itself: leave out --master and --node, or --slurm")
+    if options.slurm:
+        return "", _SLURM_PORT
     if options.master is None:
         if options.node is not None:
             raise CourseError(f"--node {options.node} needs --master HOST:PORT, an address of node 0 on every machine")

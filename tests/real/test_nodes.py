@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import subprocess
 from argparse import Namespace
 from dataclasses import asdict
 from pathlib import Path
@@ -80,6 +81,31 @@ def test_two_nodes_leave_a_run_that_a_prediction_is_held_against(script: Path, c
     assert {"all_reduce", "broadcast", "send", "step"} <= {row["name"] for row in rows}
 
 
+def test_a_job_for_slurm_starts_the_same_ranks(
+    script: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    """With stand-ins for Slurm's two commands: `srun` starts one task per node, here both on loopback."""
+    job, folder = script.parent / "a job.sbatch", script.parent / "bin"
+    words = ["--nnodes", "2", "--ranks", "4", "--out", str(script.parent / "out"), "--slurm", str(job), "--", "3"]
+    assert main(["run", str(script), *words]) == 0
+    assert f"sbatch '{job}'" in capfd.readouterr().out
+    lines = job.read_text().splitlines()
+    assert {"#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1", "#SBATCH --gpus-per-node=2"} <= set(lines)
+    folder.mkdir()
+    start = (
+        'shift\nfor node in 0 1; do SLURM_NODEID=$node "$@" & tasks+=($!); done\nwait ${tasks[0]} && wait ${tasks[1]}'
+    )
+    asked = '[ "$*" = "show hostnames a[1-2]" ] && printf "127.0.0.1\\nanother\\n"'
+    for name, text in (("srun", start), ("scontrol", asked)):
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "a[1-2]")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert subprocess.run(["bash", str(job)]).returncode == 0
+    assert Run.load(script.parent / "out" / "run.json").ranks == 4
+
+
 def test_a_rank_that_fails_ends_all_nodes_and_leaves_no_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     script = tmp_path / "broken.py"
     script.write_text(
@@ -96,7 +122,7 @@ def test_a_rank_that_fails_ends_all_nodes_and_leaves_no_run(tmp_path: Path, capf
 
 def options(script: Path, **others: Any) -> Namespace:
     given: dict[str, Any] = {"lab": str(script), "nnodes": 2, "backend": None, "ranks": None, "out": str(script.parent)}
-    return Namespace(**{**given, "master": None, "node": None, "passed_on": [], **others})
+    return Namespace(**{**given, "master": None, "node": None, "slurm": None, "passed_on": [], **others})
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -110,6 +136,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"master": "here:29500"}, "--master needs --node, .* from 0 to 1: got None"),
     ({"master": "here:29500", "node": 2}, "from 0 to 1: got 2"),
     ({"backend": "nccl"}, "leave out --backend"),
+    ({"slurm": "job", "master": "here:1", "node": 0}, "finds its nodes itself: leave out --master"),
 ]
 
 
@@ -119,7 +146,7 @@ def test_what_makes_no_sense_starts_nothing(script: Path, others: dict[str, Any]
         checked(options(script, **others))
 
 
-@pytest.mark.parametrize("words", [["--node", "1"], ["--master", "here:1"], ["--", "3"]])
+@pytest.mark.parametrize("words", [["--node", "1"], ["--master", "here:1"], ["--slurm", "job"], ["--", "3"]])
 def test_options_of_nodes_without_nodes_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]):
     assert main(["run", "00", *words]) == 2
     assert "add --nnodes 2" in capsys.readouterr().err
