@@ -26,7 +26,7 @@ from lablib.models.sizes import GPTConfig
 from lablib.phases import phase
 from lablib.plan import Parallel, Prediction, predict, search
 from lablib.plan.search_result import bound_by
-from lablib.record.timeline import Timeline
+from lablib.record.timeline import Span, Timeline
 from lablib.studies import PublishedRuns
 from lablib.text.files import parse_json, read_text, write_text
 from lablib.text.units import format_quantity
@@ -135,7 +135,21 @@ def run_slice(cluster: str, layers: int, tensor: int = 8, num_micro_batches: int
 
     ranks = tuple(mesh.rank(data=0, pipeline=stage, tensor=0) for stage in range(4))
     run = launch(program, ranks=mesh.num_ranks, cluster=cluster, fidelity="shapes", simulate=ranks)
-    return Slice(run.timeline.without("setup"), ranks, num_micro_batches)
+    spans = [_by_axis(span, mesh) for span in run.timeline.without("setup")]
+    timeline = Timeline.of(spans, run.timeline.num_ranks, simulated=run.timeline.simulated)
+    return Slice(timeline, ranks, num_micro_batches)
+
+
+def _by_axis(span: Span, mesh: parallel.Mesh) -> Span:
+    """The span with its stream named after the axis: "comm:tensor" for "comm:8-15"; a pipeline has two directions."""
+    if span.is_compute:
+        return span
+    kind, group = span.stream.split(":")[:2]
+    if "," not in group:
+        return replace(span, stream=f"{kind}:{'all ranks' if group == 'world' else 'tensor'}")
+    first, second = map(int, group.split(",")[:2])
+    is_pipeline = second - first == mesh.stride("pipeline")
+    return replace(span, stream=f"{kind}:pipeline:{span.name[:4]}" if is_pipeline else f"{kind}:data")
 
 
 def layer_seconds(

@@ -69,8 +69,8 @@ lab16.in_table({"timeline": seen})
 
 # %% [markdown]
 # *Products* are the matrix products. *Other kernels* (norms, GELU, sums) wait for memory. In an *all-reduce*, 8 GPUs
-# add up their partial results (lane 8-15), and compute nothing at that time. Two of these terms follow from sizes
-# alone.
+# add up their partial results (lane "tensor"), and compute nothing at that time. Two of these terms follow from sizes
+# and the rates of GPU and link.
 
 # %% [markdown]
 # ### Exercise 1: two terms of a layer
@@ -136,7 +136,8 @@ lab16.in_table({"a micro-batch": seconds | {"two layers": 2 * slice_of_4.stage_s
 # %% [markdown]
 # Stages 1 and 2 take as long as two layers. Stage 0 also has the embedding, and stage 3 the *head*, a product for each
 # word of the vocabulary, and the loss: it is the busiest. While the first micro-batch reaches it and the last one
-# returns, it waits: the *bubble*. At the end the two replicas exchange gradients, on the *data axis*.
+# returns, it waits: the *bubble*. At the end the two replicas exchange gradients, on the *data axis* (lane
+# "data").
 
 # %% [markdown]
 # ### Exercise 2: a step as a sum
