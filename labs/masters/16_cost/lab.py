@@ -185,7 +185,8 @@ lab16.in_table({"formula": formula, "timeline": slice_of_8.terms()})
 # %% [markdown]
 # The terms are there. The timeline's bubble is longer: this program posts a receive only when it needs the data, so the
 # busiest stage also waits for a message in each micro-batch.
-#
+
+# %% [markdown]
 # The *planner* of this project, `lablib.plan`, is the same sum for the software of real runs, with rates measured on
 # real machines. Its *tensor axis* is the all-reduces, *attention* the scores, *launches* the CPU's time to start
 # kernels. All of GPT-3 on 768 GPUs, with 1,536 sequences in a step:
