@@ -1,4 +1,4 @@
-"""Lab 16: a slice of GPT-3 on the simulator, plans with a price, a leader board; all names of its notebook."""
+"""Lab 16: a slice of GPT-3 on the simulator, plans with a price, a leader board; the one import of its notebook."""
 
 from __future__ import annotations
 
@@ -26,19 +26,18 @@ from lablib.models.sizes import GPTConfig
 from lablib.phases import phase
 from lablib.plan import Parallel, Prediction, predict, search
 from lablib.plan.search_result import bound_by
-from lablib.record.timeline import Timeline
+from lablib.record.timeline import Span, Timeline
 from lablib.studies import PublishedRuns
 from lablib.text.files import parse_json, read_text, write_text
 from lablib.text.units import format_quantity
-from lablib.validation import published_rows, score
 from lablib.widgets import Choice, IntChoice, LogSlider, explore, guess
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-__all__ = ["Parallel", "PublishedRuns", "checks_for", "find_cluster", "format_quantity", "guess", "predict"]
-__all__ += ["published_rows", "score", "search", "show", "try_out"]
+# Names of other packages that the notebook uses, as lab16.show.
+__all__ = ["PublishedRuns", "checks_for", "find_cluster", "format_quantity", "guess", "show", "try_out"]
 
 GPT3_TOKENS, GPT3_FLOPS = 300e9, 3.14e23  # Brown et al., 2020, arXiv 2005.14165, table D.1
 BATCH, SEQ_LEN, WIDTH, VOCABULARY = 1536, 2048, 12288, 51_200  # sequences of a step: 3.1 million tokens
@@ -136,7 +135,21 @@ def run_slice(cluster: str, layers: int, tensor: int = 8, num_micro_batches: int
 
     ranks = tuple(mesh.rank(data=0, pipeline=stage, tensor=0) for stage in range(4))
     run = launch(program, ranks=mesh.num_ranks, cluster=cluster, fidelity="shapes", simulate=ranks)
-    return Slice(run.timeline.without("setup"), ranks, num_micro_batches)
+    spans = [_by_axis(span, mesh) for span in run.timeline.without("setup")]
+    timeline = Timeline.of(spans, run.timeline.num_ranks, simulated=run.timeline.simulated)
+    return Slice(timeline, ranks, num_micro_batches)
+
+
+def _by_axis(span: Span, mesh: parallel.Mesh) -> Span:
+    """The span with its stream named after the axis: "comm:tensor" for "comm:8-15"; a pipeline has two directions."""
+    if span.is_compute:
+        return span
+    kind, group = span.stream.split(":")[:2]
+    if "," not in group:
+        return replace(span, stream=f"{kind}:{'all ranks' if group == 'world' else 'tensor'}")
+    first, second = map(int, group.split(",")[:2])
+    is_pipeline = second - first == mesh.stride("pipeline")
+    return replace(span, stream=f"{kind}:pipeline:{span.name[:4]}" if is_pipeline else f"{kind}:data")
 
 
 def layer_seconds(
@@ -226,8 +239,9 @@ class Prices:
         """Choose a plan by hand: the waterfall of its step, with days and dollars."""
 
         def draw(found: Prediction) -> go.Figure:
-            row, fits = self.bill(found), "" if found.fits else ", but it does not fit"
-            return figure_waterfall(found, f"{row['days']} days, {row['dollars']} dollars{fits}")
+            row, memory = self.bill(found), format_quantity(found.peak_memory_bytes, "B")
+            fits = "" if found.fits else ": does not fit"
+            return figure_waterfall(found, f"{row['days']} days, {row['dollars']} dollars, {memory} per GPU{fits}")
 
         controls = [
             IntChoice("nodes", "Nodes of 8 GPUs", (24, 48, 96, 192), 96),
@@ -263,8 +277,11 @@ class Prices:
             LogSlider("memory", "Memory of a GPU, times", 0.25, 5, 1.0),
             IntChoice("batch", "Sequences of a step", (384, 768, 1536, 3072, 6144), BATCH),
         ]
-        draw = partial(figure_waterfall, title="The best plan for this machine")
-        return explore(self.best_on, draw, controls, interactive, [{"network": 0.05}, {"memory": 0.25}])
+
+        def draw(found: Prediction) -> go.Figure:
+            return figure_waterfall(found, f"The best plan for this machine: {self.bill(found)['days']} days")
+
+        return explore(self.best_on, draw, controls, interactive, [{"network": 10}, {"batch": 4 * BATCH}])
 
     def explanation(self, wrong: Plan, better: Plan) -> pd.DataFrame:
         """Choices put right one by one, the most saving first, and the term of the sum that becomes shorter."""

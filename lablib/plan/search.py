@@ -89,7 +89,7 @@ def search(
     stages = _values("zero_stage", zero_stage, minimum=0)
     if wrong := set(stages) - set(SHARDING):
         raise ValueError(f"zero_stage is 0, 1, 2 or 3: got {min(wrong)}")
-    stages = stages or _possible_stages(others)
+    stages = stages or possible_stages(others)
     grid = grid_of(
         *(model, splits, _schedules(schedule), _values("chunks", chunks)),
         *(_values("micro_batch", micro_batch) or MICRO_BATCHES, stages),
@@ -101,7 +101,7 @@ def search(
     return SearchResult(plans, order)
 
 
-def _possible_stages(others: Mapping[str, Any]) -> tuple[int, ...]:
+def possible_stages(others: Mapping[str, Any]) -> tuple[int, ...]:
     """The ZeRO stages that fit choices made for all plans; empty: all stages do."""
     if not find_compression(others.get("compression", "none")).is_none:
         return (0, 1, 2)  # compression does not apply to ZeRO-3

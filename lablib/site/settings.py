@@ -21,7 +21,7 @@ from lablib.plan.parallel import SHARDING, Parallel
 from lablib.plan.search_grid import RECOMPUTE
 from lablib.plan.stack import STACKS
 
-SIZES, CONFIG, OWN = "sizes by hand", "a config.json", "your own plan"
+SIZES, CONFIG, OWN, ALL = "sizes by hand", "a config.json", "your own plan", "all"
 _MODEL = {
     "model": "llama-3-70b",
     **{"layers": "32", "width": "4096", "heads": "32", "kv_heads": "8", "hidden": "14336", "vocabulary": "128256"},
@@ -42,7 +42,8 @@ _PIPELINE = {
     **{"p_forward": "1", "p_input": "1", "p_weight": "1", "p_send": "0", "p_overlap": "yes"},
     "p_own": "rank 0: F0 F1 F2 B0 F3 B1 B2 B3\nrank 1: F0 F1 B0 F2 B1 F3 B2 B3\nrank 2: F0 B0 F1 B1 F2 B2 F3 B3",
 }
-DEFAULTS: Mapping[str, str] = MappingProxyType({**_MODEL, **_SPLIT, **_STEP, **_TRAINING, **_PIPELINE})
+_SEARCH = {"schedules": ALL}
+DEFAULTS: Mapping[str, str] = MappingProxyType({**_MODEL, **_SPLIT, **_STEP, **_TRAINING, **_PIPELINE, **_SEARCH})
 CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "model": (*TRANSFORMERS, SIZES, CONFIG),
@@ -55,6 +56,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "optimizer": tuple(OPTIMIZERS),
         "stack": ("", *STACKS),
         "p_schedule": (*SCHEDULES, OWN),
+        "schedules": (ALL, "1f1b and the one above"),
     }
 )
 Settings = Mapping[str, str]

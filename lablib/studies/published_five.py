@@ -50,7 +50,9 @@ class PublishedRuns:
         return pd.DataFrame(rows).T
 
     def errors(self, *percents: float) -> pd.DataFrame:
-        """Seconds and errors of the planner, and of utilizations in percent: one for each run, and one for all."""
+        """Measured seconds and utilization; seconds and errors of the planner, of utilizations in percent (one for
+        each run), and of one for all.
+        """
         import pandas as pd
 
         *own, for_all = percents
@@ -61,11 +63,12 @@ class PublishedRuns:
         for (name, run), percent in zip(self.runs.items(), own, strict=True):
             measured = run.measured.step_time_s or inf
             times = (run.step_time_s, naive_step_s(run, percent), naive_step_s(run, for_all))
-            rows[name] = {"measured": format_quantity(measured, "s")}
+            utilization = naive_step_s(run, 100) / measured
+            rows[name] = {"measured": format_quantity(measured, "s"), "utilization": f"{utilization:.0%}"}
             for who, time_s in zip(sums, times, strict=True):
                 rows[name][who] = f"{format_quantity(time_s, 's')} ({time_s / measured - 1:+.0%})"
                 sums[who] += abs(time_s / measured - 1) / len(own)
-        rows["mean error"] = {"measured": ""} | {who: f"{error:.0%}" for who, error in sums.items()}
+        rows["mean error"] = {"measured": "", "utilization": ""} | {who: f"{error:.0%}" for who, error in sums.items()}
         return pd.DataFrame(rows).T
 
     def all_errors(self) -> pd.DataFrame:

@@ -196,21 +196,35 @@ def test_the_pipeline_is_the_replay_and_a_deadlock_is_reported(open_page):
 
 
 def test_a_search_ends_when_it_is_cancelled_and_finds_the_plans_of_the_planner(open_page):
-    page = open_page("model=gpt2&cluster=dgx-a100&data=2&tensor=1&pipeline=1&batch=8")
+    changes = {"model": "gpt3-6.7b", "cluster": "pcie-a100", "batch": "64", "seq_len": "1024"}
+    changes |= {"data": "1", "tensor": "1", "pipeline": "4"}
+    page = open_page("&".join(f"{name}={value}" for name, value in changes.items()))
     page.get_by_role("button", name="Search").click()
     page.get_by_role("button", name="Use plan 1", exact=True).wait_for(timeout=60_000)
     page.wait_for_function("document.querySelector('#cancel').disabled", timeout=60_000)
-    changes = {"model": "gpt2", "cluster": "dgx-a100", "data": "2", "tensor": "1", "pipeline": "1", "batch": "8"}
-    rows = Search({**DEFAULTS, **changes}).go_on(0)["rows"]
-    assert page.inner_text("#plans tbody tr th") == rows[0]["parallel"]
+    found = Search({**DEFAULTS, **changes}, at_once=True).go_on(100)
+    rows, schedules = found["rows"], {row["schedule"] for row in found["rows"]}
+    assert page.locator("#plans tbody tr th").all_inner_texts() == [row["parallel"] for row in rows]
+    assert len(schedules) > 2 and page.locator("#plans tbody tr td:nth-child(3)").all_inner_texts() == [
+        row["schedule"] for row in rows
+    ]
+    assert page.inner_text("#found").startswith(f"{found['total']:,} of {found['total']:,} plans")
     page.get_by_role("button", name="Use plan 1", exact=True).click()
     settle(page)
     assert value(page, "step_time_s") == pytest.approx(rows[0]["step_time_s"], rel=1e-12)
     open_page("model=mixtral-8x7b")
     page.get_by_role("button", name="Search").click()
-    page.wait_for_function("document.querySelector('#progress').value > 0")
+    page.wait_for_function("document.querySelector('#found').textContent.endsWith('left')")
+    assert page.locator("#found").get_attribute("aria-live") == "off"
+    button = page.get_by_role("button", name="Use plan 1", exact=True)
+    button.wait_for()
+    shot(page, "searching")
     page.get_by_role("button", name="Cancel").click()
-    assert page.inner_text("#found").startswith("Ended") and page.get_by_role("button", name="Search").is_enabled()
+    said = page.inner_text("#found")
+    assert said.startswith("Ended") and said.endswith("fit") and page.get_by_role("button", name="Search").is_enabled()
+    page.get_by_label("Schedules of the search").select_option("1f1b and the one above")
+    settle(page)
+    assert "schedules=1f1b" in page.url
 
 
 def test_sizes_by_hand_and_a_config_json_are_models(open_page):

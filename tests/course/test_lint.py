@@ -93,6 +93,11 @@ def test_a_broken_rule_is_named_with_file_and_line(lab: Lab, change: Callable[[s
     assert any(text.startswith(f"{lab.master}:{line}: ") and message in text for text in found), found
 
 
+def test_checks_may_come_from_the_module_of_the_lab_and_have_its_number(lab: Lab):
+    assert findings(lab, swap('checks_for("90")', 'lab90.checks_for("90")')) == []
+    assert any("checks_for" in text for text in findings(lab, swap('checks_for("90")', 'checks_for("09")')))
+
+
 def test_a_lab_without_a_file_of_checks_says_which_one_is_missing(lab: Lab):
     lab.checks.unlink()
     assert any(f"has no file: expected {lab.checks}" in text for text in findings(lab, lambda text: text))

@@ -59,3 +59,14 @@ def test_the_leader_board_keeps_named_plans_sorted_by_dollars(tmp_path: Path, mo
     with pytest.raises(ValueError, match="must divide the 768 GPUs"):
         prices.leader_board("Eve", PLAN | {"tensor": 7}, 60)
     assert "Eve" not in file.read_text()
+
+
+def test_lanes_are_named_after_axes_and_nothing_else_changes():
+    for tensor in (4, 8):
+        slice_ = lab16.run_slice("dgx-a100", layers=4, tensor=tensor)
+        lanes = {span.stream.partition(":")[2] for span in slice_.timeline if not span.is_compute}
+        assert lanes == {"tensor", "pipeline:recv", "pipeline:send", "data", "all ranks"}
+        for rank in slice_.ranks:
+            names = {span.stream: span.name for span in slice_.timeline.select(rank) if span.is_communication}
+            assert names["comm:tensor"] == "all_reduce" and names["comm:data"] == "all_gather_into_tensor"
+            assert names.get("comm:pipeline:recv", "recv").startswith("recv")

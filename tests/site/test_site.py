@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from lablib.cli.main import main
-from lablib.plan import Parallel, predict
+from lablib.plan import Parallel, predict, search
 from lablib.site.answers import answered, prediction
 from lablib.site.build import build_site
 from lablib.site.pipelines import pipeline
 from lablib.site.pyodide import FILES
 from lablib.site.searches import Search
-from lablib.site.settings import CONFIG, DEFAULTS, SIZES
+from lablib.site.settings import ALL, CHOICES, CONFIG, DEFAULTS, SIZES, arguments
 
 # The planner of the page, alone: no site-packages, no numpy, no torch.
 ALONE = """
@@ -47,13 +47,13 @@ def test_the_planner_of_the_page_runs_alone_and_answers_to_the_bit(interpreter, 
     with zipfile.ZipFile(built.folder / "planner.zip") as archive:
         archive.extractall(tmp_path / "planner")
     settings = {**DEFAULTS, "model": "gpt2", "cluster": "dgx-a100", "data": "2", "tensor": "1", "batch": "64"}
-    settings["schedule"] = "zb-h1"
+    settings |= {"schedule": "zb-h1", "pipeline": "2"}
     command = [sys.executable, "-I", "-S", "-c", ALONE, str(tmp_path / "planner"), json.dumps(settings)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = Search(settings, at_once=False).go_on(100)
+    found = Search(settings, at_once=True).go_on(100)  # with arrays: the same plans and numbers
     assert json.loads(done.stdout) == json.loads(json.dumps([prediction(settings), pipeline(settings), found]))
-    assert found["done"] == found["total"] and found["rows"]
+    assert found["done"] == found["total"] and len(found["rows"]) == 10
 
 
 def test_the_folder_has_every_file_that_the_page_names_and_replaces_only_a_page(interpreter, tmp_path, capsys):
@@ -98,17 +98,53 @@ def test_npm_fills_the_cache_once_and_its_absence_or_failure_is_one_error(tmp_pa
     assert main(command) == 0 and (tmp_path / "public" / "pyodide" / FILES[0]).is_file()
 
 
-@pytest.mark.parametrize("changes", [{}, {"model": "mixtral-8x7b", "data": "2", "schedule": "interleaved"}])
-def test_a_search_in_slices_tries_the_grid_of_the_planner(changes):
-    settings = {**DEFAULTS, "tensor": "2", "pipeline": "1", "data": "2", "batch": "32", "seq_len": "2048", **changes}
-    in_slices, at_once = Search(settings, at_once=False), Search(settings, at_once=True).go_on(0)
-    answer = in_slices.go_on(0)
-    while answer["done"] < answer["total"]:
-        answer = in_slices.go_on(0.5)
-    assert {name: answer[name] for name in ("done", "total", "possible", "fit")} == {
-        name: at_once[name] for name in ("done", "total", "possible", "fit")
-    }
-    assert [row["step_time_s"] for row in answer["rows"]] == pytest.approx([r["step_time_s"] for r in at_once["rows"]])
+FEW = {**DEFAULTS, "tensor": "2", "pipeline": "1", "data": "2", "batch": "32", "seq_len": "2048"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"model": "gpt3-6.7b", "stack": "torch"},
+        {"model": "mixtral-8x7b", "cluster": "mi300x"},
+        {"model": "gpt3-6.7b", "schedule": "interleaved", "schedules": CHOICES["schedules"][1]},
+        {"model": "gpt2", "data": "1", "tensor": "1"},
+    ],
+)
+def test_a_search_in_slices_tries_the_grid_of_the_planner_with_every_schedule(changes):
+    settings = {**FEW, **changes}
+    in_slices, seen = Search(settings, at_once=False), []
+    while not seen or seen[-1]["done"] < seen[-1]["total"]:
+        seen.append(in_slices.go_on(0.2))
+    answer = seen[-1]
+    assert answer == Search(settings, at_once=True).go_on(100)  # to the bit
+    given = arguments(settings)
+    gpus, schedule = given.pop("parallel").num_ranks, given.pop("schedule")
+    del given["micro_batch"], given["recompute"]
+    names = None if settings["schedules"] == ALL else ("1f1b", schedule)
+    found = search(**given, gpus=gpus, schedule=names)
+    numbers = len(found.plans), len(found.plans), found.plans.is_possible.sum(), len(found.order)
+    assert tuple(answer[name] for name in ("done", "total", "possible", "fit")) == numbers
+    assert [row["step_time_s"] for row in answer["rows"]] == pytest.approx([each.step_time_s for each in found.top()])
+    assert answer["rows"] == sorted(answer["rows"], key=lambda row: row["step_time_s"])
+
+
+def test_a_search_shows_progress_begins_with_the_chosen_schedule_and_refuses_choices_that_exclude_each_other():
+    settings = {**FEW, "model": "gpt2", "schedule": "zb-v", "pipeline": "2"}
+    one_by_one = Search(settings, at_once=False)
+    first = one_by_one.go_on(0)
+    assert first["done"] == 1 < first["total"]
+    later = one_by_one.go_on(0)
+    assert later["done"] == 2 and later["total"] == first["total"]
+    chosen = Search({**settings, "schedules": CHOICES["schedules"][1]}, at_once=False).go_on(100)
+    both = Search(settings, at_once=False)
+    answer = both.go_on(0)
+    while answer["done"] < chosen["total"]:
+        answer = both.go_on(0)
+    assert answer == chosen | {"total": answer["total"]}
+    for at_once in (False, True):
+        with pytest.raises(ValueError, match="eager torch has no products in 8 bits"):
+            Search({**settings, "stack": "torch", "precision": "float8"}, at_once)
 
 
 def test_settings_are_a_plan_or_one_clear_error():

@@ -21,5 +21,6 @@ def test_a_guess_that_is_right_has_no_error():
     right = [100 * naive_step_s(run, 100) / (run.measured.step_time_s or 1) for run in runs.runs.values()]
     table = runs.errors(*right, 50)
     assert table["yours"].iloc[-1] == "0%" and "(+0%)" in table["yours"].iloc[0].replace("-0%", "+0%")
+    assert list(table["utilization"]) == [*(f"{percent:.0f}%" for percent in right), ""]
     with pytest.raises(ValueError, match="give 5 utilizations, and one for all: got 2 numbers"):
         runs.errors(50, 50)

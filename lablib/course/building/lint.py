@@ -2,7 +2,7 @@
 
  1  the first cell is text: `# Lab NN: Title`, with the number of the file, and a paragraph `**Question.** ...`
  2  one cell is tagged `parameters`, the first or second of the code cells; it has `interactive` and `quick`
- 3  a cell `check = checks_for("NN")` comes before the first check
+ 3  a cell `check = checks_for("NN")`, or `labNN.checks_for`, comes before the first check
  4  each exercise is followed by its check, and each check belongs to an exercise
  5  only cells tagged `exercise` hold solutions (others would reach the learner), and each can become a stub
  6  a cell tagged `check` ends in `check.name(answer)`; the name exists in the lab's file of checks, and is used once
@@ -82,9 +82,10 @@ def _checks_for(master: Master) -> Findings:
     checks = [cell for cell in master.cells if cell.tagged("check")]
     before = [cell for cell in master.cells if checks and cell.line < checks[0].line and cell.kind == "code"]
     statements = {ast.unparse(node) for cell in before for node in ast.parse(cell.source).body}
-    if checks and f"check = checks_for('{master.lab.number}')" not in statements:
-        wanted = f'check = checks_for("{master.lab.number}")'
-        yield checks[0], f"a cell before the first check must say `{wanted}`; add it to the imports."
+    wanted = re.compile(rf"check = (\w+\.)?checks_for\('{master.lab.number}'\)")
+    if checks and not any(map(wanted.fullmatch, statements)):
+        line = f'check = checks_for("{master.lab.number}")'
+        yield checks[0], f"a cell before the first check must say `{line}`; add it to the imports."
 
 
 def _pairs(master: Master) -> Findings:

@@ -101,36 +101,49 @@ function use(row) {
   ask();
   $("answer").focus();
 }
+let began = 0, drawn = "", counts = ""; // of the present search: its start, the rows in the table, the plans so far
+function left(answer) {
+  const past_s = (performance.now() - began) / 1000, left_s = past_s * (answer.total / answer.done - 1);
+  return past_s < 2 ? "" : left_s > 90 ? `, ${Math.round(left_s / 60)} minutes left` : `, ${Math.ceil(left_s)} s left`;
+}
 function showSearch(answer) {
   if ("refusal" in answer) return endSearch(answer.refusal);
   $("progress").max = answer.total;
   $("progress").value = answer.done;
-  const text = `${count(answer.done)} of ${count(answer.total)} plans, ${count(answer.possible)} possible, ${count(answer.fit)} fit`;
-  const rows = answer.rows.map((row, k) => {
+  const [done, total, possible, fit] = ["done", "total", "possible", "fit"].map((name) => answer[name].toLocaleString("en"));
+  counts = `${done} of ${total} plans, ${possible} possible, ${fit} fit`;
+  if (drawn !== (drawn = JSON.stringify(answer.rows))) showPlans(answer.rows);
+  if (answer.done === answer.total) endSearch(counts);
+  else $("found").textContent = counts + left(answer);
+}
+function showPlans(found) {
+  const rows = found.map((row, k) => {
     const button = element("button", { type: "button", "aria-label": `Use plan ${k + 1}` }, "Use");
     button.addEventListener("click", () => use(row));
     return [row.parallel, button, row.schedule, `${row.micro_batch}`, row.recompute, seconds(row.step_time_s), percent(row.mfu), bytes(row.peak_memory_bytes), row.bound_by];
   });
   $("plans").replaceChildren(...(rows.length ? [table("The fastest plans that fit", ["plan", "", "schedule", "micro-batch", "recompute", "step", "MFU", "memory", "time goes to"], rows, ["", "", "text", "", "text", "", "", "", "text"])] : []));
-  if (answer.done === answer.total) endSearch(text);
-  else $("found").textContent = text;
 }
 function endSearch(text) {
   searches++;
   worker.postMessage({ kind: "cancel" });
+  $("found").setAttribute("aria-live", "polite");
   $("found").textContent = text;
   $("cancel").disabled = true;
   $("search").disabled = false;
 }
 $("search").addEventListener("click", () => {
   worker.postMessage({ kind: "search", id: ++searches, settings: read() });
+  [began, drawn, counts] = [performance.now(), "", "no plan predicted"];
+  $("plans").replaceChildren();
+  $("found").setAttribute("aria-live", "off"); // not every step is read aloud, only the end
   $("found").textContent = "Searching ...";
   $("cancel").disabled = false;
   $("search").disabled = true;
   $("cancel").focus();
 });
 $("cancel").addEventListener("click", () => {
-  endSearch(`Ended: ${$("found").textContent}`);
+  endSearch(`Ended: ${counts}`);
   $("search").focus();
 });
 

@@ -10,25 +10,10 @@
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
 # %%
-from lablib.labs.lab16 import (
-    GPT3_FLOPS,
-    Prices,
-    PublishedRuns,
-    checks_for,
-    figure_question,
-    find_cluster,
-    format_quantity,
-    guess,
-    in_table,
-    layer_seconds,
-    run_slice,
-    show,
-    step_seconds,
-    try_out,
-)
+from lablib.labs import lab16
 
-check = checks_for("16")
-show(figure_question())
+check = lab16.checks_for("16")
+lab16.show(lab16.figure_question())
 
 # %% tags=["parameters"]
 cluster: str = "dgx-a100"  # dgx-a100 | dgx-h100 | hgx-h200
@@ -46,7 +31,7 @@ quick: bool = True  # the lab is as short either way
 
 # %%
 my_days = None  # or two numbers, if you have no fields below
-guessed_days = guess(("days on 1,024 A100", "days on 10,000 V100"), my_days, interactive)
+guessed_days = lab16.guess(("days on 1,024 A100", "days on 10,000 V100"), my_days, interactive)
 guessed_days
 
 # %% tags=["instructor"]
@@ -55,14 +40,14 @@ guessed_days.lock(30, 20)
 # %%
 at_peak = {}
 for gpus, name in ((1024, "dgx-a100"), (10_000, "dgx-v100")):
-    peak = gpus * find_cluster(name).device.peak("float16")
-    at_peak[f"{gpus:,} of {name}"] = f"{GPT3_FLOPS / peak / 86_400:.3g}"
-guessed_days.reveal(in_table({"days at the peak": at_peak}))
+    peak = gpus * lab16.find_cluster(name).device.peak("float16")
+    at_peak[f"{gpus:,} of {name}"] = f"{lab16.GPT3_FLOPS / peak / 86_400:.3g}"
+guessed_days.reveal(lab16.in_table({"lower bound: days at the peak": at_peak}))
 
 # %% [markdown]
-# These are lower bounds: no run reaches the *peak*, the most FLOPs per second that a GPU can do. The share that it
-# reaches is its *utilization* (MFU). It depends on the *plan*: how the model and the batch are split over GPUs. Which
-# other work takes time in a step?
+# The *peak* is the most FLOPs per second that a GPU can do. The share of it that a run reaches is its *utilization*
+# (MFU). It depends on the *plan*: how the model and the batch are split over GPUs. Which other work takes time in a
+# step?
 
 # %% [markdown] minutes=11
 # ## One layer
@@ -72,20 +57,20 @@ guessed_days.reveal(in_table({"days at the peak": at_peak}))
 # *micro-batch*, here one sequence of 2,048 tokens, goes through the stages as one piece.
 
 # %%
-slice_of_4 = run_slice(cluster, layers=4)
-show(slice_of_4.figure_layer())
+slice_of_4 = lab16.run_slice(cluster, layers=4)
+lab16.show(slice_of_4.figure_layer())
 
 # %%
 seen = slice_of_4.stage(1)  # seconds per micro-batch, forward and backward
 rate = seen["FLOPs"] / seen["products"]
-peak = find_cluster(cluster).device.peak("bfloat16")
-print(f"products reach {format_quantity(rate, 'FLOP/s')}, {rate / peak:.0%} of the peak")
-in_table({"timeline": seen})
+peak = lab16.find_cluster(cluster).device.peak("bfloat16")
+print(f"products reach {lab16.format_quantity(rate, 'FLOP/s')}, {rate / peak:.0%} of the peak")
+lab16.in_table({"timeline": seen})
 
 # %% [markdown]
 # *Products* are the matrix products. *Other kernels* (norms, GELU, sums) wait for memory. In an *all-reduce*, 8 GPUs
-# add up their partial results (lane 8-15), and compute nothing at that time. Two of these terms follow from sizes
-# alone.
+# add up their partial results (lane "tensor"), and compute nothing at that time. Two of these terms follow from sizes
+# and the rates of GPU and link.
 
 # %% [markdown]
 # ### Exercise 1: two terms of a layer
@@ -116,7 +101,7 @@ def layer_terms(tokens, width, seq_len, n, flops_per_s, bytes_per_s, latency_s):
 # By hand: 3 (24 * 4 + 4 * 5 * 2) 2 / 2 = 408 FLOPs, so products take 1 s.
 # An all-reduce: 8 B sent, 4 s, and 2 rounds of 3 s; four of them, 40 s.
 sizes = {"tokens": 2, "width": 2, "seq_len": 5, "n": 2}
-try_out(layer_terms, **sizes, flops_per_s=408.0, bytes_per_s=2.0, latency_s=3.0)
+lab16.try_out(layer_terms, **sizes, flops_per_s=408.0, bytes_per_s=2.0, latency_s=3.0)
 
 # %% tags=["check"] points=2
 check.layer_terms(layer_terms)
@@ -126,13 +111,13 @@ check.layer_terms(layer_terms)
 # the one from above.
 
 # %%
-link = find_cluster(cluster).intra
+link = lab16.find_cluster(cluster).intra
 wire = link.bandwidth_bytes_per_s, link.latency_s
 table = {}
 for n in (8, 4):
-    table[f"formula, {n} ranks"] = layer_seconds(2048, 12288, 2048, n, rate, *wire)
-    table[f"timeline, {n} ranks"] = run_slice(cluster, layers=4, tensor=n).stage(1)
-in_table(table)
+    table[f"formula, {n} ranks"] = lab16.layer_seconds(2048, 12288, 2048, n, rate, *wire)
+    table[f"timeline, {n} ranks"] = lab16.run_slice(cluster, layers=4, tensor=n).stage(1)
+lab16.in_table(table)
 
 # %% [markdown] minutes=10
 # ## A step
@@ -141,25 +126,28 @@ in_table(table)
 # Below, 8 layers in 4 stages, 8 micro-batches in the order 1F1B (lab 13), one rank of each stage.
 
 # %%
-slice_of_8 = run_slice(cluster, layers=8)
+slice_of_8 = lab16.run_slice(cluster, layers=8)
 title = "A step: one GPU of each stage"
-show(slice_of_8.timeline.figure(ranks=slice_of_8.ranks, title=title))
+lab16.show(slice_of_8.timeline.figure(ranks=slice_of_8.ranks, title=title))
 stages_s = [slice_of_8.stage_s(stage) for stage in range(4)]
 seconds = {f"stage {stage}": each for stage, each in enumerate(stages_s)}
-in_table({"a micro-batch": seconds | {"two layers": 2 * slice_of_4.stage_s(1)}})
+lab16.in_table({"a micro-batch": seconds | {"two layers": 2 * slice_of_4.stage_s(1)}})
 
 # %% [markdown]
 # Stages 1 and 2 take as long as two layers. Stage 0 also has the embedding, and stage 3 the *head*, a product for each
 # word of the vocabulary, and the loss: it is the busiest. While the first micro-batch reaches it and the last one
-# returns, it waits: the *bubble*. At the end the two replicas exchange gradients, on the *data axis*.
+# returns, it waits: the *bubble*. At the end the two replicas exchange gradients, on the *data axis* (lane
+# "data").
 
 # %% [markdown]
 # ### Exercise 2: a step as a sum
 #
-# The busiest stage processes m micro-batches. The bubble: each *other* stage's time for one micro-batch (exact if the
-# last stage is the busiest, otherwise an upper bound), and a message between all neighbours, there and back. The data
-# axis (ZeRO-1, lab 10): a reduce-scatter of gradients, then an all-gather of parameters, 2 bytes for each; in each of
-# the two a replica sends (r-1)/r of the bytes.
+# *Stage.* The busiest stage processes m micro-batches. *Bubble and messages.* Each *other* stage's time for one
+# micro-batch, and a message between all neighbours, there and back. (Exact if the last stage is the busiest in both
+# passes, otherwise mostly an upper bound.)
+#
+# *Data axis* (ZeRO-1, lab 10). A reduce-scatter of gradients, then an all-gather of parameters, 2 bytes for each; in
+# each of the two a replica sends (r-1)/r of the bytes.
 
 
 # %% tags=["exercise"]
@@ -181,31 +169,32 @@ def step_terms(stages_s, m, message_s, params, replicas, bytes_per_s):
 
 # %%
 # By hand: stage 10 * 3 = 30; bubble 1 + 2 + 2 * 2 * 0.5 = 5; data axis 2 * 1/2 * 2 * 8 / 4 = 4.
-try_out(step_terms, [1.0, 3.0, 2.0], 10, 0.5, params=8, replicas=2, bytes_per_s=4.0)
+lab16.try_out(step_terms, [1.0, 3.0, 2.0], 10, 0.5, params=8, replicas=2, bytes_per_s=4.0)
 
 # %% tags=["check"] points=2
 check.step_terms(step_terms)
 
 # %%
-inter_bytes_per_s = find_cluster(cluster).inter.bandwidth_bytes_per_s
+inter_bytes_per_s = lab16.find_cluster(cluster).inter.bandwidth_bytes_per_s
 message_s = 2 * 2048 * 12288 / inter_bytes_per_s
 params = (2 * 12 * 12288**2 + 51_200 * 12288) / 8  # 2 layers and the head, on 8 ranks
-formula = step_seconds(stages_s, 8, message_s, params, 2, inter_bytes_per_s)
-print(f"the timeline's step: {format_quantity(slice_of_8.timeline.makespan_s, 's')}")
-in_table({"formula": formula, "timeline": slice_of_8.terms()})
+formula = lab16.step_seconds(stages_s, 8, message_s, params, 2, inter_bytes_per_s)
+print(f"the timeline's step: {lab16.format_quantity(slice_of_8.timeline.makespan_s, 's')}")
+lab16.in_table({"formula": formula, "timeline": slice_of_8.terms()})
 
 # %% [markdown]
 # The terms are there. The timeline's bubble is longer: this program posts a receive only when it needs the data, so the
 # busiest stage also waits for a message in each micro-batch.
-#
+
+# %% [markdown]
 # The *planner* of this project, `lablib.plan`, is the same sum for the software of real runs, with rates measured on
 # real machines. Its *tensor axis* is the all-reduces, *attention* the scores, *launches* the CPU's time to start
 # kernels. All of GPT-3 on 768 GPUs, with 1,536 sequences in a step:
 
 # %%
-prices = Prices(cluster, price)
+prices = lab16.Prices(cluster, price)
 plan = {"nodes": 96, "tensor": 8, "pipeline": 8, "micro_batch": 1, "recompute": "none"}
-show(prices.predict(plan).figure())
+lab16.show(prices.predict(plan).figure())
 
 # %% [markdown] minutes=8
 # ## Five published runs
@@ -215,7 +204,7 @@ show(prices.predict(plan).figure())
 # gathers each layer when it is needed. With 3 *chunks* a stage holds 3 separate groups of layers (lab 13).
 
 # %%
-runs = PublishedRuns()
+runs = lab16.PublishedRuns()
 runs.table()
 
 # %% [markdown]
@@ -226,7 +215,7 @@ runs.table()
 # %%
 my_percents = None  # or six numbers
 asked = [f"{name}, %" for name in runs.runs]
-guessed_percents = guess([*asked, "one for all, %"], my_percents, interactive)
+guessed_percents = lab16.guess([*asked, "one for all, %"], my_percents, interactive)
 guessed_percents
 
 # %% tags=["instructor"]
@@ -236,19 +225,25 @@ guessed_percents.lock(35, 45, 35, 40, 30, 40)
 guessed_percents.reveal(runs.errors)
 
 # %% [markdown]
-# Recomputation, the bubble and exposed messages differ from run to run, and FP8 doubles the peak, but shortens only
-# products. So no single percentage fits, and a sum of terms does. Five runs prove little; here are the mean errors of
-# the 296 rows that the planner's constants are fitted to. (On 480 others it is off by twice as much: `lab validate`.)
-# The naive estimate takes half of the peak.
+# <details><summary>Does one percentage fit all runs?</summary>
+#
+# No. Recomputation, the bubble and exposed messages differ from run to run, and FP8 doubles the peak, but shortens only
+# products. A sum of terms fits better.
+#
+# </details>
+#
+# Five runs prove little. Here are the errors on the 296 rows that the planner's constants are fitted to. (On 480 others
+# it is off by twice as much: `lab validate`.) The naive estimate takes half of the peak.
 
 # %%
-runs.all_errors()
+guessed_percents.reveal(runs.all_errors())
 
 # %% [markdown] minutes=11
 # ## A plan for a budget
 #
 # The budget: GPT-3 within `days`, for as few dollars as possible. Find a plan by hand. The figure has the terms of its
-# step, and in its title days and dollars. (*Nodes* have 8 GPUs. The GPUs that tensor and pipeline leave are replicas.)
+# step, and in its title days, dollars and memory. (*Nodes* have 8 GPUs. The GPUs that tensor and pipeline leave are
+# replicas.)
 
 # %%
 prices.explore(interactive)
@@ -265,7 +260,7 @@ prices.leader_board(my_name, my_plan, days)
 
 # %% [markdown]
 # By hand you tried some ten plans. A program can try all; but if one prediction were slow, a simulation or a real run,
-# it must leave most out. The sum helps: no term is negative, so *some of its terms* are a lower bound of the step. A
+# it should leave plans out. The sum helps: no term is negative, so *some of its terms* are a lower bound of the step. A
 # plan with a bound above the best step so far need not be tried.
 
 # %% [markdown]
@@ -298,7 +293,7 @@ def cheapest(plans, bound_s, step_s):
 # %%
 # The bounds are 1, 2 and 4, the steps 5, 3 and 4: the answer is "b", and "c" need not be tried.
 bounds, steps = {"a": 1.0, "b": 2.0, "c": 4.0}, {"a": 5.0, "b": 3.0, "c": 4.0}
-try_out(cheapest, list(steps), bounds.get, steps.get)
+lab16.try_out(cheapest, list(steps), bounds.get, steps.get)
 
 # %% tags=["check"] points=3
 check.cheapest(cheapest)
@@ -313,13 +308,19 @@ def priced(plan):
 
 
 print(f"{len(plans)} plans for 768 GPUs; the bound: layers and bubble, by exercises 1 and 2")
-try_out(cheapest, plans, prices.least_seconds, priced)
+lab16.try_out(cheapest, plans, prices.least_seconds, priced)
 print(f"priced: {len(tried)}")
 
 # %% [markdown]
-# The saving is modest: most of a step is products, which all plans have. (The planner is fast enough to try all:
-# `lablib.plan.search` predicts whole arrays of plans, with more schedules and pieces.) Which number of nodes is
-# cheapest? And does ZeRO-3 alone, on replicas without tensor or pipeline, cost much more?
+# <details><summary>Why does the bound not leave out more?</summary>
+#
+# Most of a step is products, which all plans have: the bounds are close together.
+#
+# </details>
+#
+# The planner is fast enough to try all: `lablib.plan.search` predicts whole arrays of plans, with more schedules and
+# with chunks. Which number of nodes is cheapest? And does ZeRO-3 alone, on replicas without tensor or pipeline, cost
+# much more?
 
 # %%
 table = {}
@@ -327,7 +328,7 @@ for nodes in (24, 48, 96, 192):
     alone = prices.best(nodes, tensor=1, pipeline=1, zero_stage=3)
     table[f"{nodes} nodes"] = prices.bill(prices.best(nodes))
     table[f"{nodes}, ZeRO-3 alone"] = prices.bill(alone)
-in_table(table, rows=True)
+lab16.in_table(table, rows=True)
 
 # %% [markdown]
 # Dollars hardly depend on the number of nodes, as long as the batch feeds them: twice the GPUs take half the days.
@@ -343,7 +344,7 @@ in_table(table, rows=True)
 # %%
 my_percents_longer = None  # or three numbers
 asked = ("slow network, %", "little memory, %", "small batch, %")
-guessed_machines = guess(asked, my_percents_longer, interactive)
+guessed_machines = lab16.guess(asked, my_percents_longer, interactive)
 guessed_machines
 
 # %% tags=["instructor"]
@@ -353,7 +354,8 @@ guessed_machines.lock(50, 20, 10)
 guessed_machines.reveal(prices.three_machines())
 
 # %% [markdown]
-# Now any machine. Move the three controls: which term grows, and when does the plan itself change?
+# Now any machine, with the days of the whole training in the title. Move the three controls: which term grows, and when
+# does the plan itself change?
 
 # %%
 prices.explore_machines(interactive)
@@ -362,8 +364,8 @@ prices.explore_machines(interactive)
 # <details><summary>Answer</summary>
 #
 # A slow network costs most: messages are exposed, and the best plan sends fewer bytes between nodes, with fewer
-# replicas and more stages. With little memory the planner takes ZeRO-3 or recomputation. A small batch leaves a longer
-# bubble. In the other direction little is gained: products remain.
+# replicas and more stages. With little memory the planner takes ZeRO-3, recomputation or more stages. A small batch
+# leaves a longer bubble and less work to hide messages. In the other direction little is gained: products remain.
 #
 # </details>
 
@@ -400,7 +402,7 @@ def explain(wrong, better, step_s):
 
 # %%
 # A step takes a * b seconds. First a, from 15 to 3 s, then b, from 3 to 2 s.
-try_out(explain, {"a": 5, "b": 3}, {"a": 1, "b": 2}, lambda plan: plan["a"] * plan["b"])
+lab16.try_out(explain, {"a": 5, "b": 3}, {"a": 1, "b": 2}, lambda plan: plan["a"] * plan["b"])
 
 # %% tags=["check"] points=3
 check.explain(explain)
@@ -415,7 +417,7 @@ bad = {"nodes": 96, "tensor": 2, "pipeline": 32, "micro_batch": 4, "recompute": 
 good = {"nodes": 96, "tensor": 8, "pipeline": 4, "micro_batch": 2, "recompute": "none"}
 my_seconds = None  # or four numbers
 asked = ("tensor, s", "pipeline, s", "micro_batch, s", "recompute, s")
-guessed_seconds = guess(asked, my_seconds, interactive)
+guessed_seconds = lab16.guess(asked, my_seconds, interactive)
 guessed_seconds
 
 # %% tags=["instructor"]
@@ -426,10 +428,16 @@ print(guessed_seconds)
 guessed_seconds.reveal(prices.explanation(bad, good))
 
 # %% [markdown]
-# The last column names the term of the sum that became shorter. With 2 tensor ranks there are four times as many
-# replicas, so each has a quarter of the micro-batches, and a long pipeline waits: the choice is tensor's,
-# the lost time is in the bubble. With 32 stages there are few replicas, and the one head of each serves more
-# micro-batches. So look at the terms; a rule for each choice alone misses this.
+# The last column of the answer names the term of the sum that became shorter most. Is it the term that you expected
+# from the choice?
+#
+# <details><summary>Tensor and pipeline</summary>
+#
+# With 2 tensor ranks there are four times as many replicas, so each has a quarter of the micro-batches, and a long
+# pipeline waits: the choice is tensor's, the lost time is in the bubble. With 32 stages there are few replicas, and the
+# one head of each serves more micro-batches. So look at the terms; a rule for each choice alone misses this.
+#
+# </details>
 
 # %% [markdown] minutes=2
 # ## The bill
@@ -437,16 +445,20 @@ guessed_seconds.reveal(prices.explanation(bad, good))
 # The best plans for the two clusters of the first question, with today's software:
 
 # %%
-a100, v100 = Prices("dgx-a100", price), Prices("dgx-v100", price)
+a100, v100 = lab16.Prices("dgx-a100", price), lab16.Prices("dgx-v100", price)
 table = {"1,024 A100": a100.bill(a100.best(128))}
 table["10,000 V100"] = v100.bill(v100.best(1250, batch=1600, precision="float16"))
 print(guessed_days)
-guessed_days.reveal(in_table(table, rows=True))
+guessed_days.reveal(lab16.in_table(table, rows=True))
 
 # %% [markdown]
-# Published estimates are longer: 34 days on 1,024 A100s, recomputation included (Narayanan et al., 2021), 14.8 days on
-# 10,000 V100s at 24.6 TFLOP/s of each (Patterson et al., 2021). The planner's plans are tuned, on machines that never
-# fail; kernels have improved since.
+# <details><summary>Published estimates</summary>
+#
+# They are longer: 34 days on 1,024 A100s, recomputation included (Narayanan et al., 2021), 14.8 days on 10,000 V100s at
+# 24.6 TFLOP/s of each (Patterson et al., 2021). The planner's plans are tuned, on machines that never fail; kernels
+# have improved since.
+#
+# </details>
 
 # %% [markdown] tags=["further"] minutes=20
 # ## Further: claims in circulation
@@ -455,10 +467,10 @@ guessed_days.reveal(in_table(table, rows=True))
 # verdict. **Claim 1:** "GPT-3's state takes more than 300 GB."
 
 # %%
-from lablib.labs.lab16 import Parallel, predict, search
+from lablib.plan import Parallel, predict, search
 
 held = {"weights": 2, "weights and gradients": 4, "and Adam, in mixed precision": 16}
-in_table({"GPT-3": {name: f"{175 * each:,} GB" for name, each in held.items()}})
+lab16.in_table({"GPT-3": {name: f"{175 * each:,} GB" for name, each in held.items()}})
 
 # %% [markdown]
 # **Verdict: true, and misleading.** 350 GB are the weights alone, which is enough to *use* the model. A training holds
@@ -467,8 +479,8 @@ in_table({"GPT-3": {name: f"{175 * each:,} GB" for name, each in held.items()}})
 
 # %%
 best_v100 = v100.best(1250, batch=1600, precision="float16")
-machine_2020 = find_cluster("dgx-v100")
-sample_flops = GPT3_FLOPS / 300e9 * 2048
+machine_2020 = lab16.find_cluster("dgx-v100")
+sample_flops = lab16.GPT3_FLOPS / 300e9 * 2048
 peak_samples = machine_2020.device.peak("float16") / sample_flops
 print(f"samples per second and GPU: at the peak {peak_samples:.2g}; the claim is 3.2")
 planned = best_v100.batch / best_v100.step_time_s
@@ -497,12 +509,13 @@ for model, gpus, batch in (
     gain = fp8.tokens_per_s / bf16.tokens_per_s - 1
     table[model] = {"products in BF16": f"{share:.0%}", "gain by FP8": f"{gain:+.0%}"}
     table[model]["if only products were twice as fast"] = f"{1 / (1 - share / 2) - 1:+.0%}"
-in_table(table, rows=True)
+lab16.in_table(table, rows=True)
 
 # %% [markdown]
 # **Verdict: true under a condition.** FP8 doubles the rate of products alone. With a share f of the step the gain is 1
 # / (1 - f/2) - 1: +30 to 35% means that products take about half. Large dense models on a fast network gain more, small
-# or waiting ones less. **Claim 4:** "INT4 gives 35% more."
+# or waiting ones less. (The search may find another plan for FP8, and gain more than this.) **Claim 4:** "INT4 gives
+# 35% more."
 
 # %%
 table = {}
@@ -512,11 +525,14 @@ for name in ("dgx-h100", "pcie-a100"):
         split = Parallel(data=64, zero_stage=3, zero_plus_plus=parts)
         found = predict("gpt3-6.7b", name, split, 64, recompute="full")
         rates[kind] = found.tokens_per_s
-    inter = find_cluster(name).inter.bandwidth_bytes_per_s
+    inter = lab16.find_cluster(name).inter.bandwidth_bytes_per_s
     gain = rates["INT4 gradients"] / rates["16 bits"] - 1
-    row = {"between nodes, each GPU": format_quantity(inter, "B/s"), "gain": f"{gain:+.0%}"}
+    row = {
+        "between nodes, each GPU": lab16.format_quantity(inter, "B/s"),
+        "gain": f"{gain:+.0%}",
+    }
     table[name] = row
-in_table(table, rows=True)
+lab16.in_table(table, rows=True)
 
 # %% [markdown]
 # **Verdict: not for products.** The tensor cores of an H100 have no INT4, so products cannot use it. As a format of
@@ -531,10 +547,13 @@ q_galore = 1 + low_rank  # weights in 8 bits; a gradient lives for one layer
 table = {}
 for activations in (1e9, 30e9, 100e9):
     before, after = params * adam + activations, params * q_galore + activations
-    row = {"AdamW": format_quantity(before, "B"), "Q-GaLore": format_quantity(after, "B")}
-    table[f"activations {format_quantity(activations, 'B')}"] = row
+    row = {
+        "AdamW": lab16.format_quantity(before, "B"),
+        "Q-GaLore": lab16.format_quantity(after, "B"),
+    }
+    table[f"activations {lab16.format_quantity(activations, 'B')}"] = row
     row["less"] = f"{1 - after / before:.0%}"
-in_table(table, rows=True)
+lab16.in_table(table, rows=True)
 
 # %% [markdown]
 # **Verdict: a number without a baseline.** Of the states it saves about 90% against AdamW in mixed precision, less
@@ -542,7 +561,7 @@ in_table(table, rows=True)
 # parameters in 16 GB). **Claim 6:** "ZeRO-3, FP8 and low rank made GPT-3 30% cheaper."
 
 # %%
-h100, three, table = Prices("dgx-h100", price), {"zero_stage": 3}, {}
+h100, three, table = lab16.Prices("dgx-h100", price), {"zero_stage": 3}, {}
 cases = {"all plans": {}, "ZeRO-3": three, "low rank (GaLore)": {"optimizer": "galore"}}
 cases |= {"FP8": {"precision": "float8"}}
 cases["all three"] = {**three, "precision": "float8", "optimizer": "galore"}
@@ -550,8 +569,8 @@ first = h100.best(96)
 for name, fixed in cases.items():
     found = h100.best(96, **fixed)
     table[name] = {"step": f"{found.step_time_s / first.step_time_s - 1:+.0%}"}
-    table[name]["memory"] = format_quantity(found.peak_memory_bytes, "B")
-in_table(table, rows=True)
+    table[name]["memory"] = lab16.format_quantity(found.peak_memory_bytes, "B")
+lab16.in_table(table, rows=True)
 
 # %% [markdown]
 # **Verdict: one of three.** Cheaper by FP8, on H100s. ZeRO-3 and low rank save memory; where a plan fits without them,
@@ -569,9 +588,9 @@ table, held_bytes = {}, []
 for stage in (0, 1, 2, 3):
     found = predict("gpt3-6.7b", "dgx-a100", Parallel(data=64, zero_stage=stage), 512)
     held_bytes.append(found.peak_memory_bytes)
-    row = {"memory": format_quantity(held_bytes[-1], "B"), "step": found.step_time_s}
+    row = {"memory": lab16.format_quantity(held_bytes[-1], "B"), "step": found.step_time_s}
     table[f"ZeRO-{stage}"] = row | {"less": f"{1 - held_bytes[-1] / held_bytes[0]:.0%}"}
-in_table(table, rows=True)
+lab16.in_table(table, rows=True)
 
 # %% [markdown]
 # **Verdict: against a bad baseline.** 50 to 80% less memory is ZeRO on tens of GPUs, true against none. 3 to 10 times
@@ -598,11 +617,11 @@ for name in NETWORKS:
     inter = network_of(name).inter
     row = {
         "latency": inter.latency_s,
-        "per GPU": format_quantity(inter.bandwidth_bytes_per_s, "B/s"),
+        "per GPU": lab16.format_quantity(inter.bandwidth_bytes_per_s, "B/s"),
     }
     row |= {"best": str(found.parallel), "step": found.step_time_s}
     table[name] = row | {"ZeRO-3 alone": alone.best.step_time_s}
-in_table(table, rows=True)
+lab16.in_table(table, rows=True)
 
 # %% [markdown]
 # Bandwidth between nodes decides, not latency: the messages of a large model are long. A good plan sends little between
@@ -619,26 +638,30 @@ in_table(table, rows=True)
 table = {}
 for name in ("dgx-a100", "dgx-h100", "hgx-h200", "mi300x", "tpu-v4"):
     found = search("gpt3-175b", name, 1536, gpus=512, context=1).best
-    device = find_cluster(name).device
-    row = {"memory": format_quantity(device.memory_bytes, "B"), "plan": str(found.parallel)}
+    device = lab16.find_cluster(name).device
+    row = {
+        "memory": lab16.format_quantity(device.memory_bytes, "B"),
+        "plan": str(found.parallel),
+    }
     row |= {"MFU": f"{found.mfu:.0%}", "step": found.step_time_s}
     table[device.name] = row
-in_table(table, rows=True)
+lab16.in_table(table, rows=True)
 
 # %% [markdown]
-# More memory means fewer axes: less to split, less to send. The H200 has the H100's peak, with more and faster memory.
-# Is its prediction right? Two runs of Llama 3.1 8B on H200s are published (torchtitan):
+# On GPUs of one generation more memory means fewer stages: less to split, less to send. The TPU has the least memory,
+# and takes ZeRO-3. The H200 has the H100's peak, with more and faster memory. Is its prediction right? Two runs of
+# Llama 3.1 8B on H200s are published (torchtitan):
 
 # %%
-from lablib.labs.lab16 import published_rows, score
+from lablib.validation import published_rows, score
 
 table = {}
 for run in score([row for row in published_rows() if "titan-h200" in row.id], predict).scored:
     row = {"measured": run.measured.step_time_s, "predicted": run.step_time_s}
-    row |= {"memory": format_quantity(run.measured.memory_bytes, "B")}
-    row |= {"predicted memory": format_quantity(run.memory_bytes, "B")}
+    row |= {"memory": lab16.format_quantity(run.measured.memory_bytes, "B")}
+    row |= {"predicted memory": lab16.format_quantity(run.memory_bytes, "B")}
     table[f"{run.row.hardware['gpus']} H200"] = row
-in_table(table, rows=True)
+lab16.in_table(table, rows=True)
 
 # %% [markdown] tags=["further"] minutes=6
 # ## Further: a machine that does not exist
@@ -671,11 +694,11 @@ with tempfile.TemporaryDirectory() as folder:
     for name, text in machines.items():
         file = Path(folder) / "machine.toml"
         file.write_text('base = "dgx-h100"\nunusual = true\n' + text)
-        found = Prices(str(file), price).best(96)
+        found = lab16.Prices(str(file), price).best(96)
         table[name] = {"step": found.step_time_s, "plan": str(found.parallel)}
         share = found.parts["products"] / found.step_time_s
         table[name]["products"] = f"{share:.0%}"
-in_table(table, rows=True)
+lab16.in_table(table, rows=True)
 
 # %% [markdown]
 # Faster memory saves little: hardly any part of this step waits for memory. Optical links save more, and change the
@@ -700,7 +723,7 @@ for name, bill_of, nodes, more in (
     row = {"days": bill_of.bill(found)["days"], "energy": f"{megawatt_hours:,.0f} MWh"}
     row["at 0.10 dollars per kWh"] = f"{megawatt_hours * 100 / 1e6:.2g} M dollars"
     table[name] = row | {"GPU hours": f"{found.gpu_hours(300e9) / 1e6:.2g} M"}
-in_table(table, rows=True)
+lab16.in_table(table, rows=True)
 
 # %% [markdown]
 # The energy costs some percent of the rent of the GPUs: the machine is the price. A new generation of GPUs saves
