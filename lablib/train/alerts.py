@@ -179,6 +179,7 @@ class Alerts:
         return AlertEvent(time_s, state, rule, value)
 
 
+@checked
 def firing_spans(events: Iterable[AlertEvent]) -> list[tuple[AlertRule, float, float]]:
     """(rule, start, end) of the times in which a rule fired; the end is infinity if it still does."""
     begun: dict[str, AlertEvent] = {}

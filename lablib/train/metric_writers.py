@@ -28,15 +28,17 @@ from typing import Annotated, Any
 from tfrecord.writer import TFRecordWriter
 
 from lablib.signature import NonNegative, Range, checked
+from lablib.text.files import check_writable
 from lablib.train.alerts import STALE_S, AlertEvent
 from lablib.train.monitor import Sample
 
 
 class JsonLines:
-    """Appends to a file. Raises OSError: it cannot be written."""
+    """Appends to a file, which is made if missing, with its folder. Raises CannotWrite (an OSError) with a remedy."""
 
     @checked
     def __init__(self, path: str | Path):
+        check_writable(path)
         self._file = open(path, "a", buffering=1, encoding="utf-8")
 
     def write(self, sample: Sample, events: Sequence[AlertEvent]) -> None:
@@ -56,13 +58,13 @@ def _plain(value: float) -> float | str:
 
 
 class TensorBoard:
-    """Writes an event file into a folder, which is made if missing. Raises OSError: it cannot be written."""
+    """Writes an event file into a folder, which is made if missing. Raises CannotWrite (an OSError) with a remedy."""
 
     @checked
     def __init__(self, folder: str | Path):
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._file = open(Path(folder) / name, "xb")
+        path = Path(folder) / f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
+        check_writable(path)
+        self._file = open(path, "xb")
         self._add(time.time(), 0, _field(3, b"brain.Event:2"))
 
     def write(self, sample: Sample, events: Sequence[AlertEvent]) -> None:

@@ -62,6 +62,13 @@ def test_lines_are_on_disk_before_the_file_is_closed(tmp_path):
         assert len((tmp_path / "m.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.parametrize("writer", [JsonLines, TensorBoard])
+def test_a_place_that_cannot_be_written_is_one_error(writer, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="cannot be written: .*; give a path in a folder that you can write to"):
+        writer(tmp_path / "file" / "metrics")
+
+
 def event_class() -> Any:
     """tensorflow/core/util/event.proto and summary.proto, as far as they are used."""
     kinds = descriptor_pb2.FieldDescriptorProto
