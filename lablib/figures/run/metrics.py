@@ -22,6 +22,7 @@ def figure_metrics(
     thresholds: Sequence[tuple[str, str, float]] = (),
     firing: Sequence[tuple[str, str, float, float]] = (),
     title: str = "Metrics and alerts",
+    units: Mapping[str, str] | None = None,
 ) -> go.Figure:
     """One panel per metric; values are drawn thick while an alert on them fires.
 
@@ -30,6 +31,7 @@ def figure_metrics(
         series: metric -> a value at each time; NaN for a missing one.
         thresholds: (metric, "above" or "below", value) of the rules.
         firing: (metric, name of the alert, start, end in seconds); infinity if it still fires.
+        units: metric -> unit of its axis, where known; "s" and "B" get a prefix.
     """
     check_lengths(times_s, series)
     panels = []
@@ -54,7 +56,7 @@ def figure_metrics(
             for name, when, limit in thresholds
             if name == metric
         ]
-        panels.append(Panel(Axis("time", "s"), Axis(metric), marks, rules))
+        panels.append(Panel(Axis("time", "s"), Axis(metric, (units or {}).get(metric, "")), marks, rules))
     columns = {"time (s)": list(times_s)} | {name: list(values) for name, values in series.items()}
     panels = panels or [Panel(Axis("time", "s"), Axis("metric"), [])]
     pixels = [PANEL_PIXELS] * len(panels) if len(panels) > 1 else 2 * PANEL_PIXELS
