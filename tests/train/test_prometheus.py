@@ -92,6 +92,25 @@ def test_prometheus_has_the_same_states_at_every_sample(tmp_path):
     promtool("test", "rules", str(tmp_path / "test.yml"))
 
 
+@needs_promtool
+def test_prometheus_ends_a_condition_in_a_gap_of_more_than_five_minutes_too(tmp_path):
+    rule = AlertRule("loss", 10, for_s=600)
+    alerts = Alerts([rule])
+    events = [event for time_s in (0, 480) for event in alerts.observe(time_s, {"loss": 11})]
+    assert [(event.time_s, event.state) for event in events] == [(0, "pending"), (300, "inactive"), (480, "pending")]
+    pending = [{"labels": 'ALERTS{alertname="LossAbove",alertstate="pending",severity="warning"}', "value": 1}]
+    expected = [
+        {"expr": "ALERTS", "eval_time": f"{time_s}s", "exp_samples": samples}
+        for time_s, samples in ((0, pending), (240, pending), (360, []), (420, []), (480, pending))
+    ]
+    series = [{"series": "loss", "values": "11 _x7 11"}]  # no sample, and no mark of a failed scrape
+    test = {"interval": "60s", "input_series": series, "promql_expr_test": expected}
+    (tmp_path / "rules.yml").write_text(prometheus_rules([rule]))
+    plain = {"rule_files": ["rules.yml"], "evaluation_interval": "60s", "tests": [test]}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(plain))
+    promtool("test", "rules", str(tmp_path / "test.yml"))
+
+
 def answer(url: str) -> str:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy for loopback
     with opener.open(url, timeout=5) as response:
