@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,23 @@ class Run:
             raise ValueError(
                 f"{path} must be a run that save() wrote ({_FORMAT}): {safe_str(error)}; save it again"
             ) from None
+
+    @staticmethod
+    @checked
+    def from_profile(traces: str | Path | Sequence[str | Path], memory: str | Path | Sequence[str | Path] = ()) -> Run:
+        """Read a run that lablib did not launch, from traces of torch.profiler (lablib/real/profile.py).
+
+        Args:
+            traces: files of `profiler.export_chrome_trace`, one per rank, in any order; .json or .json.gz.
+            memory: files of `torch.cuda.memory._dump_snapshot`, in the order of ranks (memory_snapshot.py).
+
+        Raises:
+            OSError: a file cannot be read.
+            ValueError: it has other contents, or the traces are not of the same steps of one job.
+        """
+        files, snapshots = ([one] if isinstance(one, (str, Path)) else list(one) for one in (traces, memory))
+        # On demand, and by name: real processes are above runs in the order of imports.
+        return import_module("lablib.real.profile").run_of_profile(files, snapshots)
 
     def summary(self, steps: int = 1, timeline: Timeline | None = None, device: Device | None = None) -> Summary:
         """Time of the run by rank.

@@ -18,6 +18,7 @@ from .plans.plan_memory import figure_plan_memory as figure_plan_memory
 from .run.step_memory import figure_step_memory as figure_step_memory
 from .plans.plans import figure_plans as figure_plans, figure_predictions as figure_predictions
 from .run.waits import figure_waits as figure_waits
+from .run.metrics import figure_metrics as figure_metrics
 from .plans.validation import validation_svg as validation_svg
 from .lines import (
     figure_lines as figure_lines,

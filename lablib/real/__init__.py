@@ -6,6 +6,7 @@ measurement/       profiler events and calls, as spans and traffic
 gpu/               ranks on GPUs
 groups.py          process groups of a warm worker
 frames.py          stacks without the launcher's frames
+profile.py         a run from traces of torch.profiler
 nodes.py           a script on several nodes, under torchrun
 """
 

@@ -12,7 +12,7 @@ from typing import Any
 from lablib.errors import NotOnNcclWarning, RankError, WorkerError
 from lablib.process.visible_gpus import gpus_text
 from lablib.real.gpu.kernel_notes import kernel_notes
-from lablib.real.gpu.kernels import UNKNOWN
+from lablib.real.gpu.kernels import HOST_STREAMS, UNKNOWN
 from lablib.real.gpu.message_circles import circle_note
 from lablib.real.gpu.sharing import require_gpus, sharing_note
 from lablib.real.measurement.measure import Measurement
@@ -122,7 +122,7 @@ def _value(rank: int, report: Finished) -> Any:
 def measured_records(measured: Sequence[Measurement], backend: str) -> tuple[Timeline, Traffic]:
     """Timeline and traffic, with zero at the first rank's start of the program."""
     zero_ns = min(one.start_ns for one in measured)
-    drawn = (COMPUTE, UNKNOWN)  # the spans of calls are added with their matches
+    drawn = (COMPUTE, UNKNOWN, *HOST_STREAMS)  # the spans of calls are added with their matches
     work = [s.at(rank, zero_ns) for rank, one in enumerate(measured) for s in one.spans if s.stream in drawn]
     timeline = Timeline.of(with_phases([*work, *communications(measured, zero_ns)]), len(measured))
     return timeline, traffic_of(measured, zero_ns, backend)

@@ -4,6 +4,7 @@ timeline.py       spans
 traffic.py        collectives and messages
 allocations.py    storages, in columns
 memory.py         the memory of a run, by rank and category
+memory_snapshot.py  snapshots of CUDA's allocator
 memory_text.py    a run's memory in words
 step_terms.py     a measured step by term, from a number, a file or a trace
 summary.py        time per rank: compute, communication, waiting, idle

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,6 +96,17 @@ class Memory:
     def ranks(self) -> Sequence[int]:
         """The ranks with records: all except phantoms."""
         return range(self.num_ranks) if self.simulated is None else self.simulated
+
+    @staticmethod
+    @checked
+    def from_snapshot(paths: str | Path | Sequence[str | Path]) -> Memory:
+        """Read snapshots of CUDA's allocator, one per process (memory_snapshot.py): a rank for each device.
+
+        Raises OSError: a file cannot be read. ValueError: it is no snapshot.
+        """
+        from lablib.record.memory_snapshot import read_snapshots
+
+        return read_snapshots([paths] if isinstance(paths, (str, Path)) else paths)
 
     # ---- the peak ----
 

@@ -20,8 +20,6 @@ Source: "Trace Event Format", Google, 2016; torch.profiler's categories of event
 libkineto/src/output_json.cpp.
 """
 
-import gzip
-import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -31,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from lablib.record.timeline import Interval, difference, length, union
-from lablib.text.files import read_bytes
+from lablib.text.files import read_json
 from lablib.text.units import format_quantity
 
 KINDS = ("products", "attention", "other kernels", "communication", "idle")
@@ -82,15 +80,11 @@ def measured_step(given: float | str | Path | Mapping[str, float] | StepTerms) -
 
 def _of_file(path: Path) -> StepTerms:
     try:
-        content = read_bytes(path, _MAX_BYTES)
+        record = read_json(path, _MAX_BYTES)
     except OSError as error:
         raise ValueError(
             f"{path} cannot be read: {error.strerror}; a measured step is seconds (1.83), a JSON file, or a trace"
         ) from None
-    try:
-        record = json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
-    except (ValueError, OSError, EOFError, RecursionError) as error:
-        raise ValueError(f"{path} must be JSON, or JSON in gzip: {error}") from None
     events = record.get("traceEvents") if isinstance(record, dict) else record
     if isinstance(events, list):
         return _of_trace([event for event in events if isinstance(event, dict)], str(path))

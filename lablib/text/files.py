@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gzip
+import io
 import json
 import os
 import stat
 import tempfile
 import tomllib
+import zlib
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -63,12 +66,26 @@ def parse_toml(text: str) -> dict[str, Any]:
     return _parsed(tomllib.loads, text)
 
 
-def parse_json(text: str, **options: Any) -> Any:
+def parse_json(text: str | bytes, **options: Any) -> Any:
     """Parse a JSON text, with options of `json.loads`. Raises ValueError, as `parse_toml`."""
     return _parsed(lambda given: json.loads(given, **options), text)
 
 
-def _parsed(parse: Callable[[str], Any], text: str) -> Any:
+def read_json(path: str | Path, max_bytes: int = MAX_BYTES) -> Any:
+    """The value of a JSON file, which may be compressed with gzip. Raises OSError, ValueError: as `read_text`."""
+    content = read_bytes(path, max_bytes)
+    try:
+        if content[:2] == b"\x1f\x8b":
+            with gzip.open(io.BytesIO(content)) as file:
+                content = file.read(max_bytes + 1)
+            if len(content) > max_bytes:
+                raise ValueError(f"it has more than {max_bytes / 1e6:.0f} MB; give a shorter one")
+        return parse_json(content)
+    except (ValueError, OSError, EOFError, zlib.error) as error:
+        raise ValueError(f"{path} must be JSON, or JSON in gzip: {error}") from None
+
+
+def _parsed(parse: Callable[[Any], Any], text: str | bytes) -> Any:
     try:
         return parse(text)
     except RecursionError:

@@ -74,6 +74,13 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "memory of a plan": figures.figure_plan_memory(plan),
         "plans": figures.figure_plans([1.0, 2.0, 0.5], [9e9, 4e9, 99e9], 80e9, ["a", "b", "c"]),
         "waits": figures.figure_waits(deadlock),
+        "metrics": figures.figure_metrics(
+            [0, 60, 120],
+            {"loss": [3.0, 11.0, 12.0], "throughput": [900.0, float("nan"), 400.0]},
+            [("loss", "above", 10.0), ("throughput", "below", 500.0)],
+            [("loss", "LossAbove", 60.0, float("inf"))],
+            units={"loss": "nats", "throughput": "samples/s"},
+        ),
         "lines": figures.figure_lines([0, 1, 2], {"loss": [3.0, 2.0, 1.5]}, "step", "loss", y_unit="nats"),
         "time against memory": lab03.figure_time_memory(
             {"A": [Way("keep all", 8e9, 1.0, 3.0), Way("offload", 1e9, 2.5, 3.0)]}

@@ -26,7 +26,7 @@ LANES = {"timeline", "reconcile", "reconcile normalized", *PIPELINES}
 LANES |= {"waterfall", "waterfalls", "communication of a plan", "loading", "placements", "question"}
 # Panels of lanes that share the axis below or above them.
 ABOVE = {name: ("xaxis2", "yaxis2") for name in ("memory under timeline", *PIPELINES)}
-ABOVE |= {"exponents": ("xaxis", "yaxis2"), "schedules": ("xaxis",), "staircase": ("xaxis",)}
+ABOVE |= {"metrics": ("xaxis",), "exponents": ("xaxis", "yaxis2"), "schedules": ("xaxis",), "staircase": ("xaxis",)}
 
 
 def visible_axes(name: str, figure: go.Figure) -> list:

@@ -56,6 +56,8 @@ ELSEWHERE: dict[str, str] = {
     "lablib.kernels.jit.": "a decorator of kernels, whose source Triton reads",
     "lablib.studies.data_parallel_scaling.profile_step": "calls a function of the user's, which may raise anything",
     "lablib.validation.": "called with the tables that lablib contains",
+    "lablib.train.metric_writers.": "opens files and ports, which a caller closes; tests/train/test_monitor.py",
+    "lablib.train.monitor.MetricWriter": "a protocol",
     "lablib.course.checks.check.Check": "made by `checks_for`",
 }
 

@@ -189,6 +189,9 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_waits": lambda: figures.figure_waits(DEADLOCK),
     "figure_collective_cost": lambda: figures.figure_collective_cost(SIZES, {MARK: [1e-4, 1e-3]}, {MARK: 1e4}),
     "figure_scaling": lambda: figures.figure_scaling([1, 2], {MARK: [1.0, 0.9]}, title=MARK),
+    "figure_metrics": lambda: figures.figure_metrics(
+        [0, 1], {MARK: [3.0, 2.0]}, [(MARK, "above", 2.0)], [(MARK, MARK, 0.0, 1.0)], title=MARK
+    ),
     "figure_lines": lambda: figures.figure_lines([0, 1], {MARK: [3.0, 2.0]}, MARK, MARK, y_unit=MARK),
     "figure_topology": lambda: figures.figure_topology(NODES, [(MARK, "b", MARK)]),
     "figure_network": lambda: figures.figure_network(FatTree(), 4, title=MARK),

@@ -8,5 +8,6 @@ step_memory      the peak of one step, and the step itself
 traffic_matrix   bytes between ranks
 roofline         speed of each operation, and the limit of the device
 waits            a deadlock
+metrics          metrics of a training run, with thresholds and alerts
 reconcile        predicted next to measured
 """

@@ -31,6 +31,7 @@ from lablib.run import COMPUTE
 UNKNOWN = "comm:unknown"  # stream of communication without a recorded call
 # CUDA's name of a copy -> the simulator's name, and its direction (lablib/script/placement.py).
 _HOST_COPIES = {"Memcpy HtoD": ("copy host to device", "recv"), "Memcpy DtoH": ("copy device to host", "send")}
+HOST_STREAMS = ("comm:host:send", "comm:host:recv")
 _CLOSE_NS = 2_000  # dependent kernels are about 1 us apart
 # The launch of one kernel. A graph's launch starts many; one that is captured into a graph starts none.
 _LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchCooperativeKernel")

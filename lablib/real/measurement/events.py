@@ -92,11 +92,16 @@ def _event(raw: Any) -> ProfilerEvent:
     if scope == _FUNCTION_SCOPE and _CUDA_CALL.match(name):
         launched_by = raw.linked_correlation_id()
         return ProfilerEvent(name, start_ns, end_ns, thread, launched_by=launched_by, correlation=raw.correlation_id())
-    is_operation = scope == _FUNCTION_SCOPE and "::" in name and not name.startswith(_NOT_OPERATIONS)
-    flops = float(raw.flops()) if is_operation else 0.0
+    of_torch = scope == _FUNCTION_SCOPE and is_operation(name)
+    flops = float(raw.flops()) if of_torch else 0.0
     # Other events linked to an operation have ids that are not torch's.
     event_id = 0 if raw.linked_correlation_id() else raw.correlation_id()
-    return ProfilerEvent(name, start_ns, end_ns, thread, event_id, 0, False, scope == _USER_SCOPE, is_operation, flops)
+    return ProfilerEvent(name, start_ns, end_ns, thread, event_id, 0, False, scope == _USER_SCOPE, of_torch, flops)
+
+
+def is_operation(name: str) -> bool:
+    """Whether a function's name is one of torch's operations, and none of autograd's or the profiler's own."""
+    return "::" in name and not name.startswith(_NOT_OPERATIONS)
 
 
 def walk(events: Iterable[ProfilerEvent]) -> Iterator[Operation]:

@@ -1,0 +1,116 @@
+"""A monitor: one stream of metrics, checked by alert rules, kept for a figure and passed to writers.
+
+    monitor = Monitor(TRAINING_RULES, [JsonLines("metrics.jsonl"), PrometheusExporter(port=9400)])
+    for step in range(num_steps):
+        ...
+        for event in monitor.record({"loss": loss.item(), "gradient_norm": norm}, step=step):
+            print(event)
+
+Time is the clock's, or given: a simulated run records at its virtual seconds. A metric missing from a record is missing
+data (alerts.py). The latest `keep` samples and events stay in memory; writers keep the rest.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import nan
+from typing import TYPE_CHECKING, Any, Protocol
+
+from lablib.record.draw import draw
+from lablib.signature import Count, Finite, checked
+from lablib.train.alerts import TRAINING_RULES, AlertEvent, AlertRule, Alerts, check_metric, firing_spans
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The metrics of one step."""
+
+    time_s: float
+    step: int
+    metrics: Mapping[str, float]
+
+
+class MetricWriter(Protocol):
+    """Receives every sample, with the changes of alerts at it."""
+
+    def write(self, sample: Sample, events: Sequence[AlertEvent]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Monitor:
+    """Records metrics. As a context manager it closes its writers.
+
+    Args:
+        rules: of the alerts.
+        writers: in the order in which they are called; more may be appended to `monitor.writers`.
+        keep: samples and events in memory.
+        clock: seconds now, for records without a time.
+    """
+
+    @checked
+    def __init__(
+        self,
+        rules: Sequence[AlertRule] = TRAINING_RULES,
+        writers: Sequence[MetricWriter] = (),
+        keep: Count = 10_000,
+        clock: Callable[[], float] = time.time,
+    ):
+        self.alerts, self.writers = Alerts(rules), list(writers)
+        self.samples, self.events = deque[Sample](maxlen=keep), deque[AlertEvent](maxlen=keep)
+        self._clock, self._next_step = clock, 0
+
+    @checked
+    def record(
+        self, metrics: Mapping[str, float], time_s: Finite | None = None, step: int | None = None
+    ) -> list[AlertEvent]:
+        """Check and write the metrics of one step.
+
+        Args:
+            metrics: name -> value, as Python's numbers (`loss.item()`).
+            time_s: its time, not before the last one; None: the clock's.
+            step: its number; None: one after the last.
+
+        Returns the changes of alerts. Raises ValueError: a name that Prometheus refuses, or an earlier time.
+        """
+        for name in metrics:
+            check_metric(name)
+        sample = Sample(
+            self._clock() if time_s is None else time_s, self._next_step if step is None else step, {**metrics}
+        )
+        events = self.alerts.observe(sample.time_s, sample.metrics)
+        self._next_step = sample.step + 1
+        self.samples.append(sample)
+        self.events.extend(events)
+        for writer in self.writers:
+            writer.write(sample, events)
+        return events
+
+    def figure(self, **options: Any) -> "go.Figure":
+        """The metrics that have rules over time, with thresholds and the times in which alerts fired."""
+        first_s = self.samples[0].time_s if self.samples else 0.0
+        times_s = [sample.time_s - first_s for sample in self.samples]
+        watched = dict.fromkeys(rule.metric for rule in self.alerts.rules)
+        given = {name: [s.metrics.get(name, nan) for s in self.samples] for name in watched}
+        series = {name: values for name, values in given.items() if any(v == v for v in values)}
+        spans = [
+            (rule.metric, rule.name, start_s - first_s, end_s - first_s)
+            for rule, start_s, end_s in firing_spans(self.events)
+        ]
+        thresholds = [(rule.metric, rule.when, rule.threshold) for rule in self.alerts.rules]
+        return draw("figure_metrics", times_s, series, thresholds, spans, **options)
+
+    def close(self) -> None:
+        """Close the writers."""
+        for writer in self.writers:
+            writer.close()
+
+    def __enter__(self) -> "Monitor":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
