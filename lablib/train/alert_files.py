@@ -25,6 +25,7 @@ from lablib.train.alerts import AlertRule
 
 # Milliseconds of each unit of a duration, in the order in which they are written.
 _UNITS = {"y": 31_536_000_000, "w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
+_MAX_DEPTH = 10
 _DURATION = re.compile("".join(rf"(?:(\d{{1,12}}){unit})?" for unit in _UNITS))
 
 
@@ -38,8 +39,11 @@ def read_rules(path: str | Path) -> tuple[AlertRule, ...]:
 def parse_rules(text: str, where: str = "the rules") -> tuple[AlertRule, ...]:
     """The rules of a YAML text. Raises ValueError: other contents, with the place and a remedy."""
     try:
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.BaseLoader)):
-            raise ValueError("aliases (*name) are not read")  # a few of them can stand for millions of values
+        depth = 0
+        for event in yaml.parse(text, yaml.BaseLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > _MAX_DEPTH:  # a few can mean millions of values, or hours
+                raise ValueError("aliases (*name) and deep nesting are not read")
         plain = yaml.load(text, yaml.BaseLoader)  # texts, lists and mappings only
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         reason = getattr(error, "problem", None) or (str(error) if type(error) is ValueError else type(error).__name__)

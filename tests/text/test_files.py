@@ -1,6 +1,7 @@
 """Files of users: refused in one sentence or read whole; written whole or not at all."""
 
 import errno
+import gzip
 import json
 import os
 import threading
@@ -12,14 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lablib import Run, Span, Timeline, Traffic, find_cluster
+from lablib import Memory, Run, Span, Timeline, Traffic, find_cluster
 from lablib.cli.main import main
 from lablib.course.progress import DamagedProgress, read_progress
 from lablib.hardware import load_cluster, save_cluster
 from lablib.script import simulate_script
 from lablib.script.program import compiled
 from lablib.script.report import write_report
-from lablib.text.files import new_file, new_folder, parse_json, parse_toml, read_text, write_text
+from lablib.text.files import new_file, new_folder, parse_json, parse_toml, read_json, read_text, write_text
+from lablib.train import read_rules
 from lablib.validation import read_rows
 
 DEEP, LONG = 100_000, "9" * 5000
@@ -96,6 +98,13 @@ def test_a_cluster_file_that_cannot_be_one_is_refused_at_once(name: str, tmp_pat
 def test_rows_that_cannot_be_read_are_refused_at_once(name: str, tmp_path: Path):
     said = soon(lambda: read_rows(with_suffix(odd_files(tmp_path)[name], ".jsonl")))
     assert isinstance(said, ValueError) and "\n" not in str(said) and len(str(said)) < 1000, said
+
+
+@pytest.mark.parametrize("read", [Run.from_profile, Memory.from_snapshot, read_rules])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "a film"])  # which may be a trace
+def test_traces_snapshots_and_rules_that_cannot_be_read_are_refused_at_once(name: str, read, tmp_path: Path):
+    said = soon(lambda: read(odd_files(tmp_path)[name]))
+    assert isinstance(said, (ValueError, OSError)) and "\n" not in str(said) and len(str(said)) < 1000, said
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -256,3 +265,17 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path):
     assert read_text(tmp_path / "a") == "a"
     with pytest.raises(ValueError, match="too large"):
         read_text(tmp_path / "a", 2)
+
+
+def test_json_is_read_plain_and_compressed_up_to_a_limit(tmp_path):
+    plain, packed = tmp_path / "a.json", tmp_path / "a.json.gz"
+    plain.write_text('{"a": [1, 2]}')
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    assert read_json(plain) == read_json(packed) == {"a": [1, 2]}
+    packed.write_bytes(gzip.compress(b" " * 100_000))
+    with pytest.raises(ValueError, match="must be JSON, or JSON in gzip: it has more than"):
+        read_json(packed, max_bytes=10_000)
+    for content in (b"{", b"\x1f\x8bno gzip", gzip.compress(b"[1]")[:-4], b"\xff\xfe\xff", b"[" * 100_000):
+        packed.write_bytes(content)
+        with pytest.raises(ValueError, match="must be JSON, or JSON in gzip"):
+            read_json(packed)

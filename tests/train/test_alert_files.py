@@ -71,7 +71,7 @@ def test_prometheus_rules_have_the_same_conditions():
         ("threshold: 80%", "threshold: [80]", "threshold of metric 1 of the rules must be a text"),
         ("gpu_utilization", "gpu use", "must be letters, digits and _"),
         ("duration: 5m", "duration: -5", "metric 1 of the rules: .*for_s must be a finite number, 0 or more"),
-        ("80%", "&a 80%\n    severity: *a", "aliases .* are not read"),
+        ("80%", "&a 80%\n    severity: *a", "aliases .* are not read; begin with"),
     ],
 )
 def test_a_wrong_file_is_one_error(old, new, message):
