@@ -1,0 +1,12 @@
+"""Training runs that last: checkpoints, restarts after faults, and the health of replicas.
+
+checkpoint         save and load a run: asynchronous, atomic, checked; the last and the best are kept
+checkpoint_save    one save on one rank: copy, write, publish
+checkpoint_state   split a state into tensors and objects, copy it to the host, read it back
+manifest           files of a checkpoint with sizes and checksums; publication; retention
+generators         states of the random generators of a rank
+"""
+
+from lablib.index import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)
