@@ -5,6 +5,8 @@ checkpoint_save    one save on one rank: copy, write, publish
 checkpoint_state   split a state into tensors and objects, copy it to the host, read it back
 manifest           files of a checkpoint with sizes and checksums; publication; retention
 generators         states of the random generators of a rank
+interval           checkpoint interval that loses the least time: Young, Daly, simulated failures
+health             replicas that drift apart; NaN and spikes: skip, roll back or stop
 """
 
 from lablib.index import attach
