@@ -7,6 +7,8 @@ manifest           files of a checkpoint with sizes and checksums; publication; 
 generators         states of the random generators of a rank
 interval           checkpoint interval that loses the least time: Young, Daly, simulated failures
 health             replicas that drift apart; NaN and spikes: skip, roll back or stop
+safetensors        files of tensors that contain no code
+hugging_face       GPT-2 in the files of Hugging Face's transformers
 """
 
 from lablib.index import attach

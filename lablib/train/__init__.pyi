@@ -12,3 +12,5 @@ from .interval import (
     young_interval_s as young_interval_s,
 )
 from .health import Action as Action, Drift as Drift, SpikeGuard as SpikeGuard, find_drift as find_drift
+from .safetensors import read_safetensors as read_safetensors, write_safetensors as write_safetensors
+from .hugging_face import export_gpt2 as export_gpt2, import_gpt2 as import_gpt2
