@@ -14,6 +14,9 @@ with a warning that has file and reason. On as many ranks, the resumed run equal
 the state has everything: parameters, optimizer, generators, position in the data. On another number of ranks the
 tensors are the same, and sums of gradients are rounded in another order.
 
+Restarts by torchrun need TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in the environment (torch 2.13): otherwise ranks may find
+addresses of dead ones in the store (pytorch issue 135712).
+
 Cost for n ranks and S bytes: S/n of host memory from copy to write; training waits for the copy, and for the save
 before it if that has not ended. A load reads S for the checksums, shared by all ranks, and then its tensors.
 Source: torch.distributed.checkpoint (torch 2.13); Mohan et al., "CheckFreq", FAST 2021 (copy, then write in the
@@ -89,9 +92,8 @@ class Checkpoints:
             state: nested mapping of tensors and objects, the same names on all ranks (checkpoint_state.py).
             metric: lower is better, such as a validation loss; rank 0's counts. NaN is never the best.
 
-        Raises:
-            OSError: the save before failed on a rank. Older checkpoints are unchanged.
-            ValueError: the state cannot be saved, or the folder has checkpoints and `load_latest` was not called.
+        OSError: the save before failed on a rank; older checkpoints are unchanged. ValueError: the state cannot be
+        saved, or the folder has checkpoints and `load_latest` was not called.
         """
         self.wait()
         save = self._agreed(lambda: Save(state, step, self._rank, self._num_ranks))

@@ -10,13 +10,14 @@ A state is a nested mapping, such as {"model": model.state_dict(), "loader": Per
     rank-0.pt     {"shared": {"optimizer.lr": 0.1}, "own": {"loader": ...}}     rank-1.pt     {"shared": {}, "own": ...}
 
 The name of a leaf is its path with dots: "model.blocks.0.mlp.up.weight". Objects are read without executing code
-(`weights_only=True`); an object that could not be read back is refused when it is saved.
+(`weights_only=True`); an object that could not be read back is refused when it is saved. But torch reads its list of
+tensors, .metadata, and bytes as pickles: load only checkpoints that you trust.
 
 Cost for n ranks and S bytes of tensors: a rank copies S/n to the host before training goes on, and holds the copy until
 it is written. Every rank reads all n files of objects.
 Source: torch.distributed.checkpoint (torch 2.13): its planner assigns tensors to ranks and finds the saved chunks that
 overlap a shard. The copies are made here, as torch's copy all tensors of a rank.
-Simplified: the host copy is in pageable memory.
+Simplified: the host copy is in pageable memory; pinned memory would be faster on a GPU.
 """
 
 import io
