@@ -1,4 +1,19 @@
 # ruff: noqa: I001  (in reading order)
+from .checkpoint import Checkpoints as Checkpoints
+from .checkpoint_state import PerRank as PerRank, load_objects as load_objects
+from .generators import generator_states as generator_states, set_generator_states as set_generator_states
+from .interval import (
+    LLAMA3_FAILURES as LLAMA3_FAILURES,
+    FailureRate as FailureRate,
+    best_interval_s as best_interval_s,
+    daly_interval_s as daly_interval_s,
+    expected_overhead as expected_overhead,
+    simulated_overhead as simulated_overhead,
+    young_interval_s as young_interval_s,
+)
+from .health import Action as Action, Drift as Drift, SpikeGuard as SpikeGuard, find_drift as find_drift
+from .safetensors import read_safetensors as read_safetensors, write_safetensors as write_safetensors
+from .hugging_face import export_gpt2 as export_gpt2, import_gpt2 as import_gpt2
 from .alerts import (
     TRAINING_RULES as TRAINING_RULES,
     AlertEvent as AlertEvent,

@@ -48,12 +48,13 @@ from lablib.parallel.zero.checkpoint_files import (
     Box,
     LocalBox,
     agreed,
+    entries_of,
     look,
     optimizer_description,
     read_boxes,
     require_same_optimizer,
     restore,
-    save_boxes,
+    save_entries,
     state_tensors,
 )
 from lablib.signature import NonNegativeInt, checked, shown
@@ -68,6 +69,15 @@ def save_checkpoint(step: CombinedStep, path: str | Path, num_steps: NonNegative
     All ranks call it; `path`: a folder that they share, `num_steps`: steps taken so far. ValueError: the folder has a
     checkpoint, or the optimizer has state that cannot be cut.
     """
+    save_entries(path, num_steps, checkpoint_entries(step, num_steps))
+
+
+@checked
+def checkpoint_entries(step: CombinedStep, num_steps: NonNegativeInt) -> dict[str, Any]:
+    """Content of the checkpoint on this rank, by name: views of the tensors, and the description. Communicates.
+
+    For `lablib.train.Checkpoints`, which copies and writes it in the background. ValueError: as `save_checkpoint`.
+    """
     counted = [buffer for buffer in step.sharded.buffers if buffer.counts]
     boxes = chain(*(_boxes(step, buffer, _tensors(step, buffer)) for buffer in counted))
     description = {
@@ -75,7 +85,7 @@ def save_checkpoint(step: CombinedStep, path: str | Path, num_steps: NonNegative
         "num_steps": num_steps,
         "scaler": None if step.scaler is None else step.scaler.state_dict(),
     }
-    save_boxes(path, META, num_steps, boxes, description)
+    return entries_of(META, boxes, description)
 
 
 @checked

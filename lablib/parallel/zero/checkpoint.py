@@ -41,12 +41,13 @@ from lablib.parallel.zero.checkpoint_files import (
     Box,
     LocalBox,
     agreed,
+    entries_of,
     look,
     optimizer_description,
     read_boxes,
     require_same_optimizer,
     restore,
-    save_boxes,
+    save_entries,
     state_tensors,
 )
 from lablib.parallel.zero.module import Zero, first_names
@@ -63,10 +64,19 @@ def save_checkpoint(zero: Zero, path: str | Path, step: NonNegativeInt) -> None:
     All ranks call it; `path`: a folder that they share, `step`: steps taken so far. ValueError: the folder has a
     checkpoint, or the optimizer has state that cannot be cut into pieces.
     """
+    save_entries(path, step, checkpoint_entries(zero, step))
+
+
+@checked
+def checkpoint_entries(zero: Zero, step: NonNegativeInt) -> dict[str, Any]:
+    """Content of the checkpoint on this rank, by name: views of the tensors, and the description. Communicates.
+
+    For `lablib.train.Checkpoints`, which copies and writes it in the background. ValueError: as `save_checkpoint`.
+    """
     others = _others(zero) if dist.get_rank() == 0 else {}
     shards = [(unit, {PARAMETER: unit.master, **state_tensors(zero.optimizer, unit.master)}) for unit in zero.units]
     boxes = chain(_whole(others), *(_pieces(unit, tensors) for unit, tensors in shards))
-    save_boxes(path, _META, step, boxes, {**_description(zero), "step": step})
+    return entries_of(_META, boxes, {**_description(zero), "step": step})
 
 
 @checked

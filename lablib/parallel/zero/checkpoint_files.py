@@ -56,15 +56,15 @@ class LocalBox(NamedTuple):
 # ---- save ----
 
 
-def save_boxes(
-    path: str | Path, key: str, num_steps: int, boxes: Iterable[LocalBox], description: Mapping[str, Any]
-) -> None:
-    """Save this rank's boxes, and under `key` the description with the checksums of all ranks' boxes. Communicates.
-
-    ValueError: the folder has a checkpoint.
-    """
+def save_entries(path: str | Path, num_steps: int, entries: dict[str, Any]) -> None:
+    """Save this rank's entries. Communicates. ValueError: the folder has a checkpoint."""
     if (Path(path) / ".metadata").exists():
         raise ValueError(f"a checkpoint needs a new folder: there is one in {path}; try {path}-{num_steps}.")
+    save(entries, checkpoint_id=str(path))
+
+
+def entries_of(key: str, boxes: Iterable[LocalBox], description: Mapping[str, Any]) -> dict[str, Any]:
+    """This rank's boxes by name, and under `key` the description with the checksums of all ranks'. Communicates."""
     tensors = {f"{part}/{name}/{'.'.join(map(str, box.corner))}": view.contiguous() for part, name, box, view in boxes}
     checksums: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(checksums, {entry: _checksum(tensor) for entry, tensor in tensors.items()})
@@ -73,7 +73,7 @@ def save_boxes(
     torch.save({**description, "checksums": of_all}, file)
     # As bytes: torch would split a dictionary.
     sealed = zlib.crc32(file.getvalue()).to_bytes(4, "big") + file.getvalue()
-    save({key: sealed, **tensors}, checkpoint_id=str(path))
+    return {key: sealed, **tensors}
 
 
 # ---- load ----
