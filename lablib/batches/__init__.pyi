@@ -5,6 +5,7 @@ from .accumulation import (
     count_tokens as count_tokens,
     accumulate_mean_of_means as accumulate_mean_of_means,
     accumulate as accumulate,
+    backward_all as backward_all,
 )
 from .clipping import (
     clip_each_by_own_norm_ as clip_each_by_own_norm_,
