@@ -21,6 +21,7 @@ from .schedules import (
     cosine as cosine,
     linear as linear,
     constant as constant,
+    deepspeed_warmup as deepspeed_warmup,
 )
 from .noise_scale import (
     GradientNoise as GradientNoise,
