@@ -10,7 +10,7 @@ the number of ranks are checked by `config.on(ranks)`, which also fills in the s
 
     ranks = data x context x tensor x pipeline           batch_size = data x micro_batch x number of micro-batches
 
-Source: the names are those of torch and of this package; lablib/train/deepspeed.py has DeepSpeed's names next to them.
+Source: names as in torch and in this package; lablib/train/deepspeed.py has DeepSpeed's names next to them.
 Simplified: the model is the plain GPT, without experts; one group of parameters.
 """
 
@@ -33,7 +33,7 @@ from lablib.signature import (
     checked,
 )
 
-OPTIMIZERS = ("adamw", "adam", "sgd", "lamb", "lion", "adafactor", "muon")
+OPTIMIZERS = ("adamw", "adam", "sgd", "lion", "lamb")
 RATES = ("constant", "linear", "cosine", "wsd", "deepspeed-log", "deepspeed-linear")
 
 
@@ -192,10 +192,12 @@ class TrainConfig(_Checked):
         end = rate.schedule_steps or self.num_steps
         used = rate.num_warmup + (rate.num_decay if rate.schedule == "wsd" else 0)
         if rate.schedule != "constant" and not rate.schedule.startswith("deepspeed") and used > end:
-            rule = f"with decay at most the {end} steps of the schedule"
+            rule = f"at most the {end} steps of the schedule, with the decay"
             raise _broken("optimizer.num_warmup", rule, used, max(0, end - used + rate.num_warmup))
         if axes.model_ranks > 1:
             self._check_model_axes()
+        if self.optimizer.name == "lamb" and (axes.zero_stage or axes.model_ranks > 1):
+            raise _broken("optimizer.name", "element-wise where parameters are in shards", "lamb", '"adamw"')
         if self.precision.master and (axes.zero_stage == 0 or self.precision.products == "float32"):
             got = f"zero_stage {axes.zero_stage} and {self.precision.products}"
             raise _broken("precision.master", "false without a ZeRO stage and 16-bit products", got, "false")

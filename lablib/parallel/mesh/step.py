@@ -145,16 +145,19 @@ class CombinedStep:
         loss = self.backward(tokens_BT, targets_BT)
         return Stepped(loss, *self.update())
 
-    def backward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    def backward(self, tokens_BT: Tensor, targets_BT: Tensor, scale: float | None = None) -> Tensor:
         """The batch's mean loss, on all ranks, and gradients, in shards (`full_gradients`). Communicates; no update.
 
-        ValueError: a batch of another shape than in the combination, or with numbers outside the vocabulary.
+        `scale`: of the gradients; None: the scaler's. ValueError: a batch of another shape than in the combination, or
+        with numbers outside the vocabulary.
         """
         # ---- 1. share ----
         inputs, targets = self._micro_batches(tokens_BT, targets_BT)
         self.num_tokens = (targets_BT != IGNORED).sum() if self.padded else None
         # ---- 2. run ----
-        num, scale = len(inputs), 1.0 if self.scaler is None else self.scaler.loss_scale
+        num = len(inputs)
+        if scale is None:
+            scale = 1.0 if self.scaler is None else self.scaler.loss_scale
         self.sharded.begin()
         losses = self.pipeline.step(inputs, targets, [scale / num] * num, on_gradients=self.sharded.reduce)
         self.sharded.finish()
@@ -219,7 +222,8 @@ class CombinedStep:
         else:
             summed = summed_loss(logits_BtV, targets_Bt)
         # The mean over the batch, times the micro-batches and ranks over which losses and gradients are averaged.
-        return summed * (self.how.num_micro_batches * self.how.size(DATA) * self.how.size(CONTEXT)) / self.num_tokens
+        parts = self.how.num_micro_batches * self.how.size(DATA) * self.how.size(CONTEXT)
+        return summed * parts / self.num_tokens.clamp(min=1)
 
     def _shapes(self, tokens_bt: Tensor) -> list[Shape]:
         """Shapes of the residual stream between pieces."""
