@@ -24,11 +24,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from lablib.batches.schedules import cosine, deepspeed_warmup, linear, warmup_stable_decay
 from lablib.data import ResumableBatches, load_corpus, train_val_split
-from lablib.memory.checkpointing import checkpoint_modules, checkpoint_operators
-from lablib.models.gpt import GPT, Block
+from lablib.memory.checkpointing import checkpoint_operators
+from lablib.models.gpt import GPT
 from lablib.optim import LAMB, Lion
 from lablib.parallel.data.overlapped import DataParallel
 from lablib.parallel.mesh.check import Combination
@@ -48,7 +49,7 @@ from lablib.train.trainer import Loader, Metrics, Schedule, Trainer
 def build(
     config: TrainConfig,
     *,
-    model: GPT | None = None,
+    model: nn.Module | None = None,
     optimizer_fn: OptimizerFn | None = None,
     scaler: LossScaler | None = None,
     schedule: Schedule | None = None,
@@ -59,7 +60,8 @@ def build(
 
     Arguments:
         config: parts that are not given are made from it.
-        model: whole, the same on all ranks; its configuration is `config.model.sizes`.
+        model: gives logits; whole, and the same on all ranks. For tensor, pipeline or context ranks a GPT with
+            `config.model.sizes`; to shard, recompute or compile layers, a model with `blocks`. It is changed in place.
         optimizer_fn: makes the optimizer of parameters, or of shards of them.
         loader: this rank's batches; with tensor, pipeline or context ranks, the whole batch on each rank.
         scaler, schedule, on_step: as of `Trainer`.
@@ -82,26 +84,29 @@ def build(
     )
 
 
-def make_step(config: TrainConfig, model: GPT, optimizer_fn: OptimizerFn, scaler: LossScaler | None) -> Step:
+def make_step(config: TrainConfig, model: nn.Module, optimizer_fn: OptimizerFn, scaler: LossScaler | None) -> Step:
     """Model and optimizer on the ranks of a configuration that is filled in (`TrainConfig.on`)."""
     axes, precision, micro_batch = config.parallel, config.precision, config.data.micro_batch
     low = None if precision.products == "float32" else getattr(torch, precision.products)
     if axes.model_ranks > 1:
-        return MeshStep(CombinedStep(_combination(config, low), optimizer_fn, scaler=scaler, model=model, padded=True))
-    if config.memory.recompute == "full":
-        checkpoint_modules(model, Block)
-    elif config.memory.recompute == "selective":
-        for block in model.blocks:
+        how: Any = _combination(config, low)
+        return MeshStep(CombinedStep(how, optimizer_fn, scaler=scaler, model=model, padded=True))  # pyright: ignore
+    blocks: list[Any] = list(getattr(model, "blocks", ()))
+    if config.memory.recompute != "none" and not blocks:
+        raise ValueError(f"memory.recompute must be none for a model without blocks: got {config.memory.recompute}")
+    for block in blocks:
+        if config.memory.recompute == "full":
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        elif config.memory.recompute == "selective":
             block.forward = partial(checkpoint_operators, block.forward)
-    if config.memory.compile:
-        for block in model.blocks:
+        if config.memory.compile:
             block.compile()
     products = None if precision.master else low
     if axes.zero_stage == 0:
         return ReplicaStep(_replica(config, model), optimizer_fn(list(model.parameters())), micro_batch, products)
     if axes.library == "torch":
         policy = MixedPrecisionPolicy(param_dtype=low) if precision.master else MixedPrecisionPolicy()
-        for part in (*model.blocks, model):
+        for part in (*blocks, model):
             fully_shard(part, reshard_after_forward=axes.zero_stage == 3, mp_policy=policy)
         return ReplicaStep(model, optimizer_fn(list(model.parameters())), micro_batch, products)
     options: dict[str, Any] = {"param_dtype": low if precision.master else None}
