@@ -13,9 +13,16 @@ from .config import (
 from .read_config import read_config as read_config, parse_config as parse_config, with_overrides as with_overrides
 from .deepspeed import deepspeed_tables as deepspeed_tables, read_deepspeed_training as read_deepspeed_training
 from .trainer import Trainer as Trainer, Loader as Loader, Metrics as Metrics, Schedule as Schedule
-from .steps import Step as Step, ReplicaStep as ReplicaStep, ZeroStep as ZeroStep, MeshStep as MeshStep
+from .steps import (
+    Step as Step,
+    ReplicaStep as ReplicaStep,
+    ExpertStep as ExpertStep,
+    ZeroStep as ZeroStep,
+    MeshStep as MeshStep,
+)
 from .build import (
     build as build,
+    make_model as make_model,
     make_step as make_step,
     make_optimizer as make_optimizer,
     make_scaler as make_scaler,

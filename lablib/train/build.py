@@ -4,6 +4,7 @@
         build(config.on(dist.get_world_size())).train(config.num_steps)
 
     tensor, pipeline or context > 1      `CombinedStep`, with the optimizer state sharded (stage 1)
+    expert > 1                           `ExpertParallel`, and `DataParallel` with `ExpertReduce`
     zero_stage 0                         one device, `DataParallel`, or torch's DistributedDataParallel
     zero_stage 1 to 3                    `Zero`; with library "torch" `fully_shard` (2: parameters stay gathered until
                                          backward has used them)
@@ -32,6 +33,9 @@ from lablib.memory.checkpointing import checkpoint_operators
 from lablib.models.gpt import GPT
 from lablib.optim import LAMB, Lion
 from lablib.parallel.data.overlapped import DataParallel
+from lablib.parallel.experts.gradients import ExpertReduce
+from lablib.parallel.experts.layer import with_experts
+from lablib.parallel.experts.parallelize import ExpertParallel
 from lablib.parallel.mesh.check import Combination
 from lablib.parallel.mesh.mesh import Mesh
 from lablib.parallel.mesh.optimizer import OptimizerFn
@@ -41,7 +45,7 @@ from lablib.parallel.zero.optimizers import require_steps_on_shards
 from lablib.precision.loss_scaling import LossScaler, ScaleRule, static_scale
 from lablib.signature import checked
 from lablib.train.config import OptimizerConfig, PrecisionConfig, TrainConfig
-from lablib.train.steps import MeshStep, ReplicaStep, Step, ZeroStep
+from lablib.train.steps import ExpertStep, MeshStep, ReplicaStep, Step, ZeroStep
 from lablib.train.trainer import Loader, Metrics, Schedule, Trainer
 
 
@@ -70,10 +74,8 @@ def build(
         ValueError: sizes that do not fit the ranks, or parts that do not fit each other.
     """
     config = config.on(dist.get_world_size() if dist.is_initialized() else 1)
-    if model is None:
-        model = GPT(config.model.sizes, seed=config.model.seed, dtype=getattr(torch, config.precision.parameters))
     scaler = scaler or make_scaler(config.precision)
-    step = make_step(config, model, optimizer_fn or make_optimizer(config.optimizer), scaler)
+    step = make_step(config, model or make_model(config), optimizer_fn or make_optimizer(config.optimizer), scaler)
     return Trainer(
         step,
         loader or make_loader(config),
@@ -82,6 +84,13 @@ def build(
         max_norm=config.optimizer.max_norm,
         on_step=on_step,
     )
+
+
+def make_model(config: TrainConfig) -> GPT:
+    """The whole model, with experts if it has any."""
+    sizes = config.model
+    model = GPT(sizes.sizes, seed=sizes.seed, dtype=getattr(torch, config.precision.parameters))
+    return with_experts(model, sizes.num_experts, sizes.num_active, seed=sizes.seed) if sizes.num_experts else model
 
 
 def make_step(config: TrainConfig, model: nn.Module, optimizer_fn: OptimizerFn, scaler: LossScaler | None) -> Step:
@@ -102,6 +111,13 @@ def make_step(config: TrainConfig, model: nn.Module, optimizer_fn: OptimizerFn, 
         if config.memory.compile:
             block.compile()
     products = None if precision.master else low
+    if axes.expert > 1:
+        mesh = Mesh(data=axes.data or 1, expert=axes.expert)
+        experts = mesh.group("expert")
+        model = ExpertParallel(experts).parallelize(model)
+        reduce: Any = ExpertReduce(model)
+        replica = DataParallel(model, mesh.group("data"), axes.bucket_bytes, reduce)
+        return ExpertStep(replica, optimizer_fn(list(replica.parameters())), experts, micro_batch, products)
     if axes.zero_stage == 0:
         return ReplicaStep(_replica(config, model), optimizer_fn(list(model.parameters())), micro_batch, products)
     if axes.library == "torch":

@@ -8,10 +8,11 @@
 Each field has its range in its annotation. Rules across fields are checked when the tree is made. Rules that depend on
 the number of ranks are checked by `config.on(ranks)`, which also fills in the sizes that follow from it:
 
-    ranks = data x context x tensor x pipeline           batch_size = data x micro_batch x number of micro-batches
+    ranks = data x expert x context x tensor x pipeline
+    batch_size = data x expert x micro_batch x number of micro-batches
 
 Source: names as in torch and in this package; lablib/train/deepspeed.py has DeepSpeed's names next to them.
-Simplified: the model is the plain GPT, without experts; one group of parameters.
+Simplified: the model is the plain GPT, perhaps with experts; one group of parameters.
 """
 
 from dataclasses import dataclass, field, fields, replace
@@ -53,11 +54,17 @@ class ModelConfig(_Checked):
     max_seq_len: Count = 128
     d_ff: Count | None = None  # hidden width of the MLP; None: 4 d_model
     tied_head: bool = True
+    num_experts: NonNegativeInt = 0  # of each layer; 0: an MLP
+    num_active: Count = 2  # experts that a token visits
     seed: NonNegativeInt = 0  # of the initial parameters
 
     def __post_init__(self) -> None:
         check_fields(self)
         self.sizes  # noqa: B018  checks widths and heads
+        if 0 < self.num_experts < self.num_active:
+            raise _broken(
+                "model.num_active", f"at most num_experts={self.num_experts}", self.num_active, self.num_experts
+            )
 
     @property
     def sizes(self) -> GPTConfig:
@@ -112,6 +119,7 @@ class ParallelConfig(_Checked):
     context: Count = 1  # ranks that share every sequence
     tensor: Count = 1  # ranks that share every matrix
     pipeline: Count = 1  # stages
+    expert: Count = 1  # ranks that share the experts of a layer, each with its own sequences
     zero_stage: Annotated[int, Range(ge=0, le=3)] = 0  # 1 optimizer state, 2 and gradients, 3 and parameters
     library: Annotated[str, OneOf(("lablib", "torch"))] = "lablib"  # torch: DistributedDataParallel and fully_shard
     bucket_bytes: Count = 25 * 2**20  # of gradients that are reduced together
@@ -121,7 +129,7 @@ class ParallelConfig(_Checked):
 
     @property
     def model_ranks(self) -> int:
-        """Ranks that together hold one replica and its sequences."""
+        """Ranks that together hold one replica and compute the same sequences."""
         return prod((self.context, self.tensor, self.pipeline))
 
 
@@ -196,6 +204,13 @@ class TrainConfig(_Checked):
             raise _broken("optimizer.num_warmup", rule, used, max(0, end - used + rate.num_warmup))
         if axes.model_ranks > 1:
             self._check_model_axes()
+        if axes.expert > 1 and (model.num_experts == 0 or model.num_experts % axes.expert):
+            raise _broken(
+                "model.num_experts", f"a multiple of {axes.expert} expert ranks", model.num_experts, 2 * axes.expert
+            )
+        if axes.expert > 1 and (axes.zero_stage or axes.library == "torch"):
+            got = f"zero_stage {axes.zero_stage} of {axes.library}"
+            raise _broken("parallel.zero_stage", "0, of lablib, with expert ranks", got, 0)
         if self.optimizer.name == "lamb" and (axes.zero_stage or axes.model_ranks > 1):
             raise _broken("optimizer.name", "element-wise where parameters are in shards", "lamb", '"adamw"')
         if self.precision.master and (axes.zero_stage == 0 or self.precision.products == "float32"):
@@ -210,6 +225,8 @@ class TrainConfig(_Checked):
         allowed: dict[str, tuple[Any, ...]] = {
             "parallel.zero_stage": (1, 0),
             "parallel.library": ("lablib",),
+            "parallel.expert": (1,),
+            "model.num_experts": (0,),
             "precision.master": (False,),
             "memory.recompute": ("none", "full"),
             "memory.compile": (False,),
@@ -228,18 +245,21 @@ class TrainConfig(_Checked):
             ValueError: axes that do not multiply to the ranks, or a batch that they do not divide.
         """
         axes, data = self.parallel, self.data
-        replicas = axes.data or max(1, ranks // axes.model_ranks)
+        data_ranks = axes.data or max(1, ranks // (axes.expert * axes.model_ranks))
+        replicas = data_ranks * axes.expert  # ranks with different sequences
         if replicas * axes.model_ranks != ranks:
-            got = f"data {replicas} x context {axes.context} x tensor {axes.tensor} x pipeline {axes.pipeline}"
-            raise _broken(
-                "parallel", f"axes with the product {ranks}, the ranks", got, f"{replicas * axes.model_ranks} ranks"
-            )
+            sizes = {"data": data_ranks} | {
+                axis: getattr(axes, axis) for axis in ("expert", "context", "tensor", "pipeline")
+            }
+            got = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+            remedy = f"{replicas * axes.model_ranks} ranks"
+            raise _broken("parallel", f"axes with the product {ranks}, the ranks", got, remedy)
         micro = data.micro_batch or max(1, data.batch_size // replicas)
         if data.batch_size % (replicas * micro):
             near = max(1, round(data.batch_size / (replicas * micro))) * replicas * micro
-            rule = f"a multiple of {replicas} data ranks x micro_batch {micro}"
+            rule = f"a multiple of {replicas} data and expert ranks x micro_batch {micro}"
             raise _broken("data.batch_size", rule, data.batch_size, near)
-        return replace(self, parallel=replace(axes, data=replicas), data=replace(data, micro_batch=micro))
+        return replace(self, parallel=replace(axes, data=data_ranks), data=replace(data, micro_batch=micro))
 
 
 def _broken(name: str, rule: str, value: Any, remedy: Any = None) -> ValueError:

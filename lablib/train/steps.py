@@ -1,6 +1,7 @@
 """The parallel part of a training step: gradients, clipping and update, in one interface for every setting.
 
     ReplicaStep   a plain model; DataParallel or DistributedDataParallel; fully_shard (FSDP2)
+    ExpertStep    DataParallel with experts on several ranks
     ZeroStep      `Zero`, stages 1 to 3
     MeshStep      `CombinedStep`: tensor, pipeline, context and data axes, optimizer state sharded
 
@@ -32,6 +33,8 @@ from torch.distributed.tensor import DTensor
 from lablib.batches.accumulation import IGNORED, backward_all
 from lablib.batches.clipping import clip_grad_norm_
 from lablib.data import Batch
+from lablib.parallel.data.overlapped import DataParallel
+from lablib.parallel.experts.gradients import expert_parameters
 from lablib.parallel.mesh.step import CombinedStep
 from lablib.parallel.zero.module import Zero
 from lablib.precision.autocast import autocast
@@ -153,6 +156,37 @@ class ReplicaStep:
     def _sum(self, value: Tensor) -> None:
         if self.world_size > 1:
             dist.all_reduce(value, group=self.group)
+
+
+class ExpertStep(ReplicaStep):
+    """`DataParallel` with `ExpertReduce`, of a model after `ExpertParallel.parallelize`; all ranks have other tokens.
+
+    `expert_group`: the ranks that share the experts.
+    """
+
+    def __init__(
+        self,
+        model: DataParallel,
+        optimizer: torch.optim.Optimizer,
+        expert_group: dist.ProcessGroup,
+        micro_batch: int | None = None,
+        products: torch.dtype | None = None,
+    ):
+        super().__init__(model, optimizer, micro_batch, products)
+        self.expert_group = expert_group
+
+    def clip(self, max_norm: float = math.inf, scaler: LossScaler | None = None) -> tuple[Tensor, bool]:
+        overflowed, experts = scaler.unscale_(self.optimizer) if scaler else False, expert_parameters(self.model)
+        dense = [param for param in self.model.parameters() if param not in experts]
+        norm = clip_grad_norm_(self.model.parameters(), max_norm, sharded_over=self.expert_group, replicated=dense)
+        return norm, overflowed
+
+    def state_dict(self) -> dict[str, Any]:
+        """All parameters of this rank, with the rank in their names."""
+        return _shards(self.optimizer)
+
+    def load_state_dict(self, state: Mapping[str, Any], has_stepped: bool = True) -> None:
+        _load_shards(self.optimizer, state, has_stepped)
 
 
 class ZeroStep(ReplicaStep):

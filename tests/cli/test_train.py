@@ -59,7 +59,7 @@ def test_a_deepspeed_file_is_read_alone_or_with_a_configuration(tmp_path: Path, 
     [
         (["examples/train.toml", "optimizer.lrr=1"], "unknown field 'optimizer.lrr': did you mean optimizer.lr"),
         (["examples/train.toml", "optimizer.lr=-1"], "optimizer.lr must be a finite number, 0 or more: got -1"),
-        (["examples/train.toml", "--ranks", "3"], "data.batch_size must be a multiple of 3 data ranks"),
+        (["examples/train.toml", "--ranks", "3"], "data.batch_size must be a multiple of 3 data and expert ranks"),
         (["examples/train.toml", "--backend", "glo"], "unknown backend 'glo': did you mean 'gloo'?"),
         (["examples/trian.toml"], "examples/trian.toml cannot be read: No such file or directory; did you mean train"),
         (["examples/train.toml", "data.corpus=wiki"], "data.corpus must be one of python-stdlib"),

@@ -23,12 +23,14 @@ from lablib.data import Batch, Corpus, ResumableBatches
 from lablib.models import GPT
 from lablib.precision.loss_scaling import LossScaler, ScaleRule
 from lablib.train import (
+    ExpertStep,
     MeshStep,
     ReplicaStep,
     TrainConfig,
     Trainer,
     ZeroStep,
     build,
+    make_model,
     make_optimizer,
     make_step,
     parse_config,
@@ -88,11 +90,10 @@ def padded_batch(config: TrainConfig) -> Batch:
 def gradients(config: TrainConfig, scale: float) -> tuple[float, int, dict[str, Tensor]]:
     """Loss, number of tokens and whole gradients of the padded batch."""
     config = config.on(dist.get_world_size())
-    model = GPT(config.model.sizes, dtype=torch.float64)
-    step = make_step(config, model, make_optimizer(config.optimizer), None)
-    batch, replicas = padded_batch(config), config.parallel.data or 1
+    step = make_step(config, make_model(config), make_optimizer(config.optimizer), None)
+    batch = padded_batch(config)
     if not isinstance(step, MeshStep):
-        batch = Batch(*(tensor.chunk(replicas)[dist.get_rank()] for tensor in batch))
+        batch = Batch(*(tensor.chunk(dist.get_world_size())[dist.get_rank()] for tensor in batch))
     loss, num_tokens = step.backward(batch, scale)
     if isinstance(step, MeshStep):
         found = step.combined.full_gradients()
@@ -102,11 +103,16 @@ def gradients(config: TrainConfig, scale: float) -> tuple[float, int, dict[str, 
         assert isinstance(step, ReplicaStep)
         named = [(name.removeprefix("module."), param.grad) for name, param in step.model.named_parameters()]
         found = {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in named}
+    if isinstance(step, ExpertStep):
+        for name in [name for name in found if ".experts." in name]:
+            parts: list[Any] = [None] * config.parallel.expert
+            dist.all_gather_object(parts, found[name], group=step.expert_group)
+            found[name] = torch.cat(parts)
     return loss.item(), int(num_tokens), found  # pyright: ignore[reportReturnType]
 
 
 def assert_is_one_device(config: TrainConfig, ranks: int) -> None:
-    model, batch = GPT(config.model.sizes, dtype=torch.float64), padded_batch(config)
+    model, batch = make_model(config), padded_batch(config)
     logits = model(batch.inputs).flatten(0, 1)
     loss = torch.nn.functional.cross_entropy(logits, batch.targets.flatten(), ignore_index=-100)
     loss.backward()
@@ -128,6 +134,8 @@ def assert_is_one_device(config: TrainConfig, ranks: int) -> None:
         (["parallel.zero_stage=3", "memory.recompute=full"], 2),
         pytest.param(["parallel.zero_stage=2", "parallel.library=torch"], 2, marks=SLOWER),
         (["parallel.zero_stage=3", "parallel.library=torch", "memory.recompute=selective"], 2),
+        (["model.num_experts=4"], 2),
+        (["model.num_experts=4", "parallel.expert=2"], 4),
         (["parallel.tensor=2", "parallel.sequence_parallel=true"], 4),
         (["parallel.pipeline=2"], 4),
         (["parallel.context=2"], 4),
@@ -175,11 +183,32 @@ def test_a_run_on_real_text_has_the_same_curve_on_1_2_and_4_ranks():
             assert found == [pytest.approx(pair, rel=1e-7) for pair in reference]  # Adam divides by roots near 0
 
 
+def test_experts_on_several_ranks_have_the_curve_of_one_device():
+    """With clipping, whose norm counts the experts of all ranks, and the other parameters once."""
+    options: dict[str, Any] = {"name": "adamw", "lr": 1e-2, "max_norm": 0.5}
+    config, corpus = config_of("model.num_experts=4", **options), text()
+    (reference,) = launch(curve, config, corpus, ranks=1, trace=False).values
+    assert max(norm for _, norm in reference) > 1 and reference[-1][0] < reference[0][0] - 0.5
+    for overrides, ranks in ((["parallel.expert=4"], 4), (["parallel.expert=2"], 4)):
+        config = config_of("model.num_experts=4", *overrides, **options)
+        for found in launch(curve, config, corpus, ranks=ranks, trace=False).values:
+            assert found == [pytest.approx(pair, rel=1e-7) for pair in reference]
+
+
 def test_real_processes_have_the_curve_of_the_simulator():
     config, corpus = config_of("parallel.zero_stage=2", name="adamw"), text()
     simulated = launch(curve, config, corpus, 3, ranks=2, trace=False).values
     real = launch(curve, config, corpus, 3, ranks=2, backend="gloo").values
     assert real == [[pytest.approx(pair, rel=1e-10) for pair in values] for values in simulated]
+
+
+def test_ranks_with_a_gpu_have_the_same_curve():
+    """On simulated GPUs: each part must put its tensors on the rank's device."""
+    corpus, options = text(), {"name": "adamw", "max_norm": 1.0}
+    (reference,) = launch(curve, config_of(**options), corpus, 2, ranks=1, trace=False).values
+    for overrides in (["parallel.zero_stage=3"], ["parallel.tensor=2"]):
+        found = launch(curve, config_of(*overrides, **options), corpus, 2, ranks=2, device="cuda", trace=False).values
+        assert found == [[pytest.approx(pair, rel=1e-7) for pair in reference]] * 2
 
 
 def test_shapes_take_the_time_and_memory_of_values():
@@ -214,6 +243,7 @@ def test_sixteen_bits_train_as_32_bits_do():
         (["parallel.zero_stage=3"], 2),
         (["parallel.zero_stage=3", "parallel.library=torch"], 2),
         (["parallel.tensor=2"], 4),
+        (["model.num_experts=4", "parallel.expert=2"], 2),
     ],
     ids=lambda one: " ".join(one) if isinstance(one, list) else str(one),
 )
