@@ -75,10 +75,11 @@ def build(
     """
     config = config.on(dist.get_world_size() if dist.is_initialized() else 1)
     scaler = scaler or make_scaler(config.precision)
-    step = make_step(config, model or make_model(config), optimizer_fn or make_optimizer(config.optimizer), scaler)
+    model = make_model(config) if model is None else model
+    step = make_step(config, model, optimizer_fn or make_optimizer(config.optimizer), scaler)
     return Trainer(
         step,
-        loader or make_loader(config),
+        make_loader(config) if loader is None else loader,
         schedule=schedule or make_schedule(config),
         scaler=scaler,
         max_norm=config.optimizer.max_norm,

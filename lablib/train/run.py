@@ -5,7 +5,7 @@
     lab sim --ranks 4 --cluster dgx-h100 examples/train.py train.toml optimizer.lr=1e-3
 
 Source: torchrun's environment variables (torch 2.13, "torchrun (Elastic Launch)").
-Simplified: rank 0 prints; checkpoints and monitors are `on_step` functions.
+Simplified: rank 0 prints; the sections checkpoint and monitor.folder need an `attach` function.
 """
 
 import os
@@ -23,7 +23,7 @@ from lablib.train.build import build
 from lablib.train.config import TrainConfig
 from lablib.train.deepspeed import deepspeed_tables
 from lablib.train.read_config import parse_config, read_tables, with_overrides
-from lablib.train.trainer import Metrics
+from lablib.train.trainer import Metrics, Trainer
 
 
 @checked
@@ -42,11 +42,19 @@ def load(
         tables, sentences = with_overrides(reading.record, overrides), reading.sentences("Without effect")
     config = parse_config(tables, str(path))
     check_type("data.corpus", config.data.corpus, Annotated[str, OneOf(CORPORA)])
+    monitor = config.monitor
+    unused: dict[str, Any] = {"checkpoint.folder": config.checkpoint.folder, "monitor.folder": monitor.folder}
+    unused["monitor.breakdown"] = monitor.breakdown
+    sentences += [f"Without effect: {name}: `lab train` only prints." for name, value in unused.items() if value]
     return config.on(ranks), sentences
 
 
-def run(config: TrainConfig, on_step: Iterable[Callable[[Metrics], Any]] = ()) -> list[Metrics]:
-    """Train on the ranks that run; rank 0 prints every `monitor.every` steps. Returns the numbers of all steps."""
+def run(config: TrainConfig, attach: Iterable[Callable[[Trainer], Any]] = ()) -> list[Metrics]:
+    """Train on the ranks that run until `config.num_steps`; rank 0 prints every `monitor.every` steps.
+
+    `attach`: functions that get the trainer before the first step: to load a state, or to add to its `on_step`. Returns
+    the numbers of all steps. Communicates; all ranks call it.
+    """
     found: list[Metrics] = []
     is_first = not dist.is_initialized() or dist.get_rank() == 0
 
@@ -56,7 +64,10 @@ def run(config: TrainConfig, on_step: Iterable[Callable[[Metrics], Any]] = ()) -
         if is_first and (step == 1 or step % config.monitor.every == 0 or step == config.num_steps):
             print(line_of(metrics), flush=True)
 
-    build(config, on_step=[report, *on_step]).train(config.num_steps)
+    trainer = build(config, on_step=[report])
+    for function in attach:
+        function(trainer)
+    trainer.train(max(0, config.num_steps - trainer.num_steps))
     return found
 
 
