@@ -120,7 +120,8 @@ class ParallelConfig(_Checked):
     tensor: Count = 1  # ranks that share every matrix
     pipeline: Count = 1  # stages
     expert: Count = 1  # ranks that share the experts of a layer, each with its own sequences
-    zero_stage: Annotated[int, Range(ge=0, le=3)] = 0  # 1 optimizer state, 2 and gradients, 3 and parameters
+    # 1: optimizer state sharded, 2: and gradients, 3: and parameters; always 1 with tensor, pipeline or context ranks
+    zero_stage: Annotated[int, Range(ge=0, le=3)] = 0
     library: Annotated[str, OneOf(("lablib", "torch"))] = "lablib"  # torch: DistributedDataParallel and fully_shard
     bucket_bytes: Count = 25 * 2**20  # of gradients that are reduced together
     schedule: Annotated[str, OneOf(SCHEDULES)] = "1f1b"  # of the pipeline
