@@ -5,6 +5,7 @@ from .accumulation import (
     count_tokens as count_tokens,
     accumulate_mean_of_means as accumulate_mean_of_means,
     accumulate as accumulate,
+    backward_all as backward_all,
 )
 from .clipping import (
     clip_each_by_own_norm_ as clip_each_by_own_norm_,
@@ -20,6 +21,7 @@ from .schedules import (
     cosine as cosine,
     linear as linear,
     constant as constant,
+    deepspeed_warmup as deepspeed_warmup,
 )
 from .noise_scale import (
     GradientNoise as GradientNoise,

@@ -24,7 +24,7 @@ Source: published trainers had the mean of means until October 2024 (huggingface
 Simplified: the model returns logits and the loss is cross-entropy; no other terms.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Annotated, Protocol, runtime_checkable
 
@@ -109,20 +109,35 @@ def accumulate(model: nn.Module, micro_batches: MicroBatches, scaler: LossScaler
         raise ValueError("the ranks that average must be one group: got a hybrid of two; divide each loss by hand.")
     device = micro_batches[0].targets.device
     num_tokens = torch.tensor(sum(count_tokens(batch.targets) for batch in micro_batches), device=device)
-    total = torch.zeros((), dtype=torch.float64, device=device)
     world_size = 1
     if replica:
         world_size = dist.get_world_size(replica.group)
         dist.all_reduce(num_tokens, group=replica.group)
     if num_tokens == 0:
         raise ValueError("a batch must have a token with a target that is not IGNORED: got none; leave this batch out.")
-    for index, (inputs_BT, targets_BT) in enumerate(micro_batches):
-        waits = replica is not None and index < len(micro_batches) - 1  # gradients are sent with the last
-        with replica.no_sync() if replica and waits else nullcontext():
-            loss = summed_loss(model(inputs_BT), targets_BT) / num_tokens
-            total += loss.detach()
-            # The replica divides by world_size, as if N counted only this rank's tokens.
-            ((scaler.scale(loss) if scaler else loss) * world_size).backward()
+    scale = world_size * (scaler.loss_scale if scaler else 1.0)  # the replica divides by world_size
+    total = backward_all(model, micro_batches, num_tokens, scale, replica.no_sync if replica else nullcontext)
     if replica:
         dist.all_reduce(total, group=replica.group)
     return float(total)
+
+
+def backward_all(
+    model: Callable[[Tensor], Tensor],
+    micro_batches: Sequence[Batch],
+    num_tokens: Tensor,
+    scale: float = 1.0,
+    no_sync: Callable[[], AbstractContextManager[None]] = nullcontext,
+) -> Tensor:
+    """Add the gradients of `scale` times the summed loss over `num_tokens`; returns that loss here, without `scale`.
+
+    Reads no value, so the host does not wait for the device. Communicates as the model does, once: all micro-batches
+    but the last run under `no_sync`.
+    """
+    total = torch.zeros((), dtype=torch.float64, device=num_tokens.device)
+    for index, (inputs_BT, targets_BT) in enumerate(micro_batches):
+        with no_sync() if index < len(micro_batches) - 1 else nullcontext():
+            loss = summed_loss(model(inputs_BT), targets_BT) / num_tokens
+            total += loss.detach()
+            (loss * scale).backward()
+    return total

@@ -14,20 +14,26 @@ in the middle and in the decay:
     WSD        D about a tenth of N: until N - D the rate does not depend on N. One run serves every N: decay from a
                checkpoint of its stable part, and continue from that checkpoint.
 
+DeepSpeed's WarmupLR is different: its first two steps have the start rate, and the default warmup is logarithmic.
+
+    factor(s) = first + (1 - first) g(s - 1)            g(i) = ln(i + 1) / ln(W), or i / W, for 0 <= i < W; then 1
+                                                        WarmupDecayLR: then (N - i) / (N - W), at least 0
+
 Use: `torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, num_steps=1000, num_warmup=100))`.
 
 Cost: none.
 Source: Loshchilov and Hutter, "SGDR", 2016, arXiv 1608.03983, equation 5 (the cosine; one period, no restart); Hu et
 al., "MiniCPM", 2024, arXiv 2404.06395, section 4.2 (WSD; an exponential f, D a tenth of N); Hagele et al., 2024, arXiv
-2405.18392, section 3 (1 - sqrt); Goyal et al., 2017, arXiv 1706.02677, section 2.2 (warmup).
-Simplified: the warmup is linear, and the stable rate does not change.
+2405.18392, section 3 (1 - sqrt); Goyal et al., 2017, arXiv 1706.02677, section 2.2 (warmup); DeepSpeed,
+deepspeed/runtime/lr_schedules.py (WarmupLR, WarmupDecayLR).
+Simplified: the warmup is linear but for DeepSpeed's, and the stable rate does not change.
 """
 
 import math
 from collections.abc import Callable
 from typing import Annotated
 
-from lablib.signature import Count, Fraction, NonNegativeInt, PositiveFraction, checked
+from lablib.signature import Count, Fraction, NonNegativeInt, OneOf, PositiveFraction, checked
 
 # Progress through the decay in [0, 1], and the last factor -> factor; 1 at progress 0, `final` at 1.
 Decay = Callable[[float, float], float]
@@ -101,3 +107,27 @@ def linear(step: NonNegativeInt, num_steps: Count, num_warmup: NonNegativeInt = 
 def constant(step: NonNegativeInt, num_warmup: NonNegativeInt = 0) -> float:
     """Warmup, then always the peak rate."""
     return warmup_stable_decay(step, max(step, num_warmup) + 1, num_warmup, 0)
+
+
+@checked
+def deepspeed_warmup(
+    step: NonNegativeInt,
+    num_warmup: Count = 1000,
+    first: Share = 0.0,
+    shape: Annotated[str, OneOf(("log", "linear"))] = "log",
+    num_steps: Count | None = None,
+) -> float:
+    """DeepSpeed's WarmupLR, or with `num_steps` its WarmupDecayLR; `first` is warmup_min_lr / warmup_max_lr.
+
+    The scheduler sets the start rate for step 0, and is called after a step: step s uses its iteration s - 1.
+    """
+    if step == 0:
+        return first
+    iteration, num_warmup = step - 1, max(2, num_warmup)
+    if iteration < num_warmup:
+        gamma = math.log(iteration + 1) / math.log(num_warmup) if shape == "log" else iteration / num_warmup
+    elif num_steps is None:
+        gamma = 1.0
+    else:
+        gamma = max(0.0, (num_steps - iteration) / max(1, num_steps - num_warmup))
+    return first + (1.0 - first) * gamma

@@ -5,6 +5,7 @@
     lab run NN [--backend gloo] ...      a lab from top to bottom, into runs/
     lab run SCRIPT.py --nnodes 2 ...     a script on several nodes, measured into one run
     lab sim SCRIPT [ARGS]                a script written for torchrun, on a simulated cluster
+    lab train FILE [NAME=VALUE ...]      training from a configuration, on simulated or real ranks
     lab list, lab progress, lab doctor   labs, results, checks of the installation
     lab build [--check] [NN ...]         notebooks from masters
     lab export --students FOLDER         the course without solutions, to hand out
@@ -75,6 +76,9 @@ def _dispatch(words: list[str]) -> int:
     if words[0] == "run" and "--" in words:  # arguments of a script on several nodes
         split = words.index("--")
         words, passed_on = words[:split], words[split + 1 :]
+    if words[0] == "train":  # NAME=VALUE may stand before and after options
+        passed_on = [word for word in words if "=" in word and not word.startswith("-")]
+        words = [word for word in words if word not in passed_on]
     options, unknown = parser.parse_known_args(words)
     if unknown:
         raise CourseError(_unrecognized(parser.commands.get(options.command, parser), unknown))
@@ -286,8 +290,16 @@ def _sim(options: argparse.Namespace) -> int:
     return simulate(options)
 
 
+def _train(options: argparse.Namespace) -> int:
+    from lablib.cli.train import train_command
+
+    return train_command(options)
+
+
 _FUNCTIONS = (_open, _update, _reset, _run, _sim, _list, _progress, _doctor, _build, _export, _regrade, _new, _prove)
-COMMANDS = {function.__name__.strip("_"): function for function in (*_FUNCTIONS, _calibrate, _plan, _site, _validate)}
+COMMANDS = {
+    function.__name__.strip("_"): function for function in (*_FUNCTIONS, _train, _calibrate, _plan, _site, _validate)
+}
 
 
 def _parser() -> Parser:
@@ -341,6 +353,20 @@ def _parser() -> Parser:
     command.add_argument("script", metavar="SCRIPT", help="the file that torchrun would run")
     arguments = command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the script")
     arguments.required = False  # a script may take none
+
+    command = commands.add_parser(
+        "train",
+        help="train a GPT from a configuration, on simulated ranks, CPU processes or GPUs",
+        usage="lab train FILE [NAME=VALUE ...] [--ranks N] [--backend sim|gloo|nccl]",
+        description="NAME=VALUE replaces a field of the file, for example optimizer.lr=1e-3; the head of "
+        "lablib/train/config.py lists the sections.",
+    )
+    command.add_argument("file", metavar="FILE", help="a .toml or .yaml file, or a DeepSpeed .json")
+    command.add_argument("--deepspeed", metavar="FILE", help="a DeepSpeed configuration, which replaces fields of FILE")
+    command.add_argument("--ranks", type=int, default=1, metavar="N", help="number of ranks; default 1")
+    command.add_argument("--backend", default="sim", help="sim (default), gloo or nccl")
+    command.add_argument("--cluster", default="dgx-h100", help="the simulated cluster; default dgx-h100")
+    command.add_argument("--timeout", type=float, metavar="SECONDS", help="real seconds after which the run is ended")
 
     command = commands.add_parser("list", help="the labs: question, minutes, whether built, exercises done")
     command.add_argument("lab", nargs="?", metavar="LAB", help="the sections of one lab, with their minutes")

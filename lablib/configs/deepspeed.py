@@ -35,7 +35,7 @@ _WITHOUT_COST = frozenset(
         "disable_allgather", "sparse_gradients", "zero_force_ds_cpu_optimizer", "memory_breakdown", "seed",
     }
 )  # fmt: skip
-_ZERO_WITHOUT_COST = frozenset(
+ZERO_WITHOUT_COST = frozenset(
     {
         "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions", "allgather_bucket_size",
         "round_robin_gradients", "load_from_fp32_weights", "elastic_checkpoint", "sub_group_size", "legacy_stage1",
@@ -43,9 +43,10 @@ _ZERO_WITHOUT_COST = frozenset(
         "stage3_max_reuse_distance", "stage3_model_persistence_threshold", "ignore_unused_parameters",
         "stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save",
         "stage3_use_all_reduce_for_fetch_params", "stage3_module_granularity_threshold", "memory_efficient_linear",
+        "use_multi_rank_bucket_allreduce", "cpu_offload_use_pin_memory",
     }
 )  # fmt: skip
-_CHECKPOINTING_WITHOUT_COST = frozenset(
+CHECKPOINTING_WITHOUT_COST = frozenset(
     {"contiguous_memory_optimization", "number_checkpoints", "synchronize_checkpoint_boundary", "profile"}
 )
 _OPTIMIZERS = {
@@ -75,20 +76,20 @@ def read_deepspeed(path: str | Path) -> Reading[dict[str, Any]]:
 @checked
 def parse_deepspeed(values: dict[str, Any], where: str = "ds_config.json") -> Reading[dict[str, Any]]:
     """The same, from the object in the file."""
-    fields, omissions, settings = Fields(_without_auto(values), where), list[Omission](), dict[str, Any]()
+    fields, omissions, settings = Fields(without_auto(values), where), list[Omission](), dict[str, Any]()
     settings |= _batches(fields)
-    settings["precision"] = _precision(fields)
+    settings["precision"] = precision_of(fields)
     if (kind := fields.inner("optimizer").get("type")) is not None:
         settings["optimizer"] = _optimizer(kind)
     zero = fields.inner("zero_optimization")
     settings |= _zero(zero, omissions)
-    offload = ["optimizer"] if _offloads_optimizer(zero) else []
+    offload = ["optimizer"] if offloads_optimizer(zero) else []
     checkpointing = fields.inner("activation_checkpointing")
     if checkpointing.flag("cpu_checkpointing", False):
         offload.append("activations")
     if checkpointing.flag("partition_activations", False):
         omissions.append(Omission("partition_activations: each tensor rank is priced with whole checkpoints"))
-    checkpointing.skip(_CHECKPOINTING_WITHOUT_COST)
+    checkpointing.skip(CHECKPOINTING_WITHOUT_COST)
     settings["offload"] = tuple(offload)
     if fields.inner("pipeline").get("stages") not in (None, "auto"):
         omissions.append(Omission("pipeline.stages: give --pipeline"))
@@ -96,17 +97,17 @@ def parse_deepspeed(values: dict[str, Any], where: str = "ds_config.json") -> Re
     if dtype is not None:
         omissions.append(Omission(f"communication_data_type {dtype!r}: gradients travel in the training precision"))
     fields.skip(_WITHOUT_COST)
-    zero.skip(_ZERO_WITHOUT_COST)
+    zero.skip(ZERO_WITHOUT_COST)
     inner = {"zero_optimization": zero, "activation_checkpointing": checkpointing}
     unknown = [f"{name}.{field}" for name, each in inner.items() for field in each.unread()]
     return Reading(settings, tuple(omissions), (*fields.unread(), *unknown))
 
 
-def _without_auto(values: Any) -> Any:
+def without_auto(values: Any) -> Any:
     """The same fields without those that are "auto" (Hugging Face's Trainer fills them in)."""
     if not isinstance(values, dict):
         return values
-    return {name: _without_auto(value) for name, value in values.items() if value != "auto"}
+    return {name: without_auto(value) for name, value in values.items() if value != "auto"}
 
 
 def _batches(fields: Fields) -> dict[str, Any]:
@@ -125,7 +126,8 @@ def _batches(fields: Fields) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if value not in (0, [0])}
 
 
-def _precision(fields: Fields) -> str:
+def precision_of(fields: Fields) -> str:
+    """The dtype of bf16 or fp16, or float32. Raises ValueError if both are enabled."""
     halves = {"bfloat16": ("bf16", "bfloat16"), "float16": ("fp16",)}
     enabled = [
         dtype for dtype, names in halves.items() if any([fields.inner(name).flag("enabled", False) for name in names])
@@ -159,7 +161,8 @@ def _zero(zero: Fields, omissions: list[Omission]) -> dict[str, Any]:
     return settings
 
 
-def _offloads_optimizer(zero: Fields) -> bool:
+def offloads_optimizer(zero: Fields) -> bool:
+    """Whether the optimizer state is on the host, by today's field or the old flag. Raises ValueError for NVMe."""
     device = zero.inner("offload_optimizer").text("device", "none")
     if device not in ("none", "cpu"):
         raise ValueError(f"offload_optimizer.device must be cpu or none: got {device!r}, which is not priced")

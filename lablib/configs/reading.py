@@ -44,9 +44,9 @@ class Reading(Generic[Record]):
     omissions: tuple[Omission, ...] = ()
     unknown: tuple[str, ...] = ()
 
-    def sentences(self) -> list[str]:
-        """One line for each part that is left out, and one for the unknown fields."""
-        lines = [f"Not priced: {omission}." for omission in self.omissions]
+    def sentences(self, label: str = "Not priced") -> list[str]:
+        """One line for each part that is left out, after `label`, and one for the unknown fields."""
+        lines = [f"{label}: {omission}." for omission in self.omissions]
         return lines + ([f"Fields not understood: {', '.join(self.unknown)}."] if self.unknown else [])
 
 

@@ -1,6 +1,6 @@
 # ruff: noqa: I001  (in reading order)
 from .text import CORPORA as CORPORA, Corpus as Corpus, load_corpus as load_corpus, train_val_split as train_val_split
-from .batches import Batch as Batch, batches as batches
+from .batches import Batch as Batch, batches as batches, ResumableBatches as ResumableBatches
 from .documents import documents as documents, cut_documents as cut_documents
 from .naive_bpe import train_bpe as train_bpe, encode_bpe as encode_bpe
 from .tokenizer import (

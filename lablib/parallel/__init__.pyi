@@ -120,6 +120,7 @@ from .tensor.vocabulary import (
     shard_vocabulary as shard_vocabulary,
     vocabulary_embedding as vocabulary_embedding,
     vocabulary_parallel_loss as vocabulary_parallel_loss,
+    vocabulary_parallel_summed_loss as vocabulary_parallel_summed_loss,
 )
 from .tensor.plan import (
     GPT_PLAN as GPT_PLAN,

@@ -100,13 +100,19 @@ def find_rule(operator: Callable[[Tensor, Tensor], Tensor], device_type: str, dt
 
 @contextmanager
 def autocast(device_type: str, dtype: torch.dtype) -> Iterator[None]:
-    """`torch.autocast(device_type, dtype)`, but also enabled without such a device."""
+    """`torch.autocast(device_type, dtype)`, but also enabled without such a device.
+
+    Casts of parameters are not cached: all threads share torch's cache, so one rank would clear it for all.
+    """
     before = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
+    caches = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
     torch.set_autocast_enabled(device_type, True)
     torch.set_autocast_dtype(device_type, dtype)
     try:
         yield
     finally:
+        torch.set_autocast_cache_enabled(caches)
         torch.set_autocast_enabled(device_type, before[0])
         torch.set_autocast_dtype(device_type, before[1])
 

@@ -1,5 +1,16 @@
-"""Training runs in production: checkpoints, restarts after faults, the health of replicas, metrics and alerts.
+"""Training runs in production: a configured trainer, checkpoints, the health of a run, metrics and alerts.
 
+A configuration, and a trainer in plain torch that runs on the simulator, gloo and NCCL:
+config             the configuration, as a tree of dataclasses
+read_config        the same from TOML or YAML, with overrides
+deepspeed          the same from a DeepSpeed JSON
+trainer            the loop: rate, gradients, clipping, update, report; its state
+steps              gradients and update of one device, data parallelism, ZeRO, FSDP2 and a mesh, in one interface
+build              a trainer from a configuration
+run                the program of `lab train`: read, build, train, print
+state              optimizer state and random generators as a flat mapping
+
+Checkpoints, restarts after faults, and the health of replicas:
 checkpoint         save and load a run: asynchronous, atomic, checked; the last and the best are kept
 checkpoint_save    one save on one rank: copy, write, publish
 checkpoint_state   split a state into tensors and objects, copy it to the host, read it back
@@ -7,12 +18,14 @@ manifest           files of a checkpoint with sizes and checksums; publication; 
 generators         states of the random generators of a rank
 interval           checkpoint interval that loses the least time: Young, Daly, simulated failures
 health             replicas that drift apart; NaN and spikes: skip, roll back or stop
+safetensors        files of tensors that contain no code
+hugging_face       GPT-2 in the files of Hugging Face's transformers
+
+Metrics and alerts:
 alerts             rules with thresholds and durations, evaluated on a stream of metrics
 alert_files        rules as YAML, and as a rule file of Prometheus
 monitor            the stream: samples to alerts, writers and a figure
 metric_writers     JSON lines, TensorBoard, Prometheus
-safetensors        files of tensors that contain no code
-hugging_face       GPT-2 in the files of Hugging Face's transformers
 """
 
 from lablib.index import attach

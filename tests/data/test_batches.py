@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.data import Corpus, batches
+from lablib.data import Corpus, ResumableBatches, batches
 
 
 def corpus_of(num_bytes: int) -> Corpus:
@@ -33,6 +33,27 @@ def test_union_over_ranks_is_the_same_for_every_world_size(num_bytes, seq_len, l
         assert all(len(part.inputs) == batch_size // world_size for part in parts)
         assert torch.equal(torch.cat([part.inputs for part in parts]), whole.inputs)
         assert torch.equal(torch.cat([part.targets for part in parts]), whole.targets)
+
+
+@given(taken=st.integers(0, 40), seq_len=st.integers(4, 16), seed=st.integers(0, 9), more=st.sampled_from([1, 2, 4]))
+def test_a_run_goes_on_after_any_batch_on_any_number_of_ranks(taken, seq_len, seed, more):
+    corpus, sizes = corpus_of(300), (4, seq_len, seed)
+    first = ResumableBatches(corpus, *sizes, 1, 2)
+    for _ in range(taken):
+        next(first)
+    whole = islice(batches(corpus, *sizes), taken, taken + 12)
+    resumed = [ResumableBatches(corpus, *sizes, rank, more) for rank in range(more)]
+    for one in resumed:
+        one.load_state_dict(first.state_dict())
+    for wanted, *parts in zip(whole, *resumed, strict=False):
+        assert torch.equal(torch.cat([part.targets for part in parts]), wanted.targets)
+    assert all(one.state_dict()["num_taken"] >= taken + 12 for one in resumed)
+
+
+def test_a_run_does_not_go_on_with_another_order():
+    state = ResumableBatches(corpus_of(300), 4, 8).state_dict()
+    with pytest.raises(ValueError, match="the same order of batches: seq_len was 8, and is 9; set it back"):
+        ResumableBatches(corpus_of(300), 4, 9).load_state_dict(state)
 
 
 @given(seq_len=st.integers(1, 12), batch_size=st.integers(1, 8), seed=st.integers(0, 99))

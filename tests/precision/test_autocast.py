@@ -5,7 +5,7 @@ import inspect
 import pytest
 import torch
 
-from lablib.precision.autocast import COUNTERPARTS, OPERATORS, RULES, autocast_casts, find_rule
+from lablib.precision.autocast import COUNTERPARTS, OPERATORS, RULES, autocast, autocast_casts, find_rule
 from lablib.precision.loss_scaling import deepspeed_rule
 
 # torch 2.13, "Automatic Mixed Precision package", autocast op reference, of those in OPERATORS.
@@ -40,6 +40,18 @@ def test_real_tensors_have_the_rules_of_fake_ones():
 def test_a_real_gpu_has_them_too():
     fake = autocast_casts("cuda", torch.float16)
     assert {name: find_rule(op, "cuda", torch.float16) for name, op in OPERATORS.items()} == fake
+
+
+def test_a_changed_parameter_is_cast_again():
+    """torch keeps casts of parameters until the outermost context of all threads ends."""
+    linear, x = torch.nn.Linear(4, 4, bias=False), torch.ones(1, 4)
+    for _ in range(3):
+        with autocast("cpu", torch.bfloat16):
+            found = linear(x)
+        torch.testing.assert_close(found, (x.bfloat16() @ linear.weight.bfloat16().T))
+        with torch.no_grad():
+            linear.weight.add_(1.0)
+    assert torch.is_autocast_cache_enabled()
 
 
 def test_nothing_stays_switched_on():

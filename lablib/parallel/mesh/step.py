@@ -12,7 +12,7 @@
 Each technique has its own file, and is used unchanged. Together they define:
 
     the part of a rank     `mesh/part.py`: layers by pipeline, tokens by context, rows by tensor
-    the loss               the mean over micro-batches, replicas and context ranks, with equal numbers of tokens
+    the loss               the mean over micro-batches, replicas and context ranks, each token with the same weight
     the gradient           tensor ranks: complete; pipeline ranks: of their layers; data and context: a mean
     the norm               over all ranks, each number once: `mesh/optimizer.py`
     an overflow            on one rank skips the step on all
@@ -42,13 +42,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from lablib.batches.accumulation import IGNORED, summed_loss
 from lablib.models.gpt import GPT, next_token_loss
 from lablib.parallel.context.model import ContextParallel
 from lablib.parallel.mesh.check import CONTEXT, DATA, PIPELINE, TENSOR, Combination
 from lablib.parallel.mesh.optimizer import CombinedOptimizer, OptimizerFn, Owned
 from lablib.parallel.mesh.part import ModelPart, make_model, pieces_of, tied_parameter
 from lablib.parallel.tensor.state import whole
-from lablib.parallel.tensor.vocabulary import vocabulary_parallel_loss
+from lablib.parallel.tensor.vocabulary import vocabulary_parallel_loss, vocabulary_parallel_summed_loss
 from lablib.parallel.zero.module import MaxNorm
 from lablib.phases import phase
 from lablib.pipeline.executor import Pipeline
@@ -76,6 +77,7 @@ class CombinedStep:
         scaler: of the loss; None: for torch.float16 one with the default rule.
         model: the whole model, the same on all ranks, not changed; None: drawn from `seed`.
         seed, dtype: of a drawn model.
+        padded: whether targets may be -100, which have no loss; the loss is then the mean over the others.
 
     Attributes:
         part: this rank's modules, by their names in the whole model.
@@ -98,20 +100,22 @@ class CombinedStep:
         model: GPT | None = None,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
+        padded: bool = False,
     ):
         check_types(
             "CombinedStep",
             [
                 *[("how", how, Combination), ("optimizer_fn", optimizer_fn, Callable), ("max_norm", max_norm, MaxNorm)],
                 *[("scaler", scaler, LossScaler | None), ("model", model, GPT | None), ("seed", seed, int)],
-                ("dtype", dtype, torch.dtype),
+                *[("dtype", dtype, torch.dtype), ("padded", padded, bool)],
             ],
         )
         how.mesh.require(dist.get_world_size())
         _require_model(model, how)
         if scaler is None and how.autocast == torch.float16:
             scaler = LossScaler()
-        self.how, self.max_norm, self.scaler = how, max_norm, scaler
+        self.how, self.max_norm, self.scaler, self.padded = how, max_norm, scaler, padded
+        self.num_tokens: Tensor | None = None  # with a loss, in the whole batch; None: all
         mesh = how.full_mesh
         self.at = mesh.coordinates(dist.get_rank())
         self._groups = {axis: mesh.group(axis) for axis in (TENSOR, PIPELINE, CONTEXT)}
@@ -141,15 +145,19 @@ class CombinedStep:
         loss = self.backward(tokens_BT, targets_BT)
         return Stepped(loss, *self.update())
 
-    def backward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    def backward(self, tokens_BT: Tensor, targets_BT: Tensor, scale: float | None = None) -> Tensor:
         """The batch's mean loss, on all ranks, and gradients, in shards (`full_gradients`). Communicates; no update.
 
-        ValueError: a batch of another shape than in the combination, or with numbers outside the vocabulary.
+        `scale`: of the gradients; None: the scaler's. ValueError: a batch of another shape than in the combination, or
+        with numbers outside the vocabulary.
         """
         # ---- 1. share ----
         inputs, targets = self._micro_batches(tokens_BT, targets_BT)
+        self.num_tokens = (targets_BT != IGNORED).sum() if self.padded else None
         # ---- 2. run ----
-        num, scale = len(inputs), 1.0 if self.scaler is None else self.scaler.loss_scale
+        num = len(inputs)
+        if scale is None:
+            scale = 1.0 if self.scaler is None else self.scaler.loss_scale
         self.sharded.begin()
         losses = self.pipeline.step(inputs, targets, [scale / num] * num, on_gradients=self.sharded.reduce)
         self.sharded.finish()
@@ -195,7 +203,7 @@ class CombinedStep:
 
     def _micro_batches(self, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         for name, given in (("tokens", tokens_BT), ("targets", targets_BT)):
-            _require_batch(name, given, self.how)
+            _require_batch(name, given, self.how, self.padded and name == "targets")
         own = [x.chunk(self.how.size(DATA))[self.at[DATA]] for x in (tokens_BT, targets_BT)]
         if self.context is not None:
             own = list(self.context.shard(*own))
@@ -203,9 +211,19 @@ class CombinedStep:
         return tokens, targets
 
     def _loss(self, logits_BtV: Tensor, targets_Bt: Tensor) -> Tensor:
-        if self.how.size(TENSOR) == 1:
+        size, group = self.how.config.vocab_size, self._groups[TENSOR]
+        is_cut = self.how.size(TENSOR) > 1
+        if self.num_tokens is None and not is_cut:
             return next_token_loss(logits_BtV, targets_Bt)
-        return vocabulary_parallel_loss(logits_BtV, targets_Bt, self.how.config.vocab_size, self._groups[TENSOR])
+        if self.num_tokens is None:
+            return vocabulary_parallel_loss(logits_BtV, targets_Bt, size, group)
+        if is_cut:
+            summed = vocabulary_parallel_summed_loss(logits_BtV, targets_Bt, size, group)
+        else:
+            summed = summed_loss(logits_BtV, targets_Bt)
+        # The mean over the batch, times the micro-batches and ranks over which losses and gradients are averaged.
+        parts = self.how.num_micro_batches * self.how.size(DATA) * self.how.size(CONTEXT)
+        return summed * parts / self.num_tokens.clamp(min=1)
 
     def _shapes(self, tokens_bt: Tensor) -> list[Shape]:
         """Shapes of the residual stream between pieces."""
@@ -228,7 +246,7 @@ class CombinedStep:
         return (is_cut or self.at[TENSOR] == 0) and not is_second
 
 
-def _require_batch(name: str, given: Tensor, how: Combination) -> None:
+def _require_batch(name: str, given: Tensor, how: Combination, padded: bool) -> None:
     """Raise ValueError for another batch than the combination's. Reads values only on the host."""
     check_type(f"CombinedStep: {name}", given, Tensor)
     wanted, size = [how.batch_size, how.seq_len], how.config.vocab_size
@@ -240,11 +258,12 @@ def _require_batch(name: str, given: Tensor, how: Combination) -> None:
     if given.dtype != torch.int64:
         raise ValueError(f"{name} must be words' numbers in torch.int64: got {given.dtype}; try {name}.long().")
     with disable_current_modes():  # not part of the timed step
-        odd = [] if given.device.type != "cpu" else [x for x in map(int, given.aminmax()) if not 0 <= x < size]
+        values = given.masked_fill(given == IGNORED, 0) if padded else given
+        odd = [] if given.device.type != "cpu" else [x for x in map(int, values.aminmax()) if not 0 <= x < size]
     if odd:
         raise ValueError(
             f"{name} must be 0 to {size - 1}, words of the vocabulary: got {odd[0]}; an ignored target "
-            "needs ContextParallel.loss."
+            "needs CombinedStep(..., padded=True)."
         )
 
 

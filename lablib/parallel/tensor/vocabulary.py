@@ -24,7 +24,7 @@ Cost for n ranks, N = B T tokens, a bytes of a number in the loss (4; 8 for floa
 Shapes: B batch, T time, V vocabulary, D width; v = ceil(V / n) on this rank, or fewer on the last ranks.
 Source: Shoeybi et al., "Megatron-LM", 2019, arXiv 1909.08053, section 3 (embedding; fused loss);
 torch.distributed.tensor.parallel.loss_parallel (torch 2.13, documentation).
-Simplified: the mean over all tokens; no label smoothing, no ignored targets; steps 2 and 3 are not one message.
+Simplified: no label smoothing; steps 2 and 3 are not one message.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -210,11 +210,26 @@ def vocabulary_parallel_loss(
         targets_BT: in [0, V), the same on all ranks.
         vocab_size, multiple_of: V, without padding, and as in `shard_vocabulary`.
     """
+    return _token_losses(logits_BTv, targets_BT.flatten(), vocab_size, group, multiple_of).mean()
+
+
+def vocabulary_parallel_summed_loss(
+    logits_BTv: Float[Tensor, "B T v"],
+    targets_BT: Int[Tensor, "B T"],
+    vocab_size: int,
+    group: Group = None,
+    multiple_of: int = 1,
+) -> Float[Tensor, ""]:
+    """The sum over tokens instead of their mean; a target below 0 is padding and has no loss. Arguments as above."""
+    targets_N = targets_BT.flatten()
+    losses_N = _token_losses(logits_BTv, targets_N.clamp(min=0), vocab_size, group, multiple_of)
+    return losses_N.masked_fill(targets_N < 0, 0).sum()
+
+
+def _token_losses(logits_BTv: Tensor, targets_N: Tensor, vocab_size: int, group: Group, multiple_of: int) -> Tensor:
     first, num_words = _words_here(logits_BTv.shape[-1], vocab_size, group, multiple_of)
-    losses: Any = _CrossEntropy.apply(
-        logits_BTv.flatten(0, -2), targets_BT.flatten(), vocab_size, first, num_words, group
-    )
-    return losses.mean()
+    losses: Any = _CrossEntropy.apply(logits_BTv.flatten(0, -2), targets_N, vocab_size, first, num_words, group)
+    return losses
 
 
 def gathered_loss(

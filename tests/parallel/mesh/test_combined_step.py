@@ -104,6 +104,26 @@ def test_loss_gradients_norm_and_parameters_are_those_of_one_device(sizes: Any, 
     assert_is_one_device(how, run(how))
 
 
+@pytest.mark.parametrize("sizes", [{"data": 2, "pipeline": 2, "tensor": 2}, {"data": 2, "context": 2}])
+def test_each_token_with_a_loss_counts_the_same_wherever_padding_is(sizes: Any):
+    """Replicas, micro-batches and context ranks have different numbers of tokens with a loss, some of them none."""
+    how = Combination(CONFIG, Mesh(**sizes), 8, 16, num_micro_batches=2)
+    tokens, targets = batch(CONFIG, 8, 16)
+    for row, length in enumerate([16, 3, 0, 0, 9, 1, 16, 12]):
+        targets[row, length:] = -100
+
+    def program() -> tuple[float, dict[str, Tensor]]:
+        step = CombinedStep(how, partial(torch.optim.SGD, lr=0.1), model=moved(CONFIG), padded=True)
+        return step.backward(tokens, targets).item(), step.full_gradients()
+
+    model = moved(CONFIG)
+    loss = torch.nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten(), ignore_index=-100)
+    loss.backward()
+    for found_loss, found in launch(program, ranks=how.mesh.num_ranks, trace=False).values:
+        assert found_loss == pytest.approx(loss.item(), rel=1e-12)
+        torch.testing.assert_close(found, {name: p.grad for name, p in model.named_parameters()}, **EXACT)
+
+
 def test_every_order_of_the_axes_gives_the_same_gradients():
     reference = None
     for axes in list(permutations(("data", "pipeline", "tensor")))[::2]:  # each axis at each place

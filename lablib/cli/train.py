@@ -1,0 +1,39 @@
+"""`lab train`: train from a configuration file, on simulated ranks, CPU processes or GPUs.
+
+    lab train train.toml optimizer.lr=1e-3 --ranks 4 --backend gloo
+
+Under torchrun use examples/train.py, which runs the same program on the ranks of torchrun.
+"""
+
+import argparse
+
+from lablib.course.errors import CourseError, CourseFailure
+from lablib.errors import LaunchError
+from lablib.text.units import format_quantity, plural
+
+
+def train_command(options: argparse.Namespace) -> int:
+    """Run it and print the lines of rank 0. CourseError: an invalid request; CourseFailure: the run failed."""
+    from lablib.launch import launch
+    from lablib.train.run import load, run
+
+    try:
+        config, sentences = load(options.file, options.passed_on, options.ranks, options.deepspeed)
+        print("".join(f"{sentence}\n" for sentence in sentences), end="", flush=True)
+        result = launch(
+            run,
+            config,
+            ranks=options.ranks,
+            backend=options.backend,
+            cluster=options.cluster,
+            timeout_s=options.timeout,
+        )
+    except ValueError as error:
+        raise CourseError(str(error)) from error
+    except LaunchError as error:
+        raise CourseFailure(str(error)) from error
+    print(result.stdout[0], end="")
+    where = f"simulated on {options.cluster}" if options.backend == "sim" else f"on {options.backend}"
+    time_s = format_quantity(result.timeline.makespan_s, "s")
+    print(f"{plural(config.num_steps, 'steps')} on {plural(options.ranks, 'ranks')}, {where}: {time_s}")
+    return 0

@@ -1,0 +1,217 @@
+"""Make a trainer from a configuration, on the ranks that run: model, parallelism, optimizer, scaler, schedule, loader.
+
+    def program():
+        build(config.on(dist.get_world_size())).train(config.num_steps)
+
+    tensor, pipeline or context > 1      `CombinedStep`, with the optimizer state sharded (stage 1)
+    expert > 1                           `ExpertParallel`, and `DataParallel` with `ExpertReduce`
+    zero_stage 0                         one device, `DataParallel`, or torch's DistributedDataParallel
+    zero_stage 1 to 3                    `Zero`; with library "torch" `fully_shard` (2: parameters stay gathered until
+                                         backward has used them)
+
+Each part can be replaced by an argument of the same kind.
+
+Cost: every rank draws the whole model before it is cut.
+Source: the files of the parts.
+Simplified: torch's library has no stage 1.
+"""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from lablib.batches.schedules import cosine, deepspeed_warmup, linear, warmup_stable_decay
+from lablib.data import ResumableBatches, load_corpus, train_val_split
+from lablib.memory.checkpointing import checkpoint_operators
+from lablib.models.gpt import GPT
+from lablib.optim import LAMB, Lion
+from lablib.parallel.data.overlapped import DataParallel
+from lablib.parallel.experts.gradients import ExpertReduce
+from lablib.parallel.experts.layer import with_experts
+from lablib.parallel.experts.parallelize import ExpertParallel
+from lablib.parallel.mesh.check import Combination
+from lablib.parallel.mesh.mesh import Mesh
+from lablib.parallel.mesh.optimizer import OptimizerFn
+from lablib.parallel.mesh.step import CombinedStep
+from lablib.parallel.zero.module import Zero
+from lablib.parallel.zero.optimizers import require_steps_on_shards
+from lablib.precision.loss_scaling import LossScaler, ScaleRule, static_scale
+from lablib.signature import checked
+from lablib.train.config import OptimizerConfig, PrecisionConfig, TrainConfig
+from lablib.train.steps import ExpertStep, MeshStep, ReplicaStep, Step, ZeroStep
+from lablib.train.trainer import Loader, Metrics, Schedule, Trainer
+
+
+@checked
+def build(
+    config: TrainConfig,
+    *,
+    model: nn.Module | None = None,
+    optimizer_fn: OptimizerFn | None = None,
+    scaler: LossScaler | None = None,
+    schedule: Schedule | None = None,
+    loader: Loader | None = None,
+    on_step: Iterable[Callable[[Metrics], Any]] = (),
+) -> Trainer:
+    """A trainer on all running ranks; without a process group, on one device. Communicates; all ranks call it.
+
+    Arguments:
+        config: parts that are not given are made from it.
+        model: gives logits; whole, and the same on all ranks. For tensor, pipeline or context ranks a GPT with
+            `config.model.sizes`; to shard, recompute or compile layers, a model with `blocks`. It is changed in place.
+        optimizer_fn: makes the optimizer of parameters, or of shards of them.
+        loader: this rank's batches; with tensor, pipeline or context ranks, the whole batch on each rank.
+        scaler, schedule, on_step: as of `Trainer`.
+
+    Raises:
+        ValueError: sizes that do not fit the ranks, or parts that do not fit each other.
+    """
+    config = config.on(dist.get_world_size() if dist.is_initialized() else 1)
+    scaler = scaler or make_scaler(config.precision)
+    model = make_model(config) if model is None else model
+    step = make_step(config, model, optimizer_fn or make_optimizer(config.optimizer), scaler)
+    return Trainer(
+        step,
+        make_loader(config) if loader is None else loader,
+        schedule=schedule or make_schedule(config),
+        scaler=scaler,
+        max_norm=config.optimizer.max_norm,
+        on_step=on_step,
+    )
+
+
+def make_model(config: TrainConfig) -> GPT:
+    """The whole model, with experts if it has any."""
+    sizes = config.model
+    model = GPT(sizes.sizes, seed=sizes.seed, dtype=getattr(torch, config.precision.parameters))
+    return with_experts(model, sizes.num_experts, sizes.num_active, seed=sizes.seed) if sizes.num_experts else model
+
+
+def make_step(config: TrainConfig, model: nn.Module, optimizer_fn: OptimizerFn, scaler: LossScaler | None) -> Step:
+    """Model and optimizer on the ranks of a configuration that is filled in (`TrainConfig.on`)."""
+    axes, precision, micro_batch = config.parallel, config.precision, config.data.micro_batch
+    low = None if precision.products == "float32" else getattr(torch, precision.products)
+    if axes.model_ranks > 1:
+        how: Any = _combination(config, low)
+        return MeshStep(CombinedStep(how, optimizer_fn, scaler=scaler, model=model, padded=True))  # pyright: ignore
+    blocks: list[Any] = list(getattr(model, "blocks", ()))
+    if config.memory.recompute != "none" and not blocks:
+        raise ValueError(f"memory.recompute must be none for a model without blocks: got {config.memory.recompute}")
+    for block in blocks:
+        if config.memory.recompute == "full":
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        elif config.memory.recompute == "selective":
+            block.forward = partial(checkpoint_operators, block.forward)
+        if config.memory.compile:
+            block.compile()
+    products = None if precision.master else low
+    if axes.expert > 1:
+        mesh = Mesh(data=axes.data or 1, expert=axes.expert)
+        experts = mesh.group("expert")
+        model = ExpertParallel(experts).parallelize(model)
+        reduce: Any = ExpertReduce(model)
+        replica = DataParallel(model, mesh.group("data"), axes.bucket_bytes, reduce)
+        return ExpertStep(replica, optimizer_fn(list(replica.parameters())), experts, micro_batch, products)
+    if axes.zero_stage == 0:
+        return ReplicaStep(_replica(config, model), optimizer_fn(list(model.parameters())), micro_batch, products)
+    if axes.library == "torch":
+        policy = MixedPrecisionPolicy(param_dtype=low) if precision.master else MixedPrecisionPolicy()
+        for part in (*blocks, model):
+            fully_shard(part, reshard_after_forward=axes.zero_stage == 3, mp_policy=policy)
+        return ReplicaStep(model, optimizer_fn(list(model.parameters())), micro_batch, products)
+    options: dict[str, Any] = {"param_dtype": low if precision.master else None}
+    if axes.zero_stage < 3:
+        options["bucket_bytes"] = axes.bucket_bytes
+    zero = Zero(model, optimizer_fn, axes.zero_stage, **options)
+    require_steps_on_shards(zero.optimizer, [unit.layout for unit in zero.units])
+    return ZeroStep(zero, micro_batch, products)
+
+
+def _replica(config: TrainConfig, model: nn.Module) -> nn.Module:
+    if config.parallel.data == 1:
+        return model
+    size = config.parallel.bucket_bytes
+    if config.parallel.library == "torch":
+        return DistributedDataParallel(model, bucket_cap_mb=size / 2**20)  # pyright: ignore[reportArgumentType]
+    return DataParallel(model, bucket_bytes=size)
+
+
+def _combination(config: TrainConfig, low: torch.dtype | None) -> Combination:
+    axes, data = config.parallel, config.data
+    assert axes.data is not None and data.micro_batch is not None
+    sizes = {axis: getattr(axes, axis) for axis in ("data", "pipeline", "context", "tensor")}
+    return Combination(
+        config.model.sizes,
+        Mesh(**sizes),
+        batch_size=data.batch_size,
+        seq_len=data.seq_len,
+        num_micro_batches=data.batch_size // (axes.data * data.micro_batch),
+        schedule=axes.schedule,
+        num_chunks=axes.num_chunks,
+        sequence_parallel=axes.sequence_parallel,
+        recompute=config.memory.recompute == "full",
+        autocast=low,
+    )
+
+
+def make_optimizer(config: OptimizerConfig) -> OptimizerFn:
+    """The function that makes the optimizer."""
+    lr, decay, betas = config.lr, config.weight_decay, config.betas
+    if config.name == "sgd":
+        return partial(torch.optim.SGD, lr=lr, momentum=config.momentum, weight_decay=decay, fused=config.fused)
+    if config.name == "lion":
+        return partial(Lion, lr=lr, betas=betas, weight_decay=decay)
+    if config.name == "lamb":
+        return partial(LAMB, lr=lr, betas=betas, eps=config.eps, weight_decay=decay)
+    kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
+    return partial(kind, lr=lr, betas=betas, eps=config.eps, weight_decay=decay, fused=config.fused)
+
+
+def make_scaler(config: PrecisionConfig) -> LossScaler | None:
+    """The scaler of the loss; None without float16."""
+    if config.products != "float16":
+        return None
+    if config.loss_scale:
+        return LossScaler(static_scale(config.loss_scale))
+    return LossScaler(
+        ScaleRule(
+            config.initial_scale,
+            interval=config.scale_interval,
+            hysteresis=config.hysteresis,
+            minimum=config.min_scale,
+            maximum=config.max_scale,
+        )
+    )
+
+
+def make_schedule(config: TrainConfig) -> Schedule | None:
+    """Factor of the peak rate by the number of updates; None: constant from the start."""
+    rate, steps = config.optimizer, config.optimizer.schedule_steps
+    warmup, end = rate.num_warmup, steps or config.num_steps
+    if rate.schedule.startswith("deepspeed"):
+        shape = rate.schedule.removeprefix("deepspeed-")
+        return partial(deepspeed_warmup, num_warmup=max(1, warmup), first=rate.first, shape=shape, num_steps=steps)
+    if rate.schedule == "constant":
+        return partial(warmup_stable_decay, num_steps=2**62, num_warmup=warmup, num_decay=0) if warmup else None
+    if rate.schedule == "wsd":
+        sizes = {"num_warmup": warmup, "num_decay": rate.num_decay}
+        return partial(warmup_stable_decay, num_steps=end, final=rate.final, **sizes)
+    kind = cosine if rate.schedule == "cosine" else linear
+    return partial(kind, num_steps=end, num_warmup=warmup, final=rate.final)
+
+
+def make_loader(config: TrainConfig) -> ResumableBatches:
+    """Batches of the text to train on: this rank's part, or with model axes all of it."""
+    axes, data = config.parallel, config.data
+    text, _ = train_val_split(load_corpus(data.corpus), data.val_fraction)
+    rank, world_size = 0, 1
+    if axes.model_ranks == 1 and dist.is_initialized():
+        rank, world_size = dist.get_rank(), dist.get_world_size()
+    return ResumableBatches(text, data.batch_size, data.seq_len, data.seed, rank, world_size)

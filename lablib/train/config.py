@@ -1,0 +1,268 @@
+"""Configuration of a training run: a tree of dataclasses, checked field by field and across fields.
+
+    [model]        sizes of the GPT                      [precision]    dtypes, and the loss scale
+    [data]         corpus, batch, sequence               [memory]       recomputation, torch.compile
+    [optimizer]    rule, rate, schedule, clipping        [checkpoint]   folder, interval
+    [parallel]     axes of the mesh, ZeRO stage          [monitor]      interval, files
+
+Each field has its range in its annotation. Rules across fields are checked when the tree is made. Rules that depend on
+the number of ranks are checked by `config.on(ranks)`, which also fills in the sizes that follow from it:
+
+    ranks = data x expert x context x tensor x pipeline
+    batch_size = data x expert x micro_batch x number of micro-batches
+
+Source: names as in torch and in this package; lablib/train/deepspeed.py has DeepSpeed's names next to them.
+Simplified: the model is the plain GPT, perhaps with experts; one group of parameters.
+"""
+
+from dataclasses import dataclass, field, fields, replace
+from math import inf, prod
+from typing import Annotated, Any
+
+from lablib.models.sizes import GPTConfig
+from lablib.pipeline.schedules import SCHEDULES
+from lablib.signature import (
+    Count,
+    Fraction,
+    FractionBelow1,
+    NonNegative,
+    NonNegativeInt,
+    OneOf,
+    Positive,
+    Range,
+    check_fields,
+    checked,
+)
+
+OPTIMIZERS = ("adamw", "adam", "sgd", "lion", "lamb")
+RATES = ("constant", "linear", "cosine", "wsd", "deepspeed-log", "deepspeed-linear")
+
+
+class _Checked:
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class ModelConfig(_Checked):
+    """Sizes of the GPT; as `GPTConfig`."""
+
+    num_layers: Count = 2
+    d_model: Count = 64
+    num_heads: Count = 4
+    vocab_size: Count = 256  # bytes
+    max_seq_len: Count = 128
+    d_ff: Count | None = None  # hidden width of the MLP; None: 4 d_model
+    tied_head: bool = True
+    num_experts: NonNegativeInt = 0  # of each layer; 0: an MLP
+    num_active: Count = 2  # experts that a token visits
+    seed: NonNegativeInt = 0  # of the initial parameters
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        self.sizes  # noqa: B018  checks widths and heads
+        if 0 < self.num_experts < self.num_active:
+            raise _broken(
+                "model.num_active", f"at most num_experts={self.num_experts}", self.num_active, self.num_experts
+            )
+
+    @property
+    def sizes(self) -> GPTConfig:
+        return GPTConfig(**{one.name: getattr(self, one.name) for one in fields(GPTConfig)})
+
+
+@dataclass(frozen=True)
+class DataConfig(_Checked):
+    """Text and batches."""
+
+    corpus: str = "python-stdlib"  # a name of datasets/catalogue.toml
+    batch_size: Count = 8  # sequences of a step, over all ranks
+    micro_batch: Count | None = None  # sequences at a time on one rank; None: all of its sequences at once
+    seq_len: Count = 128
+    seed: NonNegativeInt = 0  # of the order
+    val_fraction: Annotated[float, Range(gt=0, lt=1)] = 0.1  # end of the corpus, not trained on
+
+
+@dataclass(frozen=True)
+class OptimizerConfig(_Checked):
+    """Update rule, learning rate and clipping."""
+
+    name: Annotated[str, OneOf(OPTIMIZERS)] = "adamw"
+    lr: NonNegative = 1e-3  # the peak
+    betas: tuple[FractionBelow1, FractionBelow1] = (0.9, 0.999)
+    eps: NonNegative = 1e-8
+    weight_decay: NonNegative = 0.01
+    momentum: FractionBelow1 = 0.0  # of sgd
+    fused: bool = False  # one kernel for all parameters (torch's adamw, adam, sgd)
+    schedule: Annotated[str, OneOf(RATES)] = "constant"
+    num_warmup: NonNegativeInt = 0  # steps
+    num_decay: NonNegativeInt = 0  # steps, of wsd
+    first: Fraction = 0.0  # rate at the start, of deepspeed-*, as a share of the peak
+    final: Fraction = 0.0  # rate at the end, of linear, cosine and wsd, as a share of the peak
+    schedule_steps: Count | None = None  # end of the schedule; None: num_steps, for deepspeed-* no decay
+    max_norm: Annotated[float, Range(gt=0)] = inf  # of the gradient; inf: no clipping
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.fused and self.name not in (torchs := ("adamw", "adam", "sgd")):
+            raise ValueError(
+                f"optimizer.fused must be false for {self.name}: torch has {', '.join(torchs)}; try "
+                'optimizer.name="adamw"'
+            )
+
+
+@dataclass(frozen=True)
+class ParallelConfig(_Checked):
+    """Axes of the mesh, and the ZeRO stage."""
+
+    data: Count | None = None  # replicas; None: all ranks that the other axes leave
+    context: Count = 1  # ranks that share every sequence
+    tensor: Count = 1  # ranks that share every matrix
+    pipeline: Count = 1  # stages
+    expert: Count = 1  # ranks that share the experts of a layer, each with its own sequences
+    # 1: optimizer state sharded, 2: and gradients, 3: and parameters; always 1 with tensor, pipeline or context ranks
+    zero_stage: Annotated[int, Range(ge=0, le=3)] = 0
+    library: Annotated[str, OneOf(("lablib", "torch"))] = "lablib"  # torch: DistributedDataParallel and fully_shard
+    bucket_bytes: Count = 25 * 2**20  # of gradients that are reduced together
+    schedule: Annotated[str, OneOf(SCHEDULES)] = "1f1b"  # of the pipeline
+    num_chunks: Count = 1  # pieces of the model per stage, for schedules that take it
+    sequence_parallel: bool = False  # norms and residual stream cut over tensor ranks
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that together hold one replica and compute the same sequences."""
+        return prod((self.context, self.tensor, self.pipeline))
+
+
+@dataclass(frozen=True)
+class PrecisionConfig(_Checked):
+    """Number formats, and the rule of the loss scale (float16 only)."""
+
+    products: Annotated[str, OneOf(("float32", "bfloat16", "float16"))] = "float32"  # by autocast
+    parameters: Annotated[str, OneOf(("float32", "float64"))] = "float32"
+    # parameters and gradients in `products` as well, with a sharded master copy in `parameters`; needs a ZeRO stage
+    master: bool = False
+    loss_scale: NonNegative = 0.0  # 0: dynamic
+    initial_scale: Positive = 2.0**16
+    scale_interval: Count = 2000  # steps without overflow after which it doubles
+    hysteresis: Count = 1  # overflows after which it halves
+    min_scale: NonNegative = 0.0
+    max_scale: Annotated[float, Range(gt=0)] = 2.0**24
+
+
+@dataclass(frozen=True)
+class MemoryConfig(_Checked):
+    """Activation memory and compilation."""
+
+    # full: only the inputs of layers are kept; selective: also results of matrix products and attention
+    recompute: Annotated[str, OneOf(("none", "selective", "full"))] = "none"
+    compile: bool = False  # torch.compile; the simulator runs the eager program
+
+
+@dataclass(frozen=True)
+class CheckpointConfig(_Checked):
+    """Checkpoints of the whole state."""
+
+    folder: str = ""  # empty: none
+    every: Count = 100  # steps
+    keep: Count = 2  # newest ones
+    asynchronous: bool = True  # written during the next steps
+    resume: bool = True  # from the newest in the folder
+
+
+@dataclass(frozen=True)
+class MonitorConfig(_Checked):
+    """Reports during the run."""
+
+    every: Count = 10  # steps
+    folder: str = ""  # of the records; empty: none
+    breakdown: bool = False  # seconds of the phases of each step
+
+
+@dataclass(frozen=True)
+class TrainConfig(_Checked):
+    """A whole run."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    num_steps: Count = 100
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        model, data, rate, axes = self.model, self.data, self.optimizer, self.parallel
+        if data.seq_len > model.max_seq_len:
+            raise _broken("data.seq_len", f"at most model.max_seq_len={model.max_seq_len}", data.seq_len)
+        end = rate.schedule_steps or self.num_steps
+        used = rate.num_warmup + (rate.num_decay if rate.schedule == "wsd" else 0)
+        if rate.schedule != "constant" and not rate.schedule.startswith("deepspeed") and used > end:
+            rule = f"at most the {end} steps of the schedule, with the decay"
+            raise _broken("optimizer.num_warmup", rule, used, max(0, end - used + rate.num_warmup))
+        if axes.model_ranks > 1:
+            self._check_model_axes()
+        if axes.expert > 1 and (model.num_experts == 0 or model.num_experts % axes.expert):
+            raise _broken(
+                "model.num_experts", f"a multiple of {axes.expert} expert ranks", model.num_experts, 2 * axes.expert
+            )
+        if axes.expert > 1 and (axes.zero_stage or axes.library == "torch"):
+            got = f"zero_stage {axes.zero_stage} of {axes.library}"
+            raise _broken("parallel.zero_stage", "0, of lablib, with expert ranks", got, 0)
+        if self.optimizer.name == "lamb" and (axes.zero_stage or axes.model_ranks > 1):
+            raise _broken("optimizer.name", "element-wise where parameters are in shards", "lamb", '"adamw"')
+        if self.precision.master and (axes.zero_stage == 0 or self.precision.products == "float32"):
+            got = f"zero_stage {axes.zero_stage} and {self.precision.products}"
+            raise _broken("precision.master", "false without a ZeRO stage and 16-bit products", got, "false")
+        if self.precision.products == "float16" and axes.library == "torch" and axes.zero_stage:
+            rule = "bfloat16 or float32 with fully_shard, as the loss scaler does not read its gradients"
+            raise _broken("precision.products", rule, "float16", '"bfloat16"')
+
+    def _check_model_axes(self) -> None:
+        """With tensor, pipeline or context ranks `CombinedStep` trains."""
+        allowed: dict[str, tuple[Any, ...]] = {
+            "parallel.zero_stage": (1, 0),
+            "parallel.library": ("lablib",),
+            "parallel.expert": (1,),
+            "model.num_experts": (0,),
+            "precision.master": (False,),
+            "memory.recompute": ("none", "full"),
+            "memory.compile": (False,),
+        }
+        for name, values in allowed.items():
+            section, _, key = name.partition(".")
+            if (value := getattr(getattr(self, section), key)) not in values:
+                rule = f"{' or '.join(map(str, values))} with tensor, pipeline or context ranks"
+                raise _broken(name, rule, value, values[0])
+
+    @checked
+    def on(self, ranks: Count) -> "TrainConfig":
+        """The configuration with data axis and micro-batch filled in for a number of ranks.
+
+        Raises:
+            ValueError: axes that do not multiply to the ranks, or a batch that they do not divide.
+        """
+        axes, data = self.parallel, self.data
+        data_ranks = axes.data or max(1, ranks // (axes.expert * axes.model_ranks))
+        replicas = data_ranks * axes.expert  # ranks with different sequences
+        if replicas * axes.model_ranks != ranks:
+            sizes = {"data": data_ranks} | {
+                axis: getattr(axes, axis) for axis in ("expert", "context", "tensor", "pipeline")
+            }
+            got = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+            remedy = f"{replicas * axes.model_ranks} ranks"
+            raise _broken("parallel", f"axes with the product {ranks}, the ranks", got, remedy)
+        micro = data.micro_batch or max(1, data.batch_size // replicas)
+        if data.batch_size % (replicas * micro):
+            near = max(1, round(data.batch_size / (replicas * micro))) * replicas * micro
+            rule = f"a multiple of {replicas} data and expert ranks x micro_batch {micro}"
+            raise _broken("data.batch_size", rule, data.batch_size, near)
+        return replace(self, parallel=replace(axes, data=data_ranks), data=replace(data, micro_batch=micro))
+
+
+def _broken(name: str, rule: str, value: Any, remedy: Any = None) -> ValueError:
+    text = "change one of them" if remedy is None else f"try {name}={remedy}"
+    return ValueError(f"{name} must be {rule}: got {value}; {text}")

@@ -1,0 +1,276 @@
+"""The parallel part of a training step: gradients, clipping and update, in one interface for every setting.
+
+    ReplicaStep   a plain model; DataParallel or DistributedDataParallel; fully_shard (FSDP2)
+    ExpertStep    DataParallel with experts on several ranks
+    ZeroStep      `Zero`, stages 1 to 3
+    MeshStep      `CombinedStep`: tensor, pipeline, context and data axes, optimizer state sharded
+
+Each takes a batch with targets of -100 for padding, and takes the gradient of the mean loss over all tokens with a loss
+of all micro-batches and ranks, as on one device. With N such tokens in the whole batch,
+
+    loss = (1 / N) sum of the tokens' losses          backward of a micro-batch: scale x W / N x its summed loss
+
+since W replicas average their gradients. The phases of a step are calls, in this order: `backward`, `clip`, `update`.
+
+Cost: in addition to the technique, two all-reduces of 8 bytes for N and the loss.
+Shapes: B sequences of this rank, T time. `MeshStep` gets the whole batch on every rank, the others this rank's part.
+Source: see the files of the techniques; lablib/batches/accumulation.py (weights of tokens).
+Simplified: replicas are in one group, without hybrid sharding.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+
+from lablib.batches.accumulation import IGNORED, backward_all
+from lablib.batches.clipping import clip_grad_norm_
+from lablib.data import Batch
+from lablib.parallel.data.overlapped import DataParallel
+from lablib.parallel.experts.gradients import expert_parameters
+from lablib.parallel.mesh.step import CombinedStep
+from lablib.parallel.zero.module import Zero
+from lablib.precision.autocast import autocast
+from lablib.precision.loss_scaling import LossScaler
+from lablib.signature import Count, checked
+from lablib.train.state import flat_optimizer, load_flat_optimizer
+
+
+class Step(Protocol):
+    """A model and its optimizer on some ranks, as the trainer calls them."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
+
+    def backward(self, batch: Batch, scale: float) -> tuple[Tensor, Tensor]:
+        """Gradients of `scale` times the mean loss; returns the loss and the tokens with a loss, of all ranks."""
+        ...
+
+    def clip(self, max_norm: float, scaler: LossScaler | None) -> tuple[Tensor, bool]:
+        """Unscale and clip; returns the norm of the whole gradient before, and whether it overflowed on any rank."""
+        ...
+
+    def update(self, scaler: LossScaler | None) -> None:
+        """Step the optimizer, unless the gradient overflowed, and move the loss scale."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any], has_stepped: bool) -> None:
+        """Load a state; `has_stepped`: whether the optimizer had made a step."""
+        ...
+
+
+class ReplicaStep:
+    """A model that is whole on every rank, or that averages and shards by itself.
+
+    Arguments:
+        model: gives logits. On several ranks it averages gradients over `group` in backward: `DataParallel`,
+            DistributedDataParallel, or a module after `fully_shard`.
+        optimizer: of its parameters.
+        micro_batch: sequences at a time; None: all of this rank's.
+        products: dtype of products, by autocast; None: the parameters' dtype.
+        group: of the replicas; None: all ranks.
+
+    Raises:
+        ValueError: several ranks, and a model that does not average.
+    """
+
+    @checked
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        micro_batch: Count | None = None,
+        products: torch.dtype | None = None,
+        group: dist.ProcessGroup | None = None,
+    ):
+        self.model, self.optimizer, self.micro_batch = model, optimizer, micro_batch
+        self.products, self.group = products, group
+        self.world_size = dist.get_world_size(group) if dist.is_initialized() else 1
+        self._no_sync: Callable[[], Any] = nullcontext
+        if isinstance(model, FSDPModule):
+            self._no_sync = partial(_no_sync, model)
+        elif self.world_size > 1 and not hasattr(model, "no_sync"):
+            raise ValueError(
+                f"a model on {self.world_size} ranks must average its gradients: got {type(model).__name__}; wrap it "
+                "in DataParallel"
+            )
+        elif self.world_size > 1:
+            self._no_sync = model.no_sync  # pyright: ignore[reportAttributeAccessIssue]
+
+    def backward(self, batch: Batch, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+        self._zero_grad()
+        size = self.micro_batch or len(batch.inputs)
+        micro_batches = [Batch(*pair) for pair in zip(batch.inputs.split(size), batch.targets.split(size), strict=True)]
+        num_tokens = (batch.targets != IGNORED).sum()
+        self._sum(num_tokens)
+        loss = backward_all(
+            self._logits, micro_batches, num_tokens.clamp(min=1), scale * self.world_size, self._no_sync
+        )
+        self._sum(loss)
+        return loss, num_tokens
+
+    def clip(self, max_norm: float = math.inf, scaler: LossScaler | None = None) -> tuple[Tensor, bool]:
+        overflowed = scaler.unscale_(self.optimizer) if scaler else False
+        norm = clip_grad_norm_(self.model.parameters(), max_norm)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm, overflowed
+
+    def update(self, scaler: LossScaler | None = None) -> None:
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters and optimizer state by name, the same on all ranks (`DTensor`s after `fully_shard`)."""
+        model = {f"model.{name}": tensor for name, tensor in self._module.state_dict().items()}
+        return {**model, **flat_optimizer(self.optimizer)}
+
+    def load_state_dict(self, state: Mapping[str, Any], has_stepped: bool = True) -> None:
+        self._module.load_state_dict({name: state[f"model.{name}"] for name in self._module.state_dict()})
+        _load_optimizer(self.optimizer, state, "", has_stepped)
+
+    @property
+    def _module(self) -> nn.Module:
+        """The model without its wrapper."""
+        return self.model if isinstance(self.model, FSDPModule) else getattr(self.model, "module", self.model)
+
+    def _zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def _logits(self, inputs: Tensor) -> Tensor:
+        if self.products is None:
+            return self.model(inputs)
+        with autocast("cuda" if inputs.is_cuda else "cpu", self.products):
+            return self.model(inputs)
+
+    def _sum(self, value: Tensor) -> None:
+        if self.world_size > 1:
+            dist.all_reduce(value, group=self.group)
+
+
+class ExpertStep(ReplicaStep):
+    """`DataParallel` with `ExpertReduce`, of a model after `ExpertParallel.parallelize`; all ranks have other tokens.
+
+    `expert_group`: the ranks that share the experts.
+    """
+
+    def __init__(
+        self,
+        model: DataParallel,
+        optimizer: torch.optim.Optimizer,
+        expert_group: dist.ProcessGroup,
+        micro_batch: int | None = None,
+        products: torch.dtype | None = None,
+    ):
+        super().__init__(model, optimizer, micro_batch, products)
+        self.expert_group = expert_group
+
+    def clip(self, max_norm: float = math.inf, scaler: LossScaler | None = None) -> tuple[Tensor, bool]:
+        overflowed, experts = scaler.unscale_(self.optimizer) if scaler else False, expert_parameters(self.model)
+        dense = [param for param in self.model.parameters() if param not in experts]
+        norm = clip_grad_norm_(self.model.parameters(), max_norm, sharded_over=self.expert_group, replicated=dense)
+        return norm, overflowed
+
+    def state_dict(self) -> dict[str, Any]:
+        """All parameters of this rank, with the rank in their names."""
+        return _shards(self.optimizer)
+
+    def load_state_dict(self, state: Mapping[str, Any], has_stepped: bool = True) -> None:
+        _load_shards(self.optimizer, state, has_stepped)
+
+
+class ZeroStep(ReplicaStep):
+    """`Zero`: its optimizer has this rank's shards."""
+
+    def __init__(self, zero: Zero, micro_batch: int | None = None, products: torch.dtype | None = None):
+        super().__init__(zero, zero.optimizer, micro_batch, products, zero.group)
+        self.zero = zero
+
+    def clip(self, max_norm: float = math.inf, scaler: LossScaler | None = None) -> tuple[Tensor, bool]:
+        self.zero.sharded.before_step()
+        overflowed = scaler.unscale_(self.optimizer) if scaler else False
+        return self.zero.clip_grad_norm_(max_norm), overflowed
+
+    def update(self, scaler: LossScaler | None = None) -> None:
+        self.zero.step(scaler)
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's shards and their optimizer state, with the rank in their names."""
+        return _shards(self.optimizer)
+
+    def load_state_dict(self, state: Mapping[str, Any], has_stepped: bool = True) -> None:
+        _load_shards(self.optimizer, state, has_stepped)
+        self.zero.sharded.after_step()
+
+    def _zero_grad(self) -> None:
+        self.zero.zero_grad()
+
+
+class MeshStep:
+    """`CombinedStep` of padded targets, with the scaler of the trainer."""
+
+    def __init__(self, combined: CombinedStep):
+        self.combined = combined
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        return self.combined.sharded.optimizer
+
+    def backward(self, batch: Batch, scale: float = 1.0) -> tuple[Tensor, Tensor]:
+        loss = self.combined.backward(*batch, scale)
+        num_tokens = self.combined.num_tokens
+        return loss, (batch.targets != IGNORED).sum() if num_tokens is None else num_tokens
+
+    def clip(self, max_norm: float = math.inf, scaler: LossScaler | None = None) -> tuple[Tensor, bool]:
+        return self.combined.sharded.clip(max_norm, scaler)
+
+    def update(self, scaler: LossScaler | None = None) -> None:
+        self.combined.sharded.step(scaler)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As of `ZeroStep`. lablib/parallel/mesh/checkpoint.py saves a form that another mesh can load."""
+        return _shards(self.optimizer)
+
+    def load_state_dict(self, state: Mapping[str, Any], has_stepped: bool = True) -> None:
+        _load_shards(self.optimizer, state, has_stepped)
+        self.combined.sharded.gather()
+
+
+@contextmanager
+def _no_sync(model: FSDPModule) -> Iterator[None]:
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)
+
+
+def _shards(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    prefix = f"rank{dist.get_rank()}."
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    return {f"{prefix}shard.{i}": param.detach() for i, param in enumerate(params)} | flat_optimizer(optimizer, prefix)
+
+
+@torch.no_grad()
+def _load_shards(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], has_stepped: bool) -> None:
+    prefix = f"rank{dist.get_rank()}."
+    for i, param in enumerate(param for group in optimizer.param_groups for param in group["params"]):
+        param.copy_(state[f"{prefix}shard.{i}"])
+    _load_optimizer(optimizer, state, prefix, has_stepped)
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], prefix: str, has_stepped: bool) -> None:
+    if has_stepped:
+        load_flat_optimizer(optimizer, state, prefix)
+    else:
+        optimizer.state.clear()
