@@ -8,7 +8,7 @@ Under torchrun use examples/train.py, which runs the same program on the ranks o
 import argparse
 
 from lablib.course.errors import CourseError, CourseFailure
-from lablib.errors import LaunchError
+from lablib.errors import LaunchError, RankError
 from lablib.text.units import format_quantity, plural
 
 
@@ -30,6 +30,9 @@ def train_command(options: argparse.Namespace) -> int:
         )
     except ValueError as error:
         raise CourseError(str(error)) from error
+    except RankError as error:
+        is_input = isinstance(error.__cause__, ValueError)  # such as a checkpoint of another model
+        raise (CourseError(str(error.__cause__)) if is_input else CourseFailure(str(error))) from error
     except LaunchError as error:
         raise CourseFailure(str(error)) from error
     print(result.stdout[0], end="")

@@ -7,8 +7,8 @@ deepspeed          the same from a DeepSpeed JSON
 trainer            the loop: rate, gradients, clipping, update, report; its state
 steps              gradients and update of one device, data parallelism, ZeRO, FSDP2 and a mesh, in one interface
 build              a trainer from a configuration
-run                the program of `lab train`: read, build, train, print
-state              optimizer state and random generators as a flat mapping
+run                the program of `lab train`: read, build, train, print, save, record
+state              optimizer state as a flat mapping
 
 Checkpoints, restarts after faults, and the health of replicas:
 checkpoint         save and load a run: asynchronous, atomic, checked; the last and the best are kept

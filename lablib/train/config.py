@@ -175,7 +175,8 @@ class MonitorConfig(_Checked):
     """Reports during the run."""
 
     every: Count = 10  # steps
-    folder: str = ""  # of the records; empty: none
+    folder: str = ""  # gets metrics.jsonl, with the alerts; empty: none
+    rules: str = ""  # file of alert rules; empty: TRAINING_RULES of alerts.py
     breakdown: bool = False  # seconds of the phases of each step
 
 

@@ -5,11 +5,15 @@
     lab sim --ranks 4 --cluster dgx-h100 examples/train.py train.toml optimizer.lr=1e-3
 
 Source: torchrun's environment variables (torch 2.13, "torchrun (Elastic Launch)").
-Simplified: rank 0 prints; the sections checkpoint and monitor.folder need an `attach` function.
+Simplified: rank 0 prints and records; a resumed run repeats the lines of the steps since its checkpoint. Shards of ZeRO
+and of a mesh resume on as many ranks as saved them.
 """
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,9 +23,15 @@ import torch.distributed as dist
 from lablib.configs.reading import read_json
 from lablib.data import CORPORA
 from lablib.signature import Count, OneOf, check_type, checked
+from lablib.train.alert_files import read_rules
+from lablib.train.alerts import TRAINING_RULES
 from lablib.train.build import build
+from lablib.train.checkpoint import Checkpoints
+from lablib.train.checkpoint_state import PerRank
 from lablib.train.config import TrainConfig
 from lablib.train.deepspeed import deepspeed_tables
+from lablib.train.metric_writers import JsonLines
+from lablib.train.monitor import Monitor
 from lablib.train.read_config import parse_config, read_tables, with_overrides
 from lablib.train.trainer import Metrics, Trainer
 
@@ -42,10 +52,8 @@ def load(
         tables, sentences = with_overrides(reading.record, overrides), reading.sentences("Without effect")
     config = parse_config(tables, str(path))
     check_type("data.corpus", config.data.corpus, Annotated[str, OneOf(CORPORA)])
-    monitor = config.monitor
-    unused: dict[str, Any] = {"checkpoint.folder": config.checkpoint.folder, "monitor.folder": monitor.folder}
-    unused["monitor.breakdown"] = monitor.breakdown
-    sentences += [f"Without effect: {name}: `lab train` only prints." for name, value in unused.items() if value]
+    if config.monitor.breakdown:
+        sentences.append("Without effect: monitor.breakdown: the timeline of a run has the phases.")
     return config.on(ranks), sentences
 
 
@@ -64,11 +72,63 @@ def run(config: TrainConfig, attach: Iterable[Callable[[Trainer], Any]] = ()) ->
         if is_first and (step == 1 or step % config.monitor.every == 0 or step == config.num_steps):
             print(line_of(metrics), flush=True)
 
-    trainer = build(config, on_step=[report])
-    for function in attach:
-        function(trainer)
-    trainer.train(max(0, config.num_steps - trainer.num_steps))
+    with ExitStack() as stack:
+        trainer = build(config, on_step=[report])
+        if config.checkpoint.folder:
+            keep = config.checkpoint
+            checkpoints = Checkpoints(keep.folder, keep.keep, asynchronous=keep.asynchronous)
+            save_and_resume(trainer, stack.enter_context(checkpoints), config)
+        if config.monitor.folder and is_first:
+            rules = read_rules(config.monitor.rules) if config.monitor.rules else TRAINING_RULES
+            monitor = Monitor(rules, [JsonLines(Path(config.monitor.folder) / "metrics.jsonl")])
+            trainer.on_step.append(partial(record, stack.enter_context(monitor)))
+        for function in attach:
+            function(trainer)
+        trainer.train(max(0, config.num_steps - trainer.num_steps))
     return found
+
+
+def save_and_resume(trainer: Trainer, checkpoints: Checkpoints, config: TrainConfig) -> None:
+    """Resume from the newest checkpoint, if there is one, and save every `checkpoint.every` steps. Communicates.
+
+    ValueError: a checkpoint of another model, or shards of other axes; or there are checkpoints, and `resume` is false.
+    """
+    num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+    prefix = f"rank{dist.get_rank() if num_ranks > 1 else 0}."
+
+    def state() -> dict[str, Any]:
+        flat = trainer.state_dict()
+        own = {key.removeprefix(prefix): value for key, value in flat.items() if key.startswith(prefix)}
+        shared = {key: value for key, value in flat.items() if not key.startswith(prefix)}
+        settings = {"model": asdict(config.model), "optimizer": {"name": config.optimizer.name}}
+        if any(not key.startswith("generators.") for key in own):  # shards
+            settings["parallel"] = asdict(config.parallel)
+        return {"trainer": shared, "own": PerRank(own), "settings": settings}
+
+    def save(metrics: Metrics) -> None:
+        if metrics["step"] % config.checkpoint.every == 0:
+            checkpoints.save(metrics["step"], state(), metrics["loss"])
+
+    found = state()
+    if config.checkpoint.resume and checkpoints.load_latest(found) is not None:
+        for section, was in found["settings"].items():
+            for name, value in was.items():
+                if (now := getattr(getattr(config, section), name)) != value:
+                    raise ValueError(
+                        f"a run resumes with the settings of its checkpoint: got {section}.{name}={now}, and it was "
+                        f"{value}; set it back, or give another checkpoint.folder"
+                    )
+        own = found["own"].value or {}
+        trainer.load_state_dict(found["trainer"] | {f"{prefix}{key}": value for key, value in own.items()})
+    trainer.on_step.append(save)
+
+
+def record(monitor: Monitor, metrics: Metrics) -> None:
+    """Record the numbers of a step under the names of `TRAINING_RULES`, and print changes of alerts."""
+    names = {"grad_norm": "gradient_norm", "tokens_per_s": "throughput"}
+    numbers = {names.get(key, key): float(value) for key, value in metrics.items() if value is not None}
+    for event in monitor.record(numbers, step=metrics["step"]):
+        print(event, flush=True)
 
 
 def line_of(metrics: Metrics) -> str:

@@ -1,4 +1,4 @@
-"""The state of an optimizer and of random generators as a flat mapping, for torch.distributed.checkpoint.
+"""The state of an optimizer as a flat mapping, for torch.distributed.checkpoint.
 
 A checkpoint holds tensors and small objects by name. Every rank saves its mapping. Equal names on several ranks are
 copies of one tensor, saved once. A tensor that differs between ranks has the rank in its name ("rank3."). A load writes
@@ -10,15 +10,11 @@ step with gradients of zero, and sets parameters and optimizer back.
 
 Cost: names only; before the first step, a copy of the parameters while the state is made.
 Source: torch.distributed.checkpoint (torch 2.13): tensors are loaded in place, objects replaced.
-Simplified: of the random generators, the default ones of torch, numpy and Python.
 """
 
-import pickle
-import random
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import torch
 
 
@@ -63,21 +59,3 @@ def _first_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         param.copy_(value)
         param.grad = grad
     return saved
-
-
-def generators() -> dict[str, Any]:
-    """States of the default random generators of this process."""
-    found: dict[str, Any] = {"torch": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        found["cuda"] = torch.cuda.get_rng_state()
-    return found | {"others": pickle.dumps((random.getstate(), np.random.get_state()))}
-
-
-def set_generators(states: Mapping[str, Any]) -> None:
-    """Set the states of `generators`."""
-    torch.set_rng_state(states["torch"])
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"])
-    of_python, of_numpy = pickle.loads(states["others"])
-    random.setstate(of_python)
-    np.random.set_state(of_numpy)

@@ -32,7 +32,7 @@ from lablib.batches.clipping import MaxNorm
 from lablib.data import Batch
 from lablib.precision.loss_scaling import LossScaler
 from lablib.signature import NonNegativeInt, checked
-from lablib.train.state import generators, set_generators
+from lablib.train.generators import generator_states, set_generator_states
 from lablib.train.steps import Step
 
 Schedule = Callable[[int], float]  # updates so far -> factor of the peak rate
@@ -145,7 +145,7 @@ class Trainer:
         state is there too, so that a checkpoint can be loaded into the tensors.
         """
         counts = {"num_steps": self.num_steps, "num_skipped": self.num_skipped}
-        own = {f"{_rank()}generators.{name}": state for name, state in generators().items()}
+        own = {f"{_rank()}generators.{name}": state for name, state in generator_states().items()}
         scaler = {"scaler": self.scaler.state_dict()} if self.scaler else {}
         return {**self.step.state_dict(), **counts, "loader": self.loader.state_dict(), **scaler, **own}
 
@@ -161,7 +161,7 @@ class Trainer:
         self.num_steps, self.num_skipped = state["num_steps"], state["num_skipped"]
         prefix = f"{_rank()}generators."
         if own := {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}:
-            set_generators(own)
+            set_generator_states(own)
 
 
 def _rank() -> str:

@@ -54,6 +54,43 @@ def test_a_deepspeed_file_is_read_alone_or_with_a_configuration(tmp_path: Path, 
     assert losses(capsys.readouterr().out) == losses(alone)
 
 
+KEEPING = ["num_steps=4", "optimizer.num_warmup=1", "model.d_model=16", "data.batch_size=4", "monitor.every=1"]
+
+
+@pytest.mark.parametrize("axes", ["parallel.zero_stage=0", "parallel.zero_stage=2", "parallel.tensor=2"])
+def test_a_run_resumes_from_its_newest_checkpoint(axes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """It has the losses of the uninterrupted run; shards resume only on as many ranks."""
+    folder = tmp_path / "run"
+    words = ["train", str(ROOT / "examples" / "train.toml"), *KEEPING, axes]
+    kept = [f"checkpoint.folder={folder}", "checkpoint.every=2"]
+    assert main([*words, "--ranks", "2"]) == 0
+    whole = losses(capsys.readouterr().out)
+    assert main([*words, *kept, "--ranks", "2", "num_steps=2", "optimizer.schedule_steps=4"]) == 0
+    begun = losses(capsys.readouterr().out)
+    ranks = {"parallel.zero_stage=0": "4"}.get(axes, "2")
+    assert main([*words, *kept, "--ranks", ranks]) == 0
+    assert begun + losses(capsys.readouterr().out) == whole
+    code = main([*words, *kept, "--ranks", "4", "num_steps=6"])
+    is_refused = "got parallel.data=" in capsys.readouterr().err
+    assert (code, is_refused) == ((0, False) if axes == "parallel.zero_stage=0" else (2, True))
+    assert main([*words, *kept, "--ranks", "2", "model.d_model=32"]) == 2
+    wrong = capsys.readouterr().err
+    assert "the checkpoint must be of the same tensors" in wrong or "got model.d_model=32, and it was 16" in wrong
+    assert main([*words, *kept, "--ranks", "2", "checkpoint.resume=false"]) == 2
+    assert "a new run needs a new folder" in capsys.readouterr().err
+
+
+def test_a_run_records_its_metrics_and_alerts(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "rules.yaml").write_text("metrics:\n- {name: loss, threshold: 0.5, alert_when: above, duration: 0s}\n")
+    words = ["--ranks", "2", *SMALL, f"monitor.folder={tmp_path}", f"monitor.rules={tmp_path / 'rules.yaml'}"]
+    assert main(["train", str(ROOT / "examples" / "train.toml"), *words]) == 0
+    told = capsys.readouterr().out
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3] and told.count("LossAbove is firing") == 1
+    assert [f"{row['metrics']['loss']:.4f}" for row in rows] == losses(told)
+    assert rows[0]["alerts"][0]["state"] == "firing" and rows[0]["metrics"]["gradient_norm"] > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -62,6 +99,7 @@ def test_a_deepspeed_file_is_read_alone_or_with_a_configuration(tmp_path: Path, 
         (["examples/train.toml", "--ranks", "3"], "data.batch_size must be a multiple of 3 data and expert ranks"),
         (["examples/train.toml", "--backend", "glo"], "unknown backend 'glo': did you mean 'gloo'?"),
         (["examples/trian.toml"], "examples/trian.toml cannot be read: No such file or directory; did you mean train"),
+        (["examples/train.toml", "monitor.folder=x", "monitor.rules=none.yaml"], "none.yaml cannot be read: No such"),
         (["examples/train.toml", "data.corpus=wiki"], "data.corpus must be one of python-stdlib"),
     ],
 )
