@@ -31,11 +31,9 @@ Simplified: the first rank, which keeps a copy of the output unlike the last one
 
 from typing import NamedTuple
 
-from lablib.cost.arrays import Numbers, is_array, maximum
+from lablib.cost.arrays import Numbers, maximum
 from lablib.models.transformer import Transformer
-from lablib.plan import layer
-from lablib.plan.eager.operators import kernel, kernels
-from lablib.plan.layer import Sizes, Work
+from lablib.plan.layer.work import Sizes, Work
 from lablib.plan.machine import Machine, PassTime
 
 
@@ -55,27 +53,23 @@ class _Shard(NamedTuple):
 
     def cast(self, machine: Machine, size_bytes: Numbers) -> PassTime:
         """To 32 bits or back, if numbers are narrower."""
-        return kernel(machine, size_bytes * (1 + self.narrow)) if self.narrow < 1 else PassTime()
+        return kernels(machine, size_bytes * (1 + self.narrow)) if self.narrow < 1 else PassTime()
 
 
-def core_attention(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
-    """Attention between its products, on H / t heads and T / c queries: the ring where there are several ranks."""
-    alone = layer.core_attention(machine, model, sizes)
-    if is_array(sizes.context):
-        is_ring = 1.0 * (sizes.context > 1)
-        return alone.times(1 - is_ring).plus(_ring(machine, model, sizes).times(is_ring))
-    return alone if sizes.context == 1 else _ring(machine, model, sizes)
+def kernels(machine: Machine, *sizes_bytes: Numbers) -> PassTime:
+    """Streaming operators, one after another."""
+    moved = [machine.stream_s(size_bytes) for size_bytes in sizes_bytes]
+    return PassTime(memory_s=sum(moved), kernels=len(moved))
 
 
-def _ring(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
+def ring(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
+    """Attention between its products, on H / t heads and T / c queries, of c > 1 ranks."""
     shard = _shard(machine, model, sizes)
     forward = _slower(machine, *(_forward(machine, model, sizes, shard, is_half) for is_half in (False, True)))
     backward = _slower(machine, *(_backward(machine, model, sizes, shard, is_half) for is_half in (False, True)))
-    output = shard.query * shard.narrow
-    saved = 2 * output + shard.row  # the output as it was merged, and copied for the product that follows
-    return Work(
-        forward, backward, PassTime(), forward, saved_bytes=saved, core_bytes=0.0 * saved, attention_bytes=saved
-    )
+    # The output is kept as it was merged, and copied for the product that follows.
+    saved = 2 * shard.query * shard.narrow + shard.row
+    return Work(forward, backward, PassTime(), forward, saved_bytes=saved, attention_bytes=saved)
 
 
 def held_in_backward(machine: Machine, model: Transformer, sizes: Sizes) -> tuple[Numbers, Numbers, Numbers, Numbers]:
@@ -112,11 +106,11 @@ def _forward(machine: Machine, model: Transformer, sizes: Sizes, shard: _Shard, 
         .plus(shard.cast(machine, part * q))
         .plus(kernels(machine, *merge))
     )
-    other = other.plus(kernel(machine, 2 * kv * narrow))
+    other = other.plus(kernels(machine, 2 * kv * narrow))
     ends = kernels(machine, kv * narrow, kv * narrow).plus(shard.cast(machine, q))
     if has_half:
         other = other.plus(kernels(machine, 2 * row, 2 * q))
-        ends = ends.plus(kernel(machine, 2 * q * narrow))
+        ends = ends.plus(kernels(machine, 2 * q * narrow))
     gather_s = _gather_s(machine, sizes, shard)
     exposed_s = maximum(gather_s - _device_s(machine, own), 0.0)
     wires = PassTime(context_s=exposed_s, hidden_context_s=gather_s - exposed_s)
@@ -130,12 +124,12 @@ def _backward(machine: Machine, model: Transformer, sizes: Sizes, shard: _Shard,
     own = _block(machine, model, sizes, True, 1.0, 1.0).plus(
         kernels(machine, kv / 2 * added, kv / 2 * added, kv, kv, 2 * kv)
     )
-    query = kernel(machine, q * added)
+    query = kernels(machine, q * added)
     gathered = _block(machine, model, sizes, True, *((0.5, 1.0) if has_half else (1.0, 0.5))).plus(
-        kernel(machine, 2 * kv * narrow)
+        kernels(machine, 2 * kv * narrow)
     )
     if has_half:
-        gathered = gathered.plus(kernel(machine, row))
+        gathered = gathered.plus(kernels(machine, row))
         sums, query_part = (
             kernels(machine, kv / 2 * added, kv / 2 * added, 2 * kv),
             kernels(machine, q / 2 * added, 2 * q),
@@ -146,7 +140,7 @@ def _backward(machine: Machine, model: Transformer, sizes: Sizes, shard: _Shard,
     last = shard.cast(machine, q)
     end = shard.cast(machine, kv).plus(kernels(machine, kv * narrow, kv * narrow))
     if has_half:
-        end = end.plus(kernel(machine, 2 * q * narrow))
+        end = end.plus(kernels(machine, 2 * q * narrow))
     # An all-to-all that sends everything to the next rank.
     send_s = machine.groups.time_s("send", 1.0 * kv, sizes.context, sizes.tensor)
     hidden_s, last_s = _device_s(machine, query_part.plus(gathered)), _device_s(machine, query_part.plus(last))
