@@ -75,7 +75,8 @@ class _Table:
             lists[0] += _widened(machine, parameters)
         if self.trainable != "all":
             lists = [[op for op in ops if op.phase in (FORWARD, INPUT)] for ops in lists]
-        work, first, last = (work_of(machine, ops) for ops in lists)
+        work = work_of(machine, lists[0])
+        (first, first_s, first_tensor_s), (last, last_s, last_tensor_s) = (_end(machine, ops) for ops in lists[1:])
         hides = machine.stack.hides_backward_exchange
         hidden_s = minimum(work.input.tensor_s, work.weight.product_s) if hides else 0.0
         hidden_s = hidden_s * (1 - machine.derating.contention)
@@ -91,18 +92,18 @@ class _Table:
             hidden_expert_s = behind[0] + behind[1]
         return Pieces(
             layer=work,
-            embedding=_kernels_alone(first),
-            head=_kernels_alone(last),
+            embedding=first,
+            head=last,
             parameters=parameters,
             forward_s=machine.time_s(forward),
             input_s=machine.time_s(backward),
             weight_s=machine.time_s(work.weight),
             hidden_s=hidden_s,
             hidden_expert_s=hidden_expert_s,
-            embedding_s=_stage_time(machine, first),
-            head_s=_stage_time(machine, last),
-            embedding_tensor_s=_tensor_s(first),
-            head_tensor_s=_tensor_s(last),
+            embedding_s=first_s,
+            head_s=last_s,
+            embedding_tensor_s=first_tensor_s,
+            head_tensor_s=last_tensor_s,
         )
 
 
@@ -156,17 +157,14 @@ def _widened(machine: Machine, parameters: ParametersPerRank) -> list[Op]:
     return [Op("widening", phase, size_bytes=moved, kernels=7) for phase in (FORWARD, INPUT)]
 
 
-def _stage_time(machine: Machine, work: Work) -> StageTime:
-    return StageTime(machine.time_s(work.forward), machine.time_s(work.input), machine.time_s(work.weight))
-
-
-def _kernels_alone(work: Work) -> Work:
-    forward, grad, weight = (PassTime(kernels=each.kernels) for each in (work.forward, work.input, work.weight))
-    return work._replace(forward=forward, input=grad, weight=weight)
-
-
-def _tensor_s(work: Work) -> Numbers:
-    return work.forward.tensor_s + work.input.tensor_s + work.weight.tensor_s
+def _end(machine: Machine, ops: list[Op]) -> tuple[Work, StageTime, Numbers]:
+    """Embedding or head: bytes and numbers of kernels, seconds, and those on the tensor axis."""
+    work = work_of(machine, ops)
+    passes = (work.forward, work.input, work.weight)
+    forward, grad, weight = (PassTime(kernels=each.kernels) for each in passes)
+    tensor_s = work.forward.tensor_s + work.input.tensor_s + work.weight.tensor_s
+    work = work._replace(forward=forward, input=grad, weight=weight)
+    return work, StageTime(*map(machine.time_s, passes)), tensor_s
 
 
 def _side_by_side(pieces: Sequence[Any]) -> Any:

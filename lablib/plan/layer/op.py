@@ -10,7 +10,8 @@ Source: lablib/operators/op_bytes.py (bytes moved) and kernels.py (kernels start
 by one as a program runs on the simulator.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from lablib.cost.arrays import Numbers, maximum, minimum
@@ -22,6 +23,7 @@ from lablib.plan.machine import Machine, PassTime
 PASSES = ("forward", "input", "weight", "accumulate")
 FORWARD, INPUT, WEIGHT, ACCUMULATE = PASSES
 PRODUCT, EXCHANGE, ATTENTION, RING = "product", "exchange with experts", "attention", "attention in a ring"
+_CORE: Mapping[str, str] = MappingProxyType({FORWARD: "core", INPUT: "core, backward"})
 
 
 class Op(NamedTuple):
@@ -126,9 +128,6 @@ def work_of(machine: Machine, ops: Iterable[Op]) -> Work:
             passes[name] |= {"context_s": wires_s - hidden_s, "hidden_context_s": hidden_s}
     forward, grad, weight, accumulate, core, _, late = (PassTime(**spent) for spent in passes.values())
     return Work(forward, grad, weight, core, peak_bytes=peak, **size, accumulate=accumulate, skipped=late).plus(rings)
-
-
-_CORE = {FORWARD: "core", INPUT: "core, backward"}
 
 
 def _priced(machine: Machine, op: Op) -> tuple[str, Numbers]:

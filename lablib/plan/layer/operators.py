@@ -7,17 +7,18 @@
 
 in tensors of R D numbers, R k D (k), R E (E) and the experts' R k F (F), where eager torch differs from parts.py:
 
-    operator                        eager, forward              eager, backward                         fused
-    queries, keys, values           three products, or one      their 2 sums; stack and clone, 2 x 2    one product
-    rotation of queries and keys    6                           6                                       passes_rotary
-    attention                       flash, 1 kernel; ring.py    flash, 3 kernels; ring.py               attention.py
-    copies of heads                 -                           -                                       2 copies
-    scores of the router            2 E, E + k                  E, E + 3 k, 3 E                         -
-    places: sort, invert, divide    of 64-bit integers          -                                       -
-    rows to send, in order of       2 k, twice 2 k x;           rows zeroed and added: k, 5 k, 1        2 (k + 1) and
-      experts, back, and in order   2 k                                                                 4 k x, in all
-    times weight, summed            2 k, k + 1                  2 k + 1, k + 1, k                       -
-    input of router and experts     -                           3 k + 2, 3: gradients are added         -
+    operator                        eager, forward              eager, backward                  fused, each way
+    queries, keys, values           three products, or one      2 sums; stack and clone, 2 x 2   one product
+    rotation of queries and keys    6                           6                                passes_rotary
+    attention                       flash, 1 kernel; ring.py    flash, 3 kernels; ring.py        attention.py
+    copies of heads                 -                           -                                2 per copy
+    scores of the router            2 E, E + k                  E, E + 3 k, 3 E                  -
+    places: sort, invert, divide    of 64-bit integers          -                                -
+    rows to send                    2 k                         zeroed, added to: 1, 3 k + 2     2 k + 2 in all
+    in order of experts, and back   2 k x, twice                2 k x, twice                     4 k x in all
+    rows to their tokens            2 k                         zeroed, added to: k, 5 k         -
+    times weight; summed            2 k; k + 1                  2 k + 1, k + 1, k                -
+    input of router and experts     -                           3: two gradients are added       -
 
 Legend: R tokens of this rank, D width, E experts, k of them for a token, F their hidden width over x ranks each.
 

@@ -37,38 +37,58 @@ from lablib.plan.layer.work import Sizes, Work
 from lablib.plan.machine import Machine, PassTime
 
 
-class _Shard(NamedTuple):
-    """Tensors of a rank, in bytes of 32 bits per number.
+class _Rank(NamedTuple):
+    """A rank of the ring, and the prices of its operators."""
 
-    Attributes:
-        query, keys_values: its queries, and its keys and values together.
-        row: a number for each token and head.
-        narrow: a number's own bytes, of four.
-    """
+    machine: Machine
+    model: Transformer
+    sizes: Sizes
 
-    query: Numbers
-    keys_values: Numbers
-    row: Numbers
-    narrow: float
+    @property
+    def tensors(self) -> tuple[Numbers, Numbers, Numbers, float]:
+        """Bytes, in 32 bits, of its queries, of its keys and values together, and of a number per token and head; n."""
+        sizes, kv_heads = self.sizes, maximum(self.model.kv_heads / self.sizes.tensor, 1)
+        heads, numbers = self.model.num_heads / sizes.tensor, 4 * sizes.rows * self.model.head_size
+        return heads * numbers, 2 * kv_heads * numbers, 4 * sizes.rows * heads, self.machine.width / 4
 
-    def cast(self, machine: Machine, size_bytes: Numbers) -> PassTime:
-        """To 32 bits or back, if numbers are narrower."""
-        return kernels(machine, size_bytes * (1 + self.narrow)) if self.narrow < 1 else PassTime()
+    def cast(self, size_bytes: Numbers) -> list[Numbers]:
+        """Bytes moved by a cast to 32 bits or back; none if numbers have 32 bits."""
+        return [size_bytes * (1 + self.machine.width / 4)] if self.machine.width < 4 else []
 
+    def kernels(self, *sizes_bytes: Numbers) -> PassTime:
+        """Streaming operators, one after another."""
+        moved = [self.machine.stream_s(size_bytes) for size_bytes in sizes_bytes]
+        return PassTime(memory_s=sum(moved), kernels=len(moved))
 
-def kernels(machine: Machine, *sizes_bytes: Numbers) -> PassTime:
-    """Streaming operators, one after another."""
-    moved = [machine.stream_s(size_bytes) for size_bytes in sizes_bytes]
-    return PassTime(memory_s=sum(moved), kernels=len(moved))
+    def block(self, is_back: bool, queries: float, keys: float, *sizes_bytes: Numbers) -> PassTime:
+        """One attention kernel on parts of a rank's queries and of another's keys, and streaming operators.
+
+        It is causal if both are whole: then they are the rank's own.
+        """
+        heads, tokens = self.model.num_heads / self.sizes.tensor, self.sizes.tokens
+        kernel = (self.sizes.micro_batch, heads, tokens * queries, tokens * keys, self.model.head_size)
+        attention_s = self.machine.attention_s(*kernel, is_back, is_causal=queries * keys == 1)
+        return self.kernels(*sizes_bytes).plus(PassTime(attention_s=attention_s, kernels=3 if is_back else 1))
+
+    def device_s(self, work: PassTime) -> Numbers:
+        """Seconds of kernels, behind which wires hide."""
+        return work.compute_s + work.kernels * self.machine.device.queued_s
+
+    @property
+    def gather_s(self) -> Numbers:
+        """Seconds to gather the keys and values of all ranks."""
+        _, kv, _, narrow = self.tensors
+        ranks = self.sizes.context
+        return self.machine.collective_s("all_gather", ranks * kv * narrow, ranks, self.sizes.tensor)
 
 
 def ring(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """Attention between its products, on H / t heads and T / c queries, of c > 1 ranks."""
-    shard = _shard(machine, model, sizes)
-    forward = _slower(machine, *(_forward(machine, model, sizes, shard, is_half) for is_half in (False, True)))
-    backward = _slower(machine, *(_backward(machine, model, sizes, shard, is_half) for is_half in (False, True)))
+    rank = _Rank(machine, model, sizes)
+    forward, backward = (_slower(machine, of(rank, False), of(rank, True)) for of in (_forward, _backward))
+    q, _, row, narrow = rank.tensors
     # The output is kept as it was merged, and copied for the product that follows.
-    saved = 2 * shard.query * shard.narrow + shard.row
+    saved = 2 * q * narrow + row
     return Work(forward, backward, PassTime(), forward, saved_bytes=saved, attention_bytes=saved)
 
 
@@ -81,7 +101,7 @@ def held_in_backward(machine: Machine, model: Transformer, sizes: Sizes) -> tupl
         made: the gradient of the output; sums in 32 bits, the first round's gradients, keys and values copied twice.
         later: the change of these once the second round's gradients are computed.
     """
-    q, kv, row, narrow = _shard(machine, model, sizes)
+    q, kv, row, narrow = _Rank(machine, model, sizes).tensors
     own, others = q * narrow, kv * narrow
     saved = 2 * own + others + row
     wires = sizes.context * others + others + 2 * kv
@@ -89,86 +109,44 @@ def held_in_backward(machine: Machine, model: Transformer, sizes: Sizes) -> tupl
     return saved, wires, made, own / 2 + row / 2 - others * (sizes.context > 2)
 
 
-def _shard(machine: Machine, model: Transformer, sizes: Sizes) -> _Shard:
-    heads, kv_heads = model.num_heads / sizes.tensor, maximum(model.kv_heads / sizes.tensor, 1)
-    numbers = 4 * sizes.rows * model.head_size
-    return _Shard(heads * numbers, 2 * kv_heads * numbers, 4 * sizes.rows * heads, machine.width / 4)
-
-
-def _forward(machine: Machine, model: Transformer, sizes: Sizes, shard: _Shard, has_half: bool) -> PassTime:
+def _forward(rank: _Rank, has_half: bool) -> PassTime:
     """Forward of a rank that has only rounds of half the queries, or only of half the keys."""
-    q, kv, row, narrow = shard
-    own = _block(machine, model, sizes, False, 1.0, 1.0).plus(shard.cast(machine, q))
+    q, kv, row, narrow = rank.tensors
     part = 0.5 if has_half else 1.0
     merge = [part * size for size in (3 * row, 2 * row, 3 * q, 2 * q + row, 3 * q, 3 * row, 3 * row, 3 * row)]
-    other = (
-        _block(machine, model, sizes, False, part, 1.5 - part)
-        .plus(shard.cast(machine, part * q))
-        .plus(kernels(machine, *merge))
-    )
-    other = other.plus(kernels(machine, 2 * kv * narrow))
-    ends = kernels(machine, kv * narrow, kv * narrow).plus(shard.cast(machine, q))
-    if has_half:
-        other = other.plus(kernels(machine, 2 * row, 2 * q))
-        ends = ends.plus(kernels(machine, 2 * q * narrow))
-    gather_s = _gather_s(machine, sizes, shard)
-    exposed_s = maximum(gather_s - _device_s(machine, own), 0.0)
-    wires = PassTime(context_s=exposed_s, hidden_context_s=gather_s - exposed_s)
-    return own.plus(other.times(sizes.context - 1)).plus(ends).plus(wires)
+    halves, joined = ((2 * row, 2 * q), (2 * q * narrow,)) if has_half else ((), ())
+    own = rank.block(False, 1.0, 1.0, *rank.cast(q))
+    other = rank.block(False, part, 1.5 - part, *rank.cast(part * q), *merge, 2 * kv * narrow, *halves)
+    ends = rank.kernels(kv * narrow, kv * narrow, *rank.cast(q), *joined)
+    exposed_s = maximum(rank.gather_s - rank.device_s(own), 0.0)
+    wires = PassTime(context_s=exposed_s, hidden_context_s=rank.gather_s - exposed_s)
+    return own.plus(other.times(rank.sizes.context - 1)).plus(ends).plus(wires)
 
 
-def _backward(machine: Machine, model: Transformer, sizes: Sizes, shard: _Shard, has_half: bool) -> PassTime:
+def _backward(rank: _Rank, has_half: bool) -> PassTime:
     """The same for the gradients: of queries, and of keys and values, which travel on with each round."""
-    q, kv, row, narrow = shard
-    added = 2 + narrow
-    own = _block(machine, model, sizes, True, 1.0, 1.0).plus(
-        kernels(machine, kv / 2 * added, kv / 2 * added, kv, kv, 2 * kv)
-    )
-    query = kernels(machine, q * added)
-    gathered = _block(machine, model, sizes, True, *((0.5, 1.0) if has_half else (1.0, 0.5))).plus(
-        kernels(machine, 2 * kv * narrow)
-    )
+    q, kv, row, narrow = rank.tensors
+    others, added = rank.sizes.context - 1, 2 + narrow
+    start = rank.kernels(q, kv / 2, kv / 2, kv * narrow, kv * narrow)
+    own = rank.block(True, 1.0, 1.0, kv / 2 * added, kv / 2 * added, kv, kv, 2 * kv)
+    first = query = rank.kernels(q * added)
     if has_half:
-        gathered = gathered.plus(kernels(machine, row))
-        sums, query_part = (
-            kernels(machine, kv / 2 * added, kv / 2 * added, 2 * kv),
-            kernels(machine, q / 2 * added, 2 * q),
-        )
+        gathered = rank.block(True, 0.5, 1.0, 2 * kv * narrow, row)
+        sums, query = rank.kernels(kv / 2 * added, kv / 2 * added, 2 * kv), rank.kernels(q / 2 * added, 2 * q)
     else:
-        sums, query_part = kernels(machine, kv / 4 * added, kv, kv / 4 * added, kv, 2 * kv), query
-    start = kernels(machine, q, kv / 2, kv / 2, kv * narrow, kv * narrow)
-    last = shard.cast(machine, q)
-    end = shard.cast(machine, kv).plus(kernels(machine, kv * narrow, kv * narrow))
-    if has_half:
-        end = end.plus(kernels(machine, 2 * q * narrow))
+        gathered = rank.block(True, 1.0, 0.5, 2 * kv * narrow)
+        sums = rank.kernels(kv / 4 * added, kv, kv / 4 * added, kv, 2 * kv)
+    last = rank.kernels(*rank.cast(q))
+    end = rank.kernels(*rank.cast(kv), kv * narrow, kv * narrow, *((2 * q * narrow,) if has_half else ()))
     # An all-to-all that sends everything to the next rank.
-    send_s = machine.groups.time_s("send", 1.0 * kv, sizes.context, sizes.tensor)
-    hidden_s, last_s = _device_s(machine, query_part.plus(gathered)), _device_s(machine, query_part.plus(last))
-    exposed_s = (sizes.context - 1) * maximum(send_s - hidden_s, 0.0) + maximum(send_s - last_s, 0.0)
-    gather_s = _gather_s(machine, sizes, shard)
-    exposed_s = exposed_s + maximum(gather_s - _device_s(machine, own.plus(query)), 0.0)
-    wires = PassTime(context_s=exposed_s, hidden_context_s=sizes.context * send_s + gather_s - exposed_s)
-    rounds = gathered.plus(sums).plus(query_part).times(sizes.context - 1)
-    return start.plus(own).plus(query).plus(rounds).plus(last).plus(end).plus(wires)
-
-
-def _block(machine: Machine, model: Transformer, sizes: Sizes, backward: bool, queries: float, keys: float) -> PassTime:
-    """One kernel on parts of a rank's queries and of another's keys; causal if both are whole, its own."""
-    is_causal = queries * keys == 1
-    heads, tokens = model.num_heads / sizes.tensor, sizes.tokens
-    kernel = (sizes.micro_batch, heads, tokens * queries, tokens * keys, model.head_size)
-    return PassTime(attention_s=machine.attention_block_s(*kernel, backward, is_causal), kernels=3 if backward else 1)
-
-
-def _gather_s(machine: Machine, sizes: Sizes, shard: _Shard) -> Numbers:
-    """Seconds to gather the keys and values of all ranks."""
-    return machine.collective_s(
-        "all_gather", sizes.context * shard.keys_values * shard.narrow, sizes.context, sizes.tensor
-    )
-
-
-def _device_s(machine: Machine, work: PassTime) -> Numbers:
-    return work.compute_s + work.kernels * machine.device.queued_s
+    send_s = rank.machine.groups.time_s("send", 1.0 * kv, rank.sizes.context, rank.sizes.tensor)
+    exposed_s = others * maximum(send_s - rank.device_s(query.plus(gathered)), 0.0)
+    exposed_s = exposed_s + maximum(send_s - rank.device_s(query.plus(last)), 0.0)
+    exposed_s = exposed_s + maximum(rank.gather_s - rank.device_s(own.plus(first)), 0.0)
+    hidden_s = rank.sizes.context * send_s + rank.gather_s - exposed_s
+    wires = PassTime(context_s=exposed_s, hidden_context_s=hidden_s)
+    rounds = gathered.plus(sums).plus(query).times(others)
+    return start.plus(own).plus(first).plus(rounds).plus(last).plus(end).plus(wires)
 
 
 def _slower(machine: Machine, a: PassTime, b: PassTime) -> PassTime:
