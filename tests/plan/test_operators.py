@@ -1,4 +1,4 @@
-"""The list of an eager layer against the simulator's stream of operators: the same operators, to the byte and the FLOP.
+"""The lists of eager torch against the simulator's stream: the same operators, to the byte and the FLOP.
 
 A layer's operators are those that a run with two layers has more than a run with one.
 """
@@ -19,9 +19,12 @@ from lablib.hardware import CLUSTERS
 from lablib.models import Experts, Transformer
 from lablib.models.sizes import GPTConfig
 from lablib.plan import IDEAL, STACKS
+from lablib.plan.arguments import setup_of
+from lablib.plan.eager.optimizer import step
 from lablib.plan.layer import Cut, Op, Sizes, embedding, head, layer, work_of
 from lablib.plan.layer.op import ACCUMULATE, ATTENTION, EXCHANGE, FORWARD, PRODUCT
 from lablib.plan.machine import Machine
+from lablib.plan.parameters_per_rank import parameters_per_rank
 from tests.plan import gpt_step, tensor_step
 from tests.plan.test_experts_agree_with_simulator import train as train_experts
 
@@ -172,3 +175,15 @@ def test_embedding_and_head_of_torch_move_their_bytes(sizes, tied_head):
     found = totals(_stream(run))
     assert found[1] == expected[1]
     assert found[0] == pytest.approx(expected[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("optimizer", sorted(gpt_step.OPTIMIZERS))
+def test_the_optimizers_list_is_torchs(optimizer):
+    config = GPTConfig(1, 256, 4, 1000, 64, tied_head=False)
+    run = _run(partial(gpt_step.train, gpt_step.Job(config, "one", 1, 1, 1, optimizer)), 1)
+    stack, sizes = replace(STACKS["torch"], has_master=False), {"batch": 1, "precision": "float32"}
+    setup = setup_of(Transformer.of(config), "dgx-a100", **sizes, optimizer=optimizer, stack=stack)
+    expected = Counter(op.size_bytes for op in step(setup, parameters_per_rank(setup.model, 1, 1)) if op.size_bytes)
+    spans = run.timeline.without("setup").select(rank=0)
+    # The counters of steps, a number per tensor, are left out.
+    assert expected == Counter(s.size_bytes for s in spans if s.phase == "optimizer" and s.size_bytes > 1000)
