@@ -86,8 +86,9 @@ def head(cut: Cut) -> list[Op]:
     """Final norm, logits and loss, which eager torch computes in 32 bits."""
     machine, model, sizes, is_eager = cut.machine, cut.model, cut.sizes, cut.is_eager
     columns = model.vocab_size / sizes.tensor if is_eager else ceil_div(model.vocab_size, sizes.tensor)
-    keeps = 1.0 if is_eager else 1 / sizes.sequence_shards
-    logits = linear(cut, "logits", cut.rows, model.d_model, columns, machine.plain, keeps=keeps, has_bias=False)
+    logits = linear(
+        cut, "logits", cut.rows, model.d_model, columns, machine.plain, keeps=cut.kept_share, has_bias=False
+    )
     if is_eager and model.tied_head:
         # One parameter with two gradients, which are added first.
         logits = [op._replace(phase=WEIGHT) if op.phase == ACCUMULATE else op for op in logits]

@@ -97,6 +97,11 @@ class Cut(NamedTuple):
         return self.model.d_model * self.machine.width
 
     @property
+    def kept_share(self) -> Numbers:
+        """Of a product's gathered input: fused stacks keep their shard, and gather it again in backward."""
+        return 1.0 if self.is_eager else 1 / self.sizes.sequence_shards
+
+    @property
     def is_split(self) -> Numbers:
         """Whether there is sequence parallelism."""
         return 1.0 * (self.sizes.sequence_shards > 1)

@@ -78,9 +78,7 @@ def _heads(cut: Cut) -> list[Op]:
     q = model.num_heads / sizes.tensor * model.head_size
     kv = maximum(model.kv_heads / sizes.tensor, 1) * model.head_size
     kept = cut.rows * (q + 2 * kv) * cut.machine.width
-    # Fused stacks keep their shard of the input with sequence parallelism, and gather it again in backward.
-    keeps = 1.0 if cut.is_eager else 1 / sizes.sequence_shards
-    made = columns(cut, "queries, keys, values", cut.rows, (q, kv, kv), keeps, is_joined=stack.is_megatron)
+    made = columns(cut, "queries, keys, values", cut.rows, (q, kv, kv), cut.kept_share, is_joined=stack.is_megatron)
     made[0] = made[0]._replace(saves=made[0].saves + kept)
     if cut.is_eager and stack.is_megatron:
         made += streams("stack, clone", INPUT, 2 * kept, 2 * kept)
@@ -112,11 +110,9 @@ def _latents(cut: Cut, latent: Latent) -> list[Op]:
 
 def mlp(cut: Cut) -> list[Op]:
     """Norm, the MLP, residual."""
-    hidden, shards = cut.model.hidden_size / cut.sizes.tensor, cut.sizes.sequence_shards
-    # Fused stacks gather the input again in backward: it and its gradient are whole.
-    whole = (shards > 1) * 2 * cut.rows * cut.row_bytes
-    keeps = 1.0 if cut.is_eager else 1 / shards
-    ops = [*norm(cut), *inner_mlp(cut, "MLP", cut.rows, hidden, keeps, holds=whole), *exchange(cut), *residual(cut)]
+    hidden = cut.model.hidden_size / cut.sizes.tensor
+    inner = inner_mlp(cut, "MLP", cut.rows, hidden, cut.kept_share)
+    ops = [*norm(cut), *inner, *exchange(cut), *residual(cut)]
     return _stopped(cut, ops, ("MLP down", "all-reduce", "reduce-scatter", "residual"))
 
 
@@ -124,7 +120,7 @@ def experts(cut: Cut, mixture: Experts) -> list[Op]:
     """Norm, router, tokens to their experts and back (two all-to-alls a pass), shared experts, residual."""
     machine, sizes, rows = cut.machine, cut.sizes, cut.own_rows
     # With sequence parallelism each tensor rank routes and sends its own tokens; otherwise each handles all tokens.
-    is_own, shards = 1.0 * (sizes.sequence_shards == sizes.tensor), sizes.sequence_shards
+    is_own = 1.0 * (sizes.sequence_shards == sizes.tensor)
     local, sent = mixture.num_experts / sizes.expert, rows * mixture.num_active
     # All expert ranks together send as many tokens as this rank sends; ranks that share an expert gather theirs.
     arrived = sent * (1 + is_own * (sizes.expert_tensor - 1))
@@ -142,9 +138,8 @@ def experts(cut: Cut, mixture: Experts) -> list[Op]:
     if mixture.num_shared:
         summed, hidden = 1.0, mixture.num_shared * mixture.d_ff / sizes.tensor
         # The router has kept their input, though not in 8 bits.
-        keeps = 1 / shards if cut.is_eager or machine.is_narrow else 0.0
-        whole = (shards > 1) * 2 * cut.rows * cut.row_bytes
-        ops += inner_mlp(cut._replace(is_eager=False), "shared experts", cut.rows, hidden, keeps, holds=whole)
+        keeps = 1 / sizes.sequence_shards if cut.is_eager or machine.is_narrow else 0.0
+        ops += inner_mlp(cut._replace(is_eager=False), "shared experts", cut.rows, hidden, keeps)
     return _stopped(cut, [*ops, *exchange(cut, summed), *residual(cut)], ("sum over experts", "residual"))
 
 
@@ -183,7 +178,6 @@ def _moved_one_by_one(cut: Cut, mixture: Experts, sent: Numbers, arrived: Number
     is_sorted = 1.0 * ((mixture.num_experts > cut.sizes.expert) & (cut.sizes.expert > 1))
     ordered = [Op("order of experts", phase, size_bytes=2 * arrived, times=2 * is_sorted) for phase in (FORWARD, INPUT)]
     picked = 2 * sent + places
-    summing = Op("sum over experts", size_bytes=sent + size)
     choice = streams("choice", FORWARD, 2 * scores, scores + weights + places)
     choice[0] = choice[0]._replace(saves=scores + weights + 3 * places)
     return [
@@ -194,7 +188,7 @@ def _moved_one_by_one(cut: Cut, mixture: Experts, sent: Numbers, arrived: Number
         *ordered,
         *streams("rows", FORWARD, picked, picked),
         Op("times weight", size_bytes=2 * sent, saves=sent),
-        summing,
+        Op("sum over experts", size_bytes=sent + size),
         # The gradients of weights, of rows, and their sum; rows zeroed and added; the router's and the experts' added.
         *streams("times weight", INPUT, 2 * sent + size, sent + size, sent),
         *streams("rows", INPUT, sent, 5 * sent, size, 3 * sent + 2 * size, 3 * size),

@@ -125,14 +125,16 @@ def inner_mlp(
     hidden: Numbers,
     keeps: Numbers,
     matrices: Numbers | None = None,
-    holds: Numbers = 0.0,
+    holds: Numbers | None = None,
 ) -> list[Op]:
     """Up (and gate), activation, down; or of `matrices` experts, each with its share of the rows.
 
     Arguments:
         keeps: share of the input that is kept.
-        holds: temporary bytes of backward next to the gradients of the activation and, where it is fused, of its input.
+        holds: where fused, temporary bytes of backward next to the gradients of the activation and of its input. None:
+            with sequence parallelism the input and its gradient, of all tensor ranks.
     """
+    holds = cut.is_split * 2 * cut.rows * cut.row_bytes if holds is None else holds
     is_gated, width = cut.model.activation == "swiglu", cut.machine.width
     numbers, inner = rows * hidden, rows * hidden * width
     up = columns(cut, f"{name} up", rows, (hidden,) * (1 + is_gated), keeps, matrices)
