@@ -5,9 +5,8 @@ stack.py        training software: kernels, memory, overlap
 derating.py     losses of real machines that the simulator leaves out
 machine.py      seconds of kernels and collectives on one rank
 order.py        order of the axes over the ranks
-layer/          one transformer layer: its passes, and the bytes that it keeps
-embedding_and_head.py   embedding, head and loss
-eager/          a step of eager torch, operator by operator
+layer/          a step as lists of operators, and their price: layer, embedding, head and loss
+eager/          data axis, optimizer, messages and memory of eager torch
 parameters_per_rank.py  parameters on one rank
 pieces.py       costs of a layer and of both ends, cached
 default_stack.py        default software of a device and a year

@@ -67,9 +67,10 @@ def sharded_layer(setup: Setup, parameters: ParametersPerRank, forward_s: Number
         return Waiting()
     if setup.is_eager:
         return Waiting(*eager_data.sharded_layer_s(setup, parameters, forward_s, backward_s))
-    gather_s = _layer_gather_s(setup, parameters)
-    regather_s = _layer_gather_s(setup, parameters, is_backward=True) * setup.reshard_after_forward
-    reduce_s = _layer_reduce_s(setup, parameters) * setup.has_weight_gradients
+    layer, apart_s = _layer(setup, parameters), _apart_s(setup, "all_gather")
+    gather_s = _gather_s(setup, layer) + apart_s
+    regather_s = (_gather_s(setup, layer, is_backward=True) + apart_s) * setup.reshard_after_forward
+    reduce_s = (_reduce_s(setup, layer) + _apart_s(setup, "reduce_scatter")) * setup.has_weight_gradients
     each = 1 - _is_gathered_once(setup)
     if not setup.machine.stack.data_overlap:
         forward_s = backward_s = 0.0
@@ -99,9 +100,8 @@ def data_axis(setup: Setup, parameters: ParametersPerRank, one: StageTime, embed
     if setup.zero_stage == 3:
         return _sharded_ends(setup, parameters, outside, one)
     reduce_s, packing_s = _reduced_s(setup, parameters, outside)
-    gather_s = _gather_s(setup, setup.layers * parameters.layer + outside) * (setup.zero_stage > 0)
-    if setup.model.experts and setup.zero_stage:
-        gather_s = gather_s + _gathered_s(setup, setup.layers * parameters.expert_layer, *_expert_shards(setup), False)
+    numbers, expert = setup.layers * parameters.layer + outside, setup.layers * parameters.expert_layer
+    gather_s = (setup.zero_stage > 0) * _gather_s(setup, _shared(setup, numbers) + _experts(setup, expert))
     # ZeRO-2 keeps only its shard of the gradients, so it reduces them for every micro-batch.
     before = (setup.num_microbatches - 1) * (setup.zero_stage == 2)
     total_s, packing_s = (1 + before) * reduce_s + gather_s, (1 + before) * packing_s
@@ -125,8 +125,10 @@ def _sharded_ends(setup: Setup, parameters: ParametersPerRank, outside: Numbers,
     """
     is_once = _is_gathered_once(setup)
     trained = 1.0 * setup.has_weight_gradients
-    layer_s = _layer_gather_s(setup, parameters) + trained * _layer_reduce_s(setup, parameters)
-    ends_s = 2 * _gather_s(setup, outside) + trained * _reduce_s(setup, outside)
+    ends, layer = _shared(setup, outside), _layer(setup, parameters)
+    layer_s = _gather_s(setup, layer) + _apart_s(setup, "all_gather")
+    layer_s = layer_s + trained * (_reduce_s(setup, layer) + _apart_s(setup, "reduce_scatter"))
+    ends_s = 2 * _gather_s(setup, ends) + trained * _reduce_s(setup, ends)
     times = 1 + (setup.num_microbatches - 1) * (1 - is_once)
     total_s = times * (layer_s + ends_s)
     rest_s = is_once * maximum(setup.layers - 1, 0) * layer_s
@@ -141,18 +143,21 @@ def _is_gathered_once(setup: Setup) -> Numbers:
 
 def _reduced_s(setup: Setup, parameters: ParametersPerRank, outside: Numbers) -> tuple[Numbers, Numbers]:
     """Seconds to sum the gradients of a stage once, without ZeRO-3: on the wires, and to pack and unpack."""
-    machine = setup.machine
-    numbers = setup.layers * parameters.layer + outside
-    packing_s = 0.0
+    machine, packing_s = setup.machine, 0.0
+    numbers, expert = setup.layers * parameters.layer + outside, setup.layers * parameters.expert_layer
+    is_whole = setup.zero_stage == 0 or not machine.stack.has_reduce_scatter
     if not setup.compression.is_none:
         reduce_s, packing_s = _exchanged_s(setup, numbers), _packing_s(setup, numbers)
-    elif setup.zero_stage == 0 or not machine.stack.has_reduce_scatter:
+    elif is_whole:
         size = numbers * machine.gradient_bytes
         reduce_s = machine.collective_s("all_reduce", size, setup.data * setup.context, setup.tensor)
     else:
-        reduce_s = _reduce_s(setup, numbers)
-    if setup.model.experts:
-        reduce_s = reduce_s + _reduced_experts_s(setup, setup.layers * parameters.expert_layer)
+        reduce_s = _reduce_s(setup, _shared(setup, numbers))
+    if setup.model.experts and is_whole:  # their gradients are not compressed
+        size = expert * machine.gradient_bytes
+        reduce_s = reduce_s + machine.collective_s("all_reduce", size, setup.expert_copies, setup.expert_stride)
+    elif setup.model.experts:
+        reduce_s = reduce_s + _reduce_s(setup, _experts(setup, expert))
     if setup.model.tied_head:
         size, apart = parameters.tied * machine.gradient_bytes, maximum(setup.num_ranks - 1, 1)
         pair_s = machine.collective_s("all_reduce", size, 2, apart)
@@ -160,28 +165,27 @@ def _reduced_s(setup: Setup, parameters: ParametersPerRank, outside: Numbers) ->
     return reduce_s, packing_s
 
 
-def _reduced_experts_s(setup: Setup, numbers: Numbers) -> Numbers:
-    """The same for the experts; their gradients are not compressed."""
-    machine = setup.machine
-    if setup.zero_stage == 0 or not machine.stack.has_reduce_scatter:
-        size = numbers * machine.gradient_bytes
-        return machine.collective_s("all_reduce", size, setup.expert_copies, setup.expert_stride)
-    return _summed_s(setup, numbers, *_expert_shards(setup), setup.expert_replicas)
+class _Group(NamedTuple):
+    """Parameters with the n ranks that split them, `stride` apart, and the replicas of the whole."""
+
+    numbers: Numbers
+    n: Numbers
+    stride: Numbers
+    replicas: Numbers
 
 
-def _layer_gather_s(setup: Setup, parameters: ParametersPerRank, is_backward: bool = False) -> Numbers:
-    """All-gather of a layer: its experts over the ranks with the same experts, the rest over all."""
-    shared_s = _gather_s(setup, parameters.layer, is_backward) + _apart_s(setup, "all_gather")
-    if not setup.model.experts:
-        return shared_s
-    return shared_s + _gathered_s(setup, parameters.expert_layer, *_expert_shards(setup), is_backward)
+def _shared(setup: Setup, numbers: Numbers) -> list[_Group]:
+    return [_Group(numbers, setup.shards, setup.tensor, setup.replicas)]
 
 
-def _layer_reduce_s(setup: Setup, parameters: ParametersPerRank) -> Numbers:
-    shared_s = _reduce_s(setup, parameters.layer) + _apart_s(setup, "reduce_scatter")
-    if not setup.model.experts:
-        return shared_s
-    return shared_s + _summed_s(setup, parameters.expert_layer, *_expert_shards(setup), setup.expert_replicas)
+def _experts(setup: Setup, numbers: Numbers) -> list[_Group]:
+    """The ranks with the same experts; none in a dense model."""
+    ranks = (setup.expert_shards, setup.expert_stride, setup.expert_replicas)
+    return [_Group(numbers, *ranks)] if setup.model.experts else []
+
+
+def _layer(setup: Setup, parameters: ParametersPerRank) -> list[_Group]:
+    return _shared(setup, parameters.layer) + _experts(setup, parameters.expert_layer)
 
 
 def _apart_s(setup: Setup, name: str) -> Numbers:
@@ -192,45 +196,29 @@ def _apart_s(setup: Setup, name: str) -> Numbers:
     return (matrices - 1) * setup.machine.collective_s(name, 0, setup.shards, setup.tensor)
 
 
-def _expert_shards(setup: Setup) -> tuple[Numbers, Numbers]:
-    """Ranks that split the state of the same experts, and their stride."""
-    return setup.expert_shards, setup.expert_stride
-
-
-def _gather_s(setup: Setup, numbers: Numbers, is_backward: bool = False) -> Numbers:
-    """All-gather of parameters over the ranks that share them."""
-    return _gathered_s(setup, numbers, setup.shards, setup.tensor, is_backward)
-
-
-def _reduce_s(setup: Setup, numbers: Numbers) -> Numbers:
-    """Gradients summed and scattered over the ranks that share them."""
-    return _summed_s(setup, numbers, setup.shards, setup.tensor, setup.replicas)
-
-
-def _summed_s(setup: Setup, numbers: Numbers, n: Numbers, stride: Numbers, replicas: Numbers) -> Numbers:
-    """Reduce-scatter of gradients over n ranks, then all-reduce of each share over the replicas."""
-    time_s = _scattered_s(setup, numbers, n, stride)
-    if "qgZ" in setup.zero_plus_plus:
-        return time_s
-    size = numbers * setup.machine.gradient_bytes / n
-    return time_s + setup.machine.collective_s("all_reduce", size, replicas, stride * n)
-
-
-def _gathered_s(setup: Setup, numbers: Numbers, n: Numbers, stride: Numbers, is_backward: bool) -> Numbers:
-    machine = setup.machine
+def _gather_s(setup: Setup, groups: list[_Group], is_backward: bool = False) -> Numbers:
+    """All-gather of parameters over the ranks that split them."""
+    machine, time_s = setup.machine, 0.0
     has_copy = is_backward and "hpZ" in setup.zero_plus_plus
     width = 1 if "qwZ" in setup.zero_plus_plus and not has_copy else machine.width
-    if has_copy:
-        n = machine.in_node(n, stride)
-    return machine.collective_s("all_gather", numbers * width, n, stride)
+    for numbers, n, stride, _ in groups:
+        ranks = machine.in_node(n, stride) if has_copy else n
+        time_s = time_s + machine.collective_s("all_gather", numbers * width, ranks, stride)
+    return time_s
 
 
-def _scattered_s(setup: Setup, numbers: Numbers, n: Numbers, stride: Numbers) -> Numbers:
-    machine = setup.machine
-    if "qgZ" in setup.zero_plus_plus:
-        # All-to-alls of INT4, in the node and across, instead of a ring: half a byte per gradient.
-        return machine.collective_s("all_to_all", numbers * 0.5, n, stride)
-    return machine.collective_s("reduce_scatter", numbers * machine.gradient_bytes, n, stride)
+def _reduce_s(setup: Setup, groups: list[_Group]) -> Numbers:
+    """Reduce-scatter of gradients over these ranks, then all-reduce of each share over the replicas."""
+    machine, time_s = setup.machine, 0.0
+    for numbers, n, stride, replicas in groups:
+        if "qgZ" in setup.zero_plus_plus:
+            # All-to-alls of INT4, in the node and across, instead of a ring: half a byte per gradient.
+            time_s = time_s + machine.collective_s("all_to_all", numbers * 0.5, n, stride)
+            continue
+        size = numbers * machine.gradient_bytes
+        time_s = time_s + machine.collective_s("reduce_scatter", size, n, stride)
+        time_s = time_s + machine.collective_s("all_reduce", size / n, replicas, stride * n)
+    return time_s
 
 
 def _exchanged_s(setup: Setup, numbers: Numbers) -> Numbers:

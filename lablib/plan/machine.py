@@ -22,7 +22,7 @@ Source: a host that falls behind its device: Paszke et al., "PyTorch", 2019, arX
 Simplified: all launches take equally long; hidden communication is taken out before (pieces.py, data_axis.py).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -192,20 +192,6 @@ class Machine:
         return operator_time_s(kind, size_bytes, elements, self.device) / self.derating.memory_share
 
     def attention_s(
-        self, batch: Numbers, heads: Numbers, queries: Numbers, keys: Numbers, d: Numbers, backward: bool
-    ) -> Numbers:
-        """Seconds of one attention kernel: `heads` of width d, a sequence's `queries` on this rank, all its `keys`."""
-        is_flash = self.stack.attention == "flash"
-
-        def kernel_s(width: Numbers) -> Numbers:
-            # Queries from both ends of a sequence see half of it on average.
-            seen = mean_causal_keys(keys, self.device) if is_flash else keys
-            time_s = attention_time_s(batch, heads, queries, seen, width, self.plain, self.device, backward=backward)
-            return time_s / self.derating.matmul_share
-
-        return self._by_generation(kernel_s, d) if is_flash else kernel_s(d)
-
-    def attention_block_s(
         self,
         batch: Numbers,
         heads: Numbers,
@@ -213,19 +199,20 @@ class Machine:
         keys: Numbers,
         d: Numbers,
         backward: bool,
-        is_causal: bool,
+        is_causal: bool | None = None,
     ) -> Numbers:
-        """Seconds of a flash kernel on one block of the scores; `is_causal`: on the part below the diagonal."""
+        """Seconds of a flash kernel, which may be older than its device, for `heads` of width d.
+
+        `is_causal`: of a block of the scores, the part below the diagonal, or all. None: of causal attention of a
+        rank's `queries`, from both ends of a sequence, over all its `keys`: half of these are seen on average.
+        """
+        seen = mean_causal_keys(keys, self.device) if is_causal is None else keys
 
         def kernel_s(width: Numbers) -> Numbers:
-            sizes = (batch, heads, queries, keys, width)
-            time_s = attention_time_s(*sizes, self.plain, self.device, causal=is_causal, backward=backward)
+            sizes = (batch, heads, queries, seen, width)
+            time_s = attention_time_s(*sizes, self.plain, self.device, causal=bool(is_causal), backward=backward)
             return time_s / self.derating.matmul_share
 
-        return self._by_generation(kernel_s, d)
-
-    def _by_generation(self, kernel_s: Callable[[Numbers], Numbers], d: Numbers) -> Numbers:
-        """Seconds of a flash kernel that may be older than its device, from its seconds by head width."""
         if not self.generations_behind:
             return kernel_s(d)
         slower = self.derating.generation_share**self.generations_behind

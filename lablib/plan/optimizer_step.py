@@ -99,7 +99,7 @@ def optimizer_step_s(setup: Setup, parameters: ParametersPerRank, passes_s: Numb
         link_s = own.total * (machine.gradient_bytes + machine.width) / setup.host_link.bandwidth_bytes_per_s
         return link_s + estimate_s
     if eager_optimizer.is_torchs(setup):
-        return eager_optimizer.step_s(setup, parameters) + estimate_s
+        return eager_optimizer.seconds(setup, eager_optimizer.step(setup, parameters)) + estimate_s
     tensors = maximum(setup.layers * _tensors_of_layer(setup.model) / (setup.shards if setup.zero_stage else 1), 1)
     flops_s = optimizer.flops_per_param * own.total / machine.device.peak("float32")
     memory_s = maximum(machine.stream_s(_moved_bytes(setup, own)), flops_s)

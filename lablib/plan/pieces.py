@@ -7,7 +7,7 @@ They depend only on the few numbers of `Sizes`, not on stages, micro-batches, re
 100,000 plans of a search have some 100 distinct cuts. So the pieces of one plan are cached, and the pieces of many
 plans are computed once per cut.
 
-Cost: a look-up for a plan; for n plans with u cuts, u times the formulas of layer/ and embedding_and_head.py.
+Cost: a look-up for a plan; for n plans with u cuts, u times the lists of layer/.
 
 Legend and source: as layer/.
 """
@@ -19,11 +19,9 @@ from typing import Any, NamedTuple
 from lablib.cost.arrays import Array, Numbers, distinct_rows, is_array, minimum, np
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import StageTime
-from lablib.plan import embedding_and_head, layer
-from lablib.plan.eager import experts as eager_experts
-from lablib.plan.eager import layer as eager
-from lablib.plan.layer import Sizes, Work
+from lablib.plan.layer import Cut, Op, Sizes, Work, embedding, head, layer, work_of
 from lablib.plan.layer.dispatch import cores_share
+from lablib.plan.layer.op import FORWARD, INPUT
 from lablib.plan.machine import Machine, PassTime
 from lablib.plan.parameters_per_rank import ParametersPerRank, parameters_per_rank
 from lablib.plan.setup import Setup
@@ -70,17 +68,15 @@ class _Table:
         self.of_one = lru_cache(maxsize=4096)(self.of)
 
     def of(self, sizes: Sizes) -> Pieces:
-        machine, model = self.machine, self.model
-        work = layer_work(machine, model, sizes)
-        both = eager if machine.stack.is_eager else embedding_and_head
-        embedding, head = both.embedding(machine, model, sizes), both.head(machine, model, sizes)
-        parameters = parameters_per_rank(model, sizes.tensor, sizes.expert, sizes.expert_tensor)
+        machine, cut = self.machine, Cut.of(self.machine, self.model, sizes)
+        parameters = parameters_per_rank(self.model, sizes.tensor, sizes.expert, sizes.expert_tensor)
+        lists = [layer(cut), embedding(cut), head(cut)]
         if self.trainable == "qlora":
-            work = work.plus(_widened(machine, parameters))
+            lists[0] += _widened(machine, parameters)
         if self.trainable != "all":
-            work, embedding, head = (
-                each._replace(weight=PassTime(), accumulate=PassTime()) for each in (work, embedding, head)
-            )
+            lists = [[op for op in ops if op.phase in (FORWARD, INPUT)] for ops in lists]
+        work = work_of(machine, lists[0])
+        (first, first_s, first_tensor_s), (last, last_s, last_tensor_s) = (_end(machine, ops) for ops in lists[1:])
         hides = machine.stack.hides_backward_exchange
         hidden_s = minimum(work.input.tensor_s, work.weight.product_s) if hides else 0.0
         hidden_s = hidden_s * (1 - machine.derating.contention)
@@ -96,18 +92,18 @@ class _Table:
             hidden_expert_s = behind[0] + behind[1]
         return Pieces(
             layer=work,
-            embedding=_kernels_alone(embedding),
-            head=_kernels_alone(head),
+            embedding=first,
+            head=last,
             parameters=parameters,
             forward_s=machine.time_s(forward),
             input_s=machine.time_s(backward),
             weight_s=machine.time_s(work.weight),
             hidden_s=hidden_s,
             hidden_expert_s=hidden_expert_s,
-            embedding_s=_stage_time(machine, embedding),
-            head_s=_stage_time(machine, head),
-            embedding_tensor_s=_tensor_s(embedding),
-            head_tensor_s=_tensor_s(head),
+            embedding_s=first_s,
+            head_s=last_s,
+            embedding_tensor_s=first_tensor_s,
+            head_tensor_s=last_tensor_s,
         )
 
 
@@ -155,38 +151,20 @@ def _added_share(setup: Setup) -> Numbers:
     return 1.0 if machine.stack.keeps_gradients and not setup.is_eager else 1 - 1 / setup.num_microbatches
 
 
-def layer_work(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
-    """An average layer: dense ones and those with experts in their proportion."""
-    block = eager if machine.stack.is_eager else layer
-    attention = block.attention(machine, model, sizes)
-    if not model.experts:
-        return attention.plus(block.mlp(machine, model, sizes))
-    share = model.num_expert_layers / model.num_layers
-    experts = eager_experts.experts if machine.stack.is_eager else layer.experts
-    mixed = experts(machine, model, model.experts, sizes).times(share)
-    if share == 1:  # no dense MLP, so its peak does not count
-        return attention.plus(mixed)
-    return attention.plus(mixed).plus(block.mlp(machine, model, sizes).times(1 - share))
-
-
-def _widened(machine: Machine, parameters: ParametersPerRank) -> Work:
+def _widened(machine: Machine, parameters: ParametersPerRank) -> list[Op]:
     """Weights of 4 bits, read and written as 16 bits before the products of a pass, matrix by matrix."""
     moved = (parameters.layer + parameters.expert_layer) * (QUANTIZED_BYTES + machine.width)
-    once = PassTime(memory_s=machine.stream_s(moved), kernels=7)
-    return Work(once, once, PassTime())
+    return [Op("widening", phase, size_bytes=moved, kernels=7) for phase in (FORWARD, INPUT)]
 
 
-def _stage_time(machine: Machine, work: Work) -> StageTime:
-    return StageTime(machine.time_s(work.forward), machine.time_s(work.input), machine.time_s(work.weight))
-
-
-def _kernels_alone(work: Work) -> Work:
-    forward, grad, weight = (PassTime(kernels=each.kernels) for each in (work.forward, work.input, work.weight))
-    return work._replace(forward=forward, input=grad, weight=weight)
-
-
-def _tensor_s(work: Work) -> Numbers:
-    return work.forward.tensor_s + work.input.tensor_s + work.weight.tensor_s
+def _end(machine: Machine, ops: list[Op]) -> tuple[Work, StageTime, Numbers]:
+    """Embedding or head: bytes and numbers of kernels, seconds, and those on the tensor axis."""
+    work = work_of(machine, ops)
+    passes = (work.forward, work.input, work.weight)
+    forward, grad, weight = (PassTime(kernels=each.kernels) for each in passes)
+    tensor_s = work.forward.tensor_s + work.input.tensor_s + work.weight.tensor_s
+    work = work._replace(forward=forward, input=grad, weight=weight)
+    return work, StageTime(*map(machine.time_s, passes)), tensor_s
 
 
 def _side_by_side(pieces: Sequence[Any]) -> Any:

@@ -90,10 +90,10 @@ class Stack:
         pipeline_overlap: whether messages between stages travel during compute.
         splits_messages: whether tensor ranks share a message between stages and gather it there.
         keeps_outputs: whether a stage keeps the output of every micro-batch in flight.
-        is_eager: whether the operators are torch's own, one by one, as eager/ lists them; then the passes above do not
-            count. Its precision is the precision of parameters, gradients, compute and communication: in 16 bits the
-            model is cast to them, and with `has_master` the optimizer has copies of parameters and gradients in 32
-            bits, as in Megatron. It is not autocast.
+        is_eager: whether the operators are torch's own, one by one, as layer/operators.py lists them; then the passes
+            above do not count. Its precision is the precision of parameters, gradients, compute and communication: in
+            16 bits the model is cast to them, and with `has_master` the optimizer has copies of parameters and
+            gradients in 32 bits, as in Megatron. It is not autocast.
         has_wide_shards: of an eager stack without masters: whether training in 16 bits keeps ZeRO-3's shards in 32, as
             FSDP2's MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32): parameters are cast
             and gathered in 16 bits, their gradients are cast and summed in 32.

@@ -41,10 +41,9 @@ from typing import TYPE_CHECKING, Any
 from lablib.cost.arrays import Numbers
 from lablib.errors import unknown_name
 from lablib.hardware.catalogue import find_cluster
-from lablib.plan import embedding_and_head
 from lablib.plan.arguments import possible, setup_of
 from lablib.plan.derating import USUAL
-from lablib.plan.eager import layer as eager
+from lablib.plan.layer import Cut, embedding, head, work_of
 from lablib.plan.order import ORDER
 from lablib.plan.parallel import Parallel
 from lablib.plan.predict import parts_of, predict, prediction_of
@@ -240,10 +239,8 @@ def _terms(setup: Setup, step: StepTimes, of_kind: bool) -> dict[str, float]:
 
 def _ends(setup: Setup) -> dict[str, Numbers]:
     """Shares of the kinds of kernels in embedding and head, without communication."""
-    source = eager if setup.is_eager else embedding_and_head
-    both = source.embedding(setup.machine, setup.model, setup.sizes).plus(
-        source.head(setup.machine, setup.model, setup.sizes)
-    )
+    cut = Cut.of(setup.machine, setup.model, setup.sizes)
+    both = work_of(setup.machine, [*embedding(cut), *head(cut)])
     work = both.forward.plus(both.input).plus(both.weight)
     total_s = setup.machine.time_s(work) - work.communication_s or 1.0
     return {"products": work.product_s / total_s, "other kernels": work.memory_s / total_s}

@@ -13,7 +13,7 @@ from lablib.hardware import CLUSTERS
 from lablib.models import Experts, Transformer, find_transformer, transformer_parameters
 from lablib.plan import IDEAL, Parallel, predict, predict_many, search
 from lablib.plan.layer import Sizes
-from lablib.plan.pieces import layer_work
+from tests.plan.layers import layer_work
 
 MIXTRAL = find_transformer("mixtral-8x7b")
 DGX = CLUSTERS["dgx-h100"]

@@ -1,5 +1,7 @@
 """Every knob of the planner changes something: taken from the fields of its records, so that none is left out.
 
+The fields of a stack: test_stack.py.
+
 A field is tried with several values on several plans. It passes where one of them changes a number of the prediction;
 what people alone read is in LABELS. A name may say whose it is (torch's own AdamW, a V100): it is not held to anything.
 """
@@ -19,7 +21,7 @@ from lablib.plan import Derating, Parallel, predict
 from lablib.plan.arguments import OFFLOAD, PRECISIONS
 from lablib.plan.gradient_compression import COMPRESSIONS, GradientCompression
 from lablib.plan.optimizers import OPTIMIZERS, Optimizer
-from lablib.plan.stack import STACKS, Stack
+from lablib.plan.stack import STACKS
 
 LABELS = ("source", "profile")
 # The host's part of a kernel's time, of which the planner reads the whole; what a CPU alone has, and its ranks share.
@@ -113,9 +115,6 @@ def records() -> Iterator[tuple[type, Any]]:
     yield Optimizer, of("optimizer", lambda _: tuple(OPTIMIZERS[n] for n in ("adamw", "lamb", "galore", "adam-8bit")))
     methods = tuple(COMPRESSIONS[name] for name in ("int8", "top-k", "powersgd"))
     yield GradientCompression, of("compression", lambda _: methods)
-    stacks = tuple(STACKS[n] for n in ("megatron-core", "torch-compile-2024", "megatron-2021", "torch"))
-    torch_16 = replace(STACKS["torch"], has_master=False)
-    yield Stack, of("stack", lambda _: (*stacks, torch_16))
     yield Derating, of("derating", lambda _: (Derating(), Derating(is_power_limited=False)))
     yield type(GPT), of("model", lambda base: base["model"])
     yield Experts, inside("model", "experts")

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from lablib.models.published import find_transformer
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_flops import forward_flops
-from lablib.plan.layer import Sizes, linear, tensor_exchange
-from lablib.plan.pieces import layer_work
+from lablib.plan.layer import Cut, Sizes, work_of
+from lablib.plan.layer.parts import exchange, linear
+from tests.plan.layers import layer_work
 
 PEAK = 1e15  # of the ideal device, in conftest.py
 GPT = Transformer("gpt", 4, 256, 8, 1000, 128)
@@ -108,14 +109,16 @@ def test_a_layer_has_two_exchanges_each_way_over_its_tensor_ranks_and_none_alone
     all_reduce_s = on.collective_s("all_reduce", 2 * 128 * 256 * 2, 8)
     assert work.forward.tensor_s == work.input.tensor_s == 2 * all_reduce_s > 0
     assert work.weight.tensor_s == layer_work(on, GPT, cut(2, 128)).forward.tensor_s == 0
-    halves = tensor_exchange(on, GPT, cut(2, 128, 8, is_split=True)).forward.tensor_s
+    halves = work_of(on, exchange(Cut.of(on, GPT, cut(2, 128, 8, is_split=True)))).forward.tensor_s
     assert halves == 2 * on.collective_s("all_gather", 2 * 128 * 256 * 2, 8)
 
 
 def test_a_linear_layer_keeps_its_input_in_the_numbers_that_backward_multiplies(machine):
-    kept = [linear(machine("megatron-core", p), 32, 64, 16).saved_bytes for p in ("float32", "bfloat16")]
-    assert kept == [32 * 64 * 4, 32 * 64 * 2]
+    def kept(precision, **how):
+        on = machine("megatron-core", precision)
+        return work_of(on, linear(Cut.of(on, GPT, cut()), "linear", 32, 64, 16, **how)).saved_bytes
+
+    assert [kept(p) for p in ("float32", "bfloat16")] == [32 * 64 * 4, 32 * 64 * 2]
     # MXFP8 and NVFP4: one byte; half a byte and an 8-bit scale for every 16 numbers.
-    narrow = [linear(machine("megatron-core", p), 32, 64, 16).saved_bytes for p in ("float8", "float4")]
-    assert narrow == [32 * 64, 32 * 64 / 2 + 32 * 64 / 16]
-    assert linear(machine("megatron-core"), 32, 64, 16, keeps_input=False).saved_bytes == 0
+    assert [kept(p) for p in ("float8", "float4")] == [32 * 64, 32 * 64 / 2 + 32 * 64 / 16]
+    assert kept("bfloat16", keeps=0.0) == 0

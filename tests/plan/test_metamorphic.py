@@ -82,8 +82,10 @@ def states(prediction: Prediction) -> float:
 
 
 @settings(deadline=None, max_examples=100)
-@given(question=questions())
-def test_what_a_prediction_says_is_consistent(question):
+@given(question=questions(), schedule=st.sampled_from([None, "zb-h1", "zb-h2"]))
+def test_what_a_prediction_says_is_consistent(question, schedule):
+    if schedule and question["parallel"].chunks == 1:
+        question |= {"schedule": schedule}
     found = predict(**question)
     assert sum(found.parts.values()) == pytest.approx(found.step_time_s, rel=1e-9)
     assert all(part >= -1e-9 * found.step_time_s for part in found.parts.values())

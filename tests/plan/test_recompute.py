@@ -7,8 +7,8 @@ from lablib.models.transformer_flops import recompute_flops
 from lablib.plan import predict, predict_many
 from lablib.plan.layer import Sizes
 from lablib.plan.machine import PassTime
-from lablib.plan.pieces import layer_work
 from lablib.plan.recompute import recompute_policy
+from tests.plan.layers import layer_work
 
 S, B, H, A, LAYERS = 2048, 2, 4096, 32, 8
 MODEL = Transformer("gpt", LAYERS, H, A, 51200, S)

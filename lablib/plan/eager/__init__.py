@@ -1,9 +1,5 @@
-"""A step of eager torch, operator by operator, as the simulator runs it.
+"""A step of eager torch beyond its layers (layer/operators.py): data axis, optimizer, messages, memory.
 
-operators.py  an operator: its bytes and its launch
-ring.py       attention of ranks that share every sequence
-layer.py      a layer, the embedding and the head
-experts.py    experts instead of the MLP
 data.py       the data axis: DDP, ZeRO-1, FSDP2
 optimizer.py  the update, tensor by tensor
 messages.py   a pipeline with messages that wait for each other

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, distinct_rows, is_array, maximum, minimum, np
-from lablib.plan.eager.optimizer import layer_pass_s, layer_tensors
+from lablib.plan.eager.optimizer import layer_pass, layer_tensors, seconds
 from lablib.plan.machine import AxisTime
 from lablib.plan.parameters_per_rank import ParametersPerRank
 from lablib.plan.setup import Setup
@@ -71,7 +71,7 @@ def reduced(
     first_s, middle_s = packed.has_first * sum_s(head + packed.first), sum_s(middle)
     last_s = sum_s(embedding + packed.left + (1 - packed.has_first) * head)
     others_s = packed.count * middle_s
-    copies_s = setup.layers * layer_pass_s(setup, 2 * machine.width, has_experts=False)
+    copies_s = setup.layers * seconds(setup, layer_pass(setup, 2 * machine.width, has_experts=False))
     ends_s = machine.stream_s(2 * machine.width * outside) + 5 * machine.device.queued_s
     # The copies into buckets also make that backward pass longer.
     backward_s, embedding_s = backward_s + copies_s, embedding_s + ends_s
@@ -195,7 +195,7 @@ def sharded_layer_s(
     gather_s, apart_s = gathered_s(setup, parameters.layer)
     scatter_s, together_s = scattered_s(setup, parameters.layer)
     later = trained * (1 - 1 / setup.num_microbatches)
-    added_s = later * layer_pass_s(setup, 3 * machine.shard_width, setup.shards)
+    added_s = later * seconds(setup, layer_pass(setup, 3 * machine.shard_width, setup.shards))
     wires_s = (gather_s, regathered * gather_s + trained * scatter_s)
     copies_s = (apart_s, regathered * apart_s + trained * together_s + added_s)
     hidden_s = (forward_s, backward_s) if machine.stack.data_overlap else (0.0, 0.0)

@@ -22,8 +22,7 @@ their last use are not modelled.
 from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, highest, is_array, minimum, np
-from lablib.plan.eager.experts import sent_bytes
-from lablib.plan.eager.ring import held_in_backward
+from lablib.plan.layer.ring import held_in_backward
 from lablib.plan.setup import Setup
 from lablib.plan.step import StepTimes
 
@@ -59,7 +58,7 @@ class Stage(NamedTuple):
         layer_gradient, head_gradient, embedding_gradient: of the parameters.
         tied: of a table that both ends share.
         is_split: whether there are several tensor ranks.
-        in_ring: with context ranks, of a layer: kept, on the wires and made in the ring's backward (eager/ring.py).
+        in_ring: with context ranks, of a layer: kept, on the wires and made in the ring's backward (layer/ring.py).
         has_ring: whether there are several context ranks.
         entrance_gradient: of the parameters that come before attention.
     """
@@ -248,7 +247,7 @@ def stage_of(setup: Setup, step: StepTimes, rank: Numbers, layers: Numbers) -> S
         recomputed=recomputed,
         inner=step.pieces.layer.peak_bytes,
         last_weight=_last_weight(setup) * model.d_model * machine.width,
-        dispatched=sent_bytes(machine, model, sizes),
+        dispatched=(model.experts.num_active if model.experts else 0) * entering,
         attention=whole * ((1 + 3 / setup.tensor) if machine.stack.is_megatron else (2 + 1 / setup.tensor)),
         # The output of the last product; if a layer keeps nothing, the MLP's two tensors, but not its output yet.
         passing=entering + (policy.kind == "full") * 2 * step.pieces.layer.peak_bytes,

@@ -22,6 +22,7 @@ from types import MappingProxyType
 
 from lablib.cost.arrays import Numbers, ceil_div, maximum
 from lablib.models.transformer_sizes import layer_matrices
+from lablib.plan.layer import Op
 from lablib.plan.machine import Machine
 from lablib.plan.optimizers import OPTIMIZERS, Optimizer
 from lablib.plan.parameters_per_rank import ParametersPerRank
@@ -61,25 +62,22 @@ def temporary_bytes(setup: Setup) -> float:
     return state_width(setup.machine) * (setup.optimizer.name in ("adamw", "adam"))
 
 
-def step_s(setup: Setup, parameters: ParametersPerRank) -> Numbers:
-    """Seconds of the optimizer's step on a stage with the average number of layers and the embedding."""
-    machine = setup.machine
+def step(setup: Setup, parameters: ParametersPerRank) -> list[Op]:
+    """The operators of the optimizer's step, on a stage with the average number of layers and the embedding."""
+    machine, name = setup.machine, setup.optimizer.name
     outside = parameters.embedding + (setup.pipeline == 1) * parameters.head
     shared, expert = setup.layers * parameters.layer + outside, setup.layers * parameters.expert_layer
     own = own_numbers(setup, shared, expert) if setup.zero_stage else shared + expert
-    width, overhead_s = state_width(machine), machine.device.queued_s
-    launches = maximum(ceil_div(own, _NUMBERS_A_LAUNCH), 1)
-    time_s = 0.0 * own
-    for numbers in PASSES[setup.optimizer.name]:
-        time_s = time_s + machine.stream_s(numbers * width * own) + launches * overhead_s
-    if setup.optimizer.name in ("adamw", "adam"):
-        time_s = time_s + overhead_s  # the step counters of all tensors at once
-    if machine.has_master:
-        size = 4 + machine.width
-        share = setup.shards if setup.zero_stage else 1
-        ends_s = machine.stream_s(outside / share * size) + 2 * overhead_s
-        time_s = time_s + 2 * (setup.layers * layer_pass_s(setup, size, share) + ends_s)
-    return time_s
+    size, launches = state_width(machine) * own, maximum(ceil_div(own, _NUMBERS_A_LAUNCH), 1)
+    ops = [Op("update", size_bytes=numbers * size, kernels=launches) for numbers in PASSES[name]]
+    if name in ("adamw", "adam"):
+        ops.append(Op("step counters"))  # of all tensors at once
+    if not machine.has_master:
+        return ops
+    moved, share = 4 + machine.width, setup.shards if setup.zero_stage else 1
+    copies = [op.repeated(setup.layers) for op in layer_pass(setup, moved, share)]
+    ends = Op("copies of the ends", size_bytes=outside / share * moved, kernels=2)
+    return [*ops, *(op.repeated(2) for op in (*copies, ends))]
 
 
 def own_numbers(setup: Setup, shared: Numbers, expert: Numbers) -> Numbers:
@@ -94,16 +92,21 @@ def own_numbers(setup: Setup, shared: Numbers, expert: Numbers) -> Numbers:
     return maximum(own, max(matrices, setup.model.vocab_size * setup.model.d_model) / setup.tensor)
 
 
-def layer_pass_s(setup: Setup, size: float, shards: Numbers = 1, has_experts: bool = True) -> Numbers:
+def layer_pass(setup: Setup, size: float, shards: Numbers = 1, has_experts: bool = True) -> list[Op]:
     """One operator per tensor of a layer, or per share of it on this rank: it moves `size` bytes per number."""
-    machine, model = setup.machine, setup.model
-    time_s = 0.0
-    tensors = layer_tensors(setup, has_experts)
-    for rows, columns, count in tensors:
-        one_s = machine.stream_s(rows * columns / (setup.tensor * shards) * size) + machine.device.queued_s
-        time_s = time_s + count * one_s
+    model, tensors = setup.model, layer_tensors(setup, has_experts)
     vectors = 2 * (2 if model.norm == "layer" else 1) + model.has_bias * len(tensors)
-    return time_s + vectors * machine.device.queued_s
+    ops = [
+        Op("matrix", size_bytes=rows * columns / (setup.tensor * shards) * size, times=count)
+        for rows, columns, count in tensors
+    ]
+    return [*ops, Op("vectors", kernels=vectors)]
+
+
+def seconds(setup: Setup, ops: list[Op]) -> Numbers:
+    """Seconds on the device of operators that stream."""
+    machine, queued_s = setup.machine, setup.machine.device.queued_s
+    return sum(op.times * (machine.stream_s(op.size_bytes) + op.kernels * queued_s) for op in ops)
 
 
 def layer_tensors(setup: Setup, has_experts: bool = True) -> tuple[tuple[Numbers, int, Numbers], ...]:

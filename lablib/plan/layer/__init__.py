@@ -1,5 +1,10 @@
 """One transformer layer on one rank of a tensor-parallel group: its passes, and the bytes it keeps for backward.
 
+op.py         an operator, and the price of a list of them         work.py       its passes and bytes
+operators.py  the list of a layer                                  ends.py       of embedding, head and loss
+parts.py      parts of lists: norm, linear, MLP, sums over ranks   attention.py  attention itself
+dispatch.py   the exchange with experts                            ring.py       attention in a ring, of eager torch
+
 A layer is products, attention and the kernels between them. Tensor parallelism (t ranks) gives each rank 1/t of the
 heads and of the MLP's hidden width; a row-split product ends in a sum over ranks, so a layer has two all-reduces
 forward and two backward, or with sequence parallelism an all-gather and a reduce-scatter instead of each.
@@ -31,23 +36,9 @@ left out.
 """
 
 from lablib.plan.layer import dispatch
-from lablib.plan.layer.attention import attention, core_attention
-from lablib.plan.layer.experts import experts
-from lablib.plan.layer.mlp import inner_mlp, mlp
-from lablib.plan.layer.parts import linear, norm, passes, tensor_exchange
+from lablib.plan.layer.ends import embedding, head
+from lablib.plan.layer.op import Cut, Op, work_of
+from lablib.plan.layer.operators import layer
 from lablib.plan.layer.work import Sizes, Work
 
-__all__ = [
-    "Sizes",
-    "Work",
-    "attention",
-    "core_attention",
-    "dispatch",
-    "experts",
-    "inner_mlp",
-    "linear",
-    "mlp",
-    "norm",
-    "passes",
-    "tensor_exchange",
-]
+__all__ = ["Cut", "Op", "Sizes", "Work", "dispatch", "embedding", "head", "layer", "work_of"]

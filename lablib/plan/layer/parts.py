@@ -1,91 +1,187 @@
-"""Parts of layers: linear layers, kernels between them, sums over the tensor axis.
+"""Parts of a layer as lists of operators: norm, linear layers, kernels between them, sums over the tensor axis.
 
-    linear      forward [R, k] x [k, n], backward [R, n] x [n, k] for the input and [k, R] x [R, n] for the weight
-    kernel      bytes read and written, forward and backward
-    exchange    R D numbers: an all-reduce, or with sequence parallelism an all-gather and a reduce-scatter
+Eager torch reads and writes a tensor once per operator. A stack with fused kernels replaces a run of operators by one
+kernel, which reads and writes the tensor as often as `Stack` states; the run's small operators are gone with it.
 
-Legend, source, simplifications: `__init__.py`.
+    part                        eager, forward and backward                                       fused, in one kernel
+    norm                        2; 3 in two kernels: the input's gradient, the sums over rows     passes_norm
+    linear                      a product; one for the input, one for the weight                  the same
+      its bias                  -; the output's gradient once more, summed over rows              -
+      several on one input      each its own; their gradients are added, 3 per addition           one product
+    activation, GELU            2; 3                                                              passes_activation
+      gated (SiLU, product)     2, 3; three times 3                                               and 1, 2 more
+    residual                    3; 3 (two gradients of one tensor are added)                      passes_residual
+    sum over the tensor ranks   an all-reduce; with sequence parallelism its two halves           the same
+    gradient of a weight        3 over the weight, from the second micro-batch on, added in place the same, or in the
+                                                                                                  product
+
+Legend, source: `__init__.py`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from lablib.cost.arrays import Numbers
-from lablib.models.transformer import Transformer
-from lablib.plan.layer.work import Sizes, Work
-from lablib.plan.machine import Machine, PassTime
+from lablib.plan.layer.op import ACCUMULATE, FORWARD, INPUT, PRODUCT, WEIGHT, Cut, Op
 
 # Bytes per number kept for a product in 8 or 4 bits: 16 numbers of 4 bits share an 8-bit scale.
 NARROW: Mapping[str, float] = MappingProxyType({"float8": 1, "float4": 0.5625})
 
 
+def streams(name: str, phase: str, *sizes_bytes: Numbers, kind: str = "") -> list[Op]:
+    """Streaming kernels, one after another."""
+    return [Op(name, phase, kind, size_bytes) for size_bytes in sizes_bytes]
+
+
+def passes(cut: Cut, name: str, numbers: Numbers, forward: float, backward: float, saves: Numbers = 0.0) -> list[Op]:
+    """A kernel that reads and writes a tensor of `numbers` elements so many times."""
+    size = numbers * cut.machine.width
+    return [Op(name, FORWARD, size_bytes=size * forward, saves=saves), Op(name, INPUT, size_bytes=size * backward)]
+
+
+def norm(cut: Cut, keeps_input: bool = True) -> list[Op]:
+    """Scale and shift (or scale alone) of a rank's own rows; eager torch keeps two numbers per row, of 32 bits."""
+    model, stack, size = cut.model, cut.machine.stack, cut.own_rows * cut.row_bytes
+    if not cut.is_eager:
+        reads = stack.passes_rms_norm if model.norm == "rms" and stack.passes_rms_norm else stack.passes_norm
+        return passes(cut, "norm", cut.own_rows * model.d_model, *reads, saves=keeps_input * size)
+    params, per_row = 2 if model.norm == "layer" else 1, 8 * cut.own_rows
+    moved = (2 * size + params * cut.row_bytes + per_row, 3 * size + 2 * params * cut.row_bytes + per_row)
+    return [
+        Op("norm", FORWARD, "native_layer_norm", moved[0], saves=keeps_input * size + per_row),
+        Op("norm", INPUT, "native_layer_norm_backward", moved[1], kernels=2),
+        Op("norm", ACCUMULATE, size_bytes=3 * cut.row_bytes, times=params),
+    ]
+
+
 def linear(
-    machine: Machine,
+    cut: Cut,
+    name: str,
     rows: Numbers,
     k: Numbers,
     n: Numbers,
     dtype: str = "",
-    keeps_input: bool = True,
-    matrices: Numbers = 1,
-) -> Work:
-    """A linear layer [rows, k] x [k, n]; its gradients are one product each.
+    keeps: Numbers = 1.0,
+    matrices: Numbers | None = None,
+    has_bias: bool = True,
+) -> list[Op]:
+    """[rows, k] x [k, n] and its gradients, one product each.
 
     Arguments:
         dtype: of the products; the training precision by default.
-        keeps_input: False if another product keeps the same input.
+        keeps: share of its input that is kept for it; 0 if another operator keeps the same tensor.
         matrices: that share the rows evenly, in one grouped kernel: the experts of a rank.
+        has_bias: if the model has biases.
     """
-    width = machine.width
-    dtype = dtype or machine.precision
-    cast_forward_s = cast_backward_s = 0.0
+    machine, width, dtype = cut.machine, cut.machine.width, dtype or cut.machine.precision
+    count = 1 if matrices is None else matrices
+    each, added = rows / count, 3 * count * k * n * machine.gradient_bytes
+    kept = keeps * rows * k * NARROW.get(dtype, width)
+    ops = [
+        Op(name, FORWARD, PRODUCT, shape=(each, n, k, count, dtype), saves=kept, makes=rows * n * width),
+        Op(name, INPUT, PRODUCT, shape=(each, k, n, count, dtype)),
+        Op(name, WEIGHT, PRODUCT, shape=(k, n, each, count, dtype, True)),
+        # With fused accumulation the product adds to the sum.
+        Op(name, ACCUMULATE, size_bytes=0.0 if machine.stack.fused_accumulation else added),
+    ]
     if dtype in NARROW:
         # Operands are cast by their producer: 2 bytes read, 1 written, and a transposed copy for the backward pass.
-        cast_forward_s = machine.stream_s(rows * k * (width + 2))
-        cast_backward_s = machine.stream_s(rows * n * (width + 2))
-    # Without fused accumulation of weight gradients: sum and gradient are read, the sum is written.
-    is_added = not machine.stack.fused_accumulation
-    adding_s = machine.stream_s(matrices * k * n * machine.gradient_bytes * 3) if is_added else 0.0
-    each = rows / matrices
-    weight_s = machine.product_s(k, n, each, matrices, dtype, is_over_tokens=True)
-    return Work(
-        PassTime(product_s=machine.product_s(each, n, k, matrices, dtype), memory_s=cast_forward_s, kernels=1),
-        PassTime(product_s=machine.product_s(each, k, n, matrices, dtype), memory_s=cast_backward_s, kernels=1),
-        PassTime(product_s=weight_s, kernels=1),
-        saved_bytes=rows * k * NARROW.get(dtype, width) if keeps_input else 0.0,
-        output_bytes=rows * n * width,
-        accumulate=PassTime(memory_s=adding_s, kernels=1),
-    )
+        ops += [
+            Op("cast", phase, size_bytes=rows * numbers * (width + 2), kernels=0)
+            for phase, numbers in ((FORWARD, k), (INPUT, n))
+        ]
+    if cut.is_eager and cut.model.has_bias and has_bias:
+        size = n * width
+        ops += [Op("bias", WEIGHT, "sum over rows", (rows + (matrices is None)) * size)]
+        ops += [Op("bias", ACCUMULATE, size_bytes=3 * count * size)]
+    return ops
 
 
-def passes(machine: Machine, numbers: Numbers, forward: float, backward: float, saved_bytes: Numbers = 0.0) -> Work:
-    """A kernel that reads and writes a tensor of `numbers` elements so many times."""
-    size = numbers * machine.width
-    return Work(
-        PassTime(memory_s=machine.stream_s(size * forward), kernels=1),
-        PassTime(memory_s=machine.stream_s(size * backward), kernels=1),
-        PassTime(),
-        saved_bytes=saved_bytes,
-    )
+def columns(
+    cut: Cut,
+    name: str,
+    rows: Numbers,
+    widths: Sequence[Numbers],
+    keeps: Numbers,
+    matrices: Numbers | None = None,
+    is_joined: bool = False,
+) -> list[Op]:
+    """Linear layers of these widths on one input of D numbers: a single product if `is_joined`, and where fused."""
+    d_model = cut.model.d_model
+    if is_joined or not cut.is_eager:
+        return linear(cut, name, rows, d_model, sum(widths), keeps=keeps, matrices=matrices)
+    each = [
+        op
+        for i, n in enumerate(widths)
+        for op in linear(cut, name, rows, d_model, n, keeps=0.0 if i else keeps, matrices=matrices)
+    ]
+    return each + streams("gradients added", INPUT, *[3 * rows * cut.row_bytes] * (len(widths) - 1))
 
 
-def norm(machine: Machine, model: Transformer, outside: Numbers) -> Work:
-    """The norm of a tensor of `outside` elements, which is kept."""
-    stack = machine.stack
-    reads = stack.passes_rms_norm if model.norm == "rms" and stack.passes_rms_norm else stack.passes_norm
-    return passes(machine, outside, *reads, saved_bytes=outside * machine.width)
+def inner_mlp(
+    cut: Cut,
+    name: str,
+    rows: Numbers,
+    hidden: Numbers,
+    keeps: Numbers,
+    matrices: Numbers | None = None,
+    holds: Numbers | None = None,
+) -> list[Op]:
+    """Up (and gate), activation, down; or of `matrices` experts, each with its share of the rows.
+
+    Arguments:
+        keeps: share of the input that is kept.
+        holds: where fused, temporary bytes of backward next to the gradients of the activation and of its input. None:
+            with sequence parallelism the input and its gradient, of all tensor ranks.
+    """
+    holds = cut.is_split * 2 * cut.rows * cut.row_bytes if holds is None else holds
+    is_gated, width = cut.model.activation == "swiglu", cut.machine.width
+    numbers, inner = rows * hidden, rows * hidden * width
+    up = columns(cut, f"{name} up", rows, (hidden,) * (1 + is_gated), keeps, matrices)
+    if not cut.is_eager:
+        # A gated activation reads two tensors instead of one, and its gradient writes two.
+        forward, backward = cut.machine.stack.passes_activation
+        saves = inner * (1 + is_gated)
+        act = passes(cut, "activation", numbers, forward + is_gated, backward + 2 * is_gated, saves)
+        act[1] = act[1]._replace(holds=inner * (2 + is_gated) + holds)
+    elif is_gated:
+        act = [Op("silu", size_bytes=2 * inner, saves=inner), Op("gate", size_bytes=3 * inner, saves=2 * inner)]
+        act += [*streams("gate", INPUT, 3 * inner, 3 * inner), Op("silu", INPUT, size_bytes=3 * inner, holds=inner)]
+    else:
+        act = [
+            Op("gelu", FORWARD, "gelu", 2 * inner, (numbers,), saves=inner),
+            Op("gelu", INPUT, "gelu_backward", 3 * inner, (numbers,), holds=inner),
+        ]
+    return [*up, *act, *linear(cut, f"{name} down", rows, hidden, cut.model.d_model, matrices=matrices)]
 
 
-def residual(machine: Machine, outside: Numbers) -> Work:
-    """Bias, dropout and the sum with the residual: the dropout's mask is kept."""
-    return passes(machine, outside, *machine.stack.passes_residual, saved_bytes=outside * machine.stack.has_dropout)
+def residual(cut: Cut) -> list[Op]:
+    """The sum with the residual; where fused, with bias and dropout, whose mask is kept."""
+    numbers, stack = cut.own_rows * cut.model.d_model, cut.machine.stack
+    if cut.is_eager:
+        return passes(cut, "residual", numbers, 3, 3)
+    return passes(cut, "residual", numbers, *stack.passes_residual, saves=numbers * stack.has_dropout)
 
 
-def tensor_exchange(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
-    """Communication of one block over the tensor axis: a sum forward, a sum backward (or both halves of each)."""
-    size = sizes.rows * model.d_model * machine.width
-    reduce_s = machine.collective_s("all_reduce", size, sizes.tensor)
-    # A reduce-scatter takes as long as an all-gather of the same size.
-    halves_s = 2 * machine.collective_s("all_gather", size, sizes.tensor)
-    is_split = sizes.sequence_shards > 1
-    once = PassTime(tensor_s=reduce_s + is_split * (halves_s - reduce_s), kernels=(sizes.tensor > 1) * 1.0)
-    return Work(once, once, PassTime())
+def gathered(cut: Cut, phase: str = FORWARD, times: Numbers = 1) -> list[Op]:
+    """With sequence parallelism, the rows of all tensor ranks."""
+    size = cut.rows * cut.row_bytes
+    return [Op("all-gather", phase, "all_gather", size, (cut.sizes.tensor,), "tensor", 0, times * cut.is_split)]
+
+
+def summed(cut: Cut, phase: str = FORWARD, times: Numbers = 1, starts: bool = True) -> list[Op]:
+    """The sum over the tensor ranks; with sequence parallelism of each rank's own rows.
+
+    `starts`: whether it is a kernel of the compute stream. An eager collective is none.
+    """
+    size, ranks = cut.rows * cut.row_bytes, (cut.sizes.tensor,)
+    kernels = (cut.sizes.tensor > 1) * 1.0 if starts and not cut.is_eager else 0
+    return [
+        Op("all-reduce", phase, "all_reduce", size, ranks, "tensor", kernels, times * (1 - cut.is_split)),
+        Op("reduce-scatter", phase, "reduce_scatter", size, ranks, "tensor", kernels, times * cut.is_split),
+    ]
+
+
+def exchange(cut: Cut, times: Numbers = 1) -> list[Op]:
+    """Between two blocks: the rows of all tensor ranks before the products, their sum after them; and in backward."""
+    return [op for phase in (FORWARD, INPUT) for op in (*gathered(cut, phase, times), *summed(cut, phase, times))]
