@@ -97,7 +97,8 @@ class Save:
         files = {".metadata": size_and_checksum(self.folder / ".metadata")}
         for _, of_rank in written:
             files |= of_rank
-        for part in [*parts, self.folder / ".publisher"]:
-            part.unlink(missing_ok=True)
-        publish(self.folder, Manifest(self.step, self._number, self._num_ranks, self._metric, files))
+        for part in parts:
+            part.unlink()
+        path = publish(self.folder, Manifest(self.step, self._number, self._num_ranks, self._metric, files))
+        (path / ".publisher").unlink(missing_ok=True)  # after the rename: a late rank must not make it again
         self.is_published = True

@@ -1,9 +1,11 @@
 """Checkpoints: resumed runs, damaged and half-written folders, a full disk, retention; on the simulator and on gloo."""
 
 import math
+import os
 import random
 import resource
 import threading
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,8 @@ from lablib import RankError, launch
 from lablib.optim import AdamW
 from lablib.parallel.zero.checkpoint import checkpoint_entries, load_checkpoint
 from lablib.parallel.zero.module import Zero
-from lablib.train import Checkpoints, PerRank, generator_states, load_objects, set_generator_states
+from lablib.train import Checkpoints, PerRank, checkpoint_save, generator_states, load_objects, set_generator_states
+from lablib.train.checkpoint_save import Save
 from lablib.train.manifest import saved_in
 from tests.train.resumable_run import net, train
 
@@ -245,6 +248,37 @@ def test_a_run_that_was_rolled_back_resumes_from_what_it_saved_after(tmp_path):
     assert step == 2
     assert_has(state, 2.5)
     assert loaded(tmp_path, up_to_step=1)[0] == 1
+
+
+def test_one_rank_publishes_also_if_another_finds_all_files_and_is_then_held_up(tmp_path, monkeypatch):
+    both_have_written, write, make = threading.Barrier(2, timeout=20), Save._write, os.open
+    folder, order = tmp_path / ".saving-1-x", iter(range(2))
+
+    def write_and_meet(save: Save) -> None:
+        write(save)
+        both_have_written.wait()
+
+    def make_late(path: Any, *arguments: Any) -> int:
+        if str(path).endswith(".publisher") and both_have_written.wait() is not None and next(order) == 1:
+            while not (folder / ".publisher").exists():
+                time.sleep(0.0001)
+            while (folder / ".publisher").exists():
+                time.sleep(0.0001)
+        return make(path, *arguments)
+
+    saves = [Save({"w": torch.ones(3), "own": PerRank(rank)}, 1, rank, 2) for rank in range(2)]
+    plans = [save.plan for save in saves]
+    for save in saves:
+        save.copy(plans, folder, 1, None)
+    monkeypatch.setattr(Save, "_write", write_and_meet)
+    monkeypatch.setattr(checkpoint_save.os, "open", make_late)
+    for save in saves:
+        save.start()
+    for save in saves:
+        save.join()
+    assert sorted(save.is_published for save in saves) == [False, True]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001"]
+    assert not (tmp_path / "step-0000000001" / ".publisher").exists()
 
 
 # ---- refused ----
