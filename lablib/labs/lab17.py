@@ -313,3 +313,25 @@ def figure_night(
         sentence,
         {"time": [clock(each) for each, _ in samples], "step time (s)": [value for _, value in samples]},
     )
+
+
+# ---- a script as it circulates ----
+
+
+def symptom_table(repairs: Any) -> pd.DataFrame:
+    """The measurements of the script with some lines repaired; `...` is a stub."""
+    import pandas as pd
+
+    from lablib.studies.faulty_script import symptoms
+
+    if repairs is ...:
+        raise NotImplementedError("your turn")
+    rows = {each.name: ["yes" if each.is_right else "no", each.saw, each.wanted] for each in symptoms(repairs)}
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["right", "seen", "wanted"])
+
+
+def try_repairs(repairs: Any) -> str:
+    """The same, printed."""
+    table = symptom_table(repairs)
+    print(table.to_string())
+    return f"{(table['right'] == 'yes').sum()} of {len(table)} are right"

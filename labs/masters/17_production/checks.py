@@ -18,6 +18,7 @@ from lablib.course.checks.draw import Draw
 from lablib.course.checks.expect import RuleBroken
 from lablib.course.checks.formatting import short_repr
 from lablib.course.checks.rules import not_from_lablib
+from lablib.studies.faulty_script import NO_BOUND, SCRIPT, Symptom, symptoms
 
 RANKS = 2
 ROOM_BYTES = 6_000  # for the state of a generator that the run does not use
@@ -449,3 +450,57 @@ def alert(expect: Expect, alert: Callable[..., Any]) -> None:
         expect.that(f"it rings when it should {what}", list(rings) == wanted, said, expected)
     expect.measured.clear()
     expect.that("it rings when it should", True, "", "in all streams")
+
+
+# ---- exercise 4 ----
+
+NUM_FAULTS = 8
+
+
+@exercise(
+    "Eight repairs",
+    hints=[
+        "Each row of the table has one line that causes it. Which lines decide who writes, who reads what, what is "
+        "recomputed, what the loss counts?",
+        "Which rank is LOCAL_RANK on the second node? In {**a, **b}, which wins? What is the name of the class that is "
+        "recomputed? Who divides the texts among ranks? Is config['clip'] used at all?",
+        "Lines 11, 25, 26, 34, 42, 43, 44 and 47. In 43 multiply the loss by 2**16; in 47 divide each param.grad by "
+        "it, then nn.utils.clip_grad_norm_(model.parameters(), config['clip']), then optimizer.step().",
+    ],
+)
+def repairs(expect: Expect, repairs: Mapping[int, str]) -> None:
+    expect.equal("repairs are given", repairs is ..., False)
+    if not isinstance(repairs, Mapping):
+        raise RuleBroken("repairs are a dict", short_repr(repairs), "{number of a line: its new text}")
+    old = {number: text.strip() for number, text in enumerate(SCRIPT.splitlines(), 1)}
+    repairs = {number: text for number, text in repairs.items() if text is not ...}
+    for number, text in repairs.items():
+        if isinstance(text, str) and old.get(number) == text.strip():
+            raise RuleBroken("a repaired line is another", f"line {number} is as it was", "a new text, or no entry")
+    draw = expect.draw
+    seed, config = draw.integer(1, 9999), {"lr": 1e-4 * draw.integer(11, 99), "clip": 0.01 * draw.integer(5, 15)}
+    for more in ({}, {"clip": NO_BOUND}):
+        for symptom in _run_script(repairs, seed, config | more):
+            expect.that(f"{symptom.name} (the repaired script)", symptom.is_right, symptom.saw, symptom.wanted)
+    expect.measured.clear()
+    expect.that("all eight measurements are right", True, "", "with two configurations")
+    # Eight lines that mend eight faults are all needed, as good as always.
+    for number in repairs if len(repairs) > NUM_FAULTS else ():
+        others = {other: text for other, text in repairs.items() if other != number}
+        try:
+            still = all(symptom.is_right for symptom in symptoms(others, seed, config))
+        except Exception:  # a repair of several lines that belong together
+            continue
+        if still:
+            saw = f"line {number} was not at fault: with the old one, {old[number]!r}, all is right, too"
+            raise RuleBroken("each repaired line was at fault", saw, "no entry for it")
+    expect.that("each repaired line was at fault", True, "", "something breaks with any of them as it was")
+
+
+def _run_script(repairs: Mapping[int, str], seed: int, config: Mapping[str, float]) -> list[Symptom]:
+    try:
+        return symptoms(repairs, seed, config)
+    except Exception as error:
+        cause = error.__cause__ or error
+        said = f"{type(cause).__name__}: {cause}"
+        raise RuleBroken("the repaired script runs", said, "no error; lines have the numbers of the listing") from None

@@ -489,6 +489,173 @@ show(lab17.figure_night(samples, limit, rings))
 # hang for an hour, at 2 dollars per GPU and hour, that costs 33,000 dollars. (Prometheus, a system for such monitors,
 # calls the two durations `for` and `keep_firing_for`.)
 
+# %% [markdown] tags=["further"] minutes=25
+# ## Further: a script as it circulates
+#
+# This training script runs, its loss falls, and eight things in it are wrong. All of them have been seen in real
+# scripts, rarely so many at once. `env` is the environment that `torchrun` sets: here 4 ranks on two nodes.
+
+
+# %%
+from lablib.studies import faulty_script
+
+print(faulty_script.numbered())
+
+# %% [markdown]
+# It was told `{"lr": 0.003, "clip": 0.1}`. Recomputing a block in backward (lab 03) shall save memory of activations.
+# Here is what monitors see in two steps. Before you read on: which line causes which row?
+
+# %%
+lab17.symptom_table({})
+
+# %% [markdown]
+# ### Exercise 4: eight repairs
+#
+# Repair the script: the number of a line, and the text that replaces it. A text may have several lines, and needs no
+# indentation of its own. Imports may stand in any line; FP16 stays. A line that you claim must be at fault: if there
+# are more than eight, the check puts each old line back, alone, and something must break.
+
+
+# %% tags=["exercise"]
+# A scale of the loss, a power of two, is undone before clipping.
+### BEGIN SOLUTION
+repairs = {
+    11: 'RECOMPUTE = ["Block"]',
+    25: "config = {**DEFAULTS, **given}",
+    26: 'rank, num_ranks = int(env["RANK"]), int(env["WORLD_SIZE"])',
+    34: """
+        from torch.utils.data import DistributedSampler
+        sampler = DistributedSampler(texts, num_ranks, rank)
+        loader = DataLoader(texts, batch_size=config["batch"], sampler=sampler)
+    """,
+    42: "loss = F.cross_entropy(logits_BTV.float().flatten(0, 1), labels, ignore_index=PAD)",
+    43: '(2.0**16 * loss / config["micro_batches"]).backward()',
+    44: "tokens += batch_BT.numel() * num_ranks",
+    47: """
+        for param in model.parameters():
+            param.grad /= 2.0**16
+        nn.utils.clip_grad_norm_(model.parameters(), config["clip"])
+        optimizer.step()
+    """,
+}
+### END SOLUTION
+
+# %%
+try_out(lab17.try_repairs, repairs)
+
+# %% tags=["check"] points=4
+check.repairs(repairs)
+
+# %% [markdown]
+# No single monitor finds all eight. The loss fell all the time. What would have found them *before* the run: a line of
+# the log with the configuration as it is used, a count of the blocks that are recomputed, the indices of the first
+# batch on each rank, and one batch of padding alone, which must have no loss.
+
+# %% [markdown] tags=["further"] minutes=6
+# ## Further: garbage collection
+#
+# Python's garbage collector stops a process now and then, each rank at a time of its own. A step waits for the last
+# rank. Say that each rank stops in one step of twenty, for as long as a step takes. With 8 ranks, which share of the
+# steps is delayed? And if all ranks stop in the *same* step of twenty?
+
+# %%
+my_delayed = None  # or two numbers
+asked = ("separately, % of steps", "together, % of steps")
+guessed_delayed = guess(asked, my_delayed, interactive)
+guessed_delayed
+
+# %% tags=["instructor"]
+guessed_delayed.lock(5, 5)
+
+
+# %%
+def paused_steps(pauses):
+    x = torch.zeros(4096, 4096)
+    for stops in pauses[dist.get_rank()]:
+        for _ in range(10 * (1 + stops)):
+            x @ x
+        dist.all_reduce(torch.zeros(1))
+
+
+steps, often = 200, 0.05
+dice = torch.Generator("cpu").manual_seed(0)
+separately = torch.rand(8, steps, generator=dice, device="cpu") < often
+every_20th = torch.arange(steps, device="cpu") % 20 == 0
+cases = {"none": separately & False, "separately": separately}
+cases["together"] = every_20th.expand(8, steps)
+
+# %%
+seconds = {}
+for name, pauses in cases.items():
+    run = launch(paused_steps, pauses.tolist(), ranks=8, cluster=cluster, fidelity="shapes")
+    seconds[name] = run.timeline.makespan_s
+table = {name: f"{each / seconds['none'] - 1:+.1%}" for name, each in seconds.items()}
+drawn = f"steps in which some rank stops: {separately.any(0).float().mean():.1%} of those drawn"
+formula = f"expected: 1 - (1 - q)^n = {1 - (1 - often) ** 8:.1%}"
+guessed_delayed.reveal(f"longer: {table}; {drawn}; {formula}")
+
+# %% [markdown]
+# A step is fast only if *no* rank stops: with probability (1 - q)^n, 66% for 8 ranks and none in practice for 1,000. So
+# large runs turn the automatic collector off, `gc.disable()`, and call `gc.collect()` on all ranks in the same step
+# (Megatron-LM: `--manual-gc`; torchtitan: `gc_freq`). Any random pause, of the file system for example, counts alike.
+
+# %% [markdown] tags=["further"] minutes=6
+# ## Further: a hang
+#
+# A well-meant rule: skip a step whose loss is NaN. The loss is NaN on rank 1 alone. What will happen?
+
+
+# %%
+def careful(decide):
+    for step in range(3):
+        x = torch.ones(4)
+        if step == 1 and dist.get_rank() == 1:
+            x[0] = torch.nan
+        if decide(x.sum()):
+            continue  # no gradients of this step
+        dist.all_reduce(x)
+    return "done"
+
+
+try_out(careful, torch.isnan, ranks=4)
+
+# %% [markdown]
+# Rank 1 made one call fewer. Its last all-reduce was paired with one of an earlier step of the others, and the values
+# were wrong without a word. Then the others waited for a call that never came: a hang begins where ranks *disagree*,
+# before they stop. The error names the waiting ranks with their lines, and the rank that is not there. (For NCCL,
+# PyTorch's flight recorder keeps the last calls of each rank.) So ranks must decide together:
+
+
+# %%
+def on_any_rank(loss):
+    is_nan = torch.isnan(loss).float()
+    dist.all_reduce(is_nan, op=dist.ReduceOp.MAX)
+    return is_nan.item() > 0
+
+
+try_out(careful, on_any_rank, ranks=4)
+
+# %% [markdown]
+# Another hang: the wire between ranks 0 and 1 breaks. Who waits? Read the error from its first line.
+
+# %%
+from lablib import DropLink, LinkDownError
+
+
+def many_steps():
+    for _ in range(10):
+        dist.all_reduce(torch.ones(2**20))
+
+
+try:
+    launch(many_steps, ranks=4, cluster=cluster, faults=[DropLink(0, 1, at_s=1e-4)])
+except LinkDownError as error:
+    print(error)
+
+# %% [markdown]
+# All ranks wait, also those with healthy wires, and on each the same line is shown. Only the link's own counters tell
+# where to look. That is why large runs test links before they start, and after each failure.
+
 # %% [markdown] minutes=2
 # ## Summary
 #

@@ -96,6 +96,26 @@ def _alert(
     return ALERT.format(bad=bad, at_bad=at_bad, ring=ring, time=time, rung=rung, at_good=at_good, clear=clear)
 
 
+REPAIRS = {
+    11: 'RECOMPUTE = ["Block"]',
+    25: "config = {**DEFAULTS, **given}",
+    26: 'rank, num_ranks = int(env["RANK"]), int(env["WORLD_SIZE"])',
+    34: "from torch.utils.data import DistributedSampler\nsampler = DistributedSampler(texts, num_ranks, rank)\n"
+    'loader = DataLoader(texts, batch_size=config["batch"], sampler=sampler)',
+    42: "loss = F.cross_entropy(logits_BTV.float().flatten(0, 1), labels, ignore_index=PAD)",
+    43: '(2.0**16 * loss / config["micro_batches"]).backward()',
+    44: "tokens += batch_BT.numel() * num_ranks",
+    47: "for param in model.parameters():\n    param.grad /= 2.0**16\n"
+    'nn.utils.clip_grad_norm_(model.parameters(), config["clip"])\noptimizer.step()',
+}
+
+
+def _repairs(*without, **changed):
+    """The right repairs without some lines, or with others: `line_46="optimizer.step()"`."""
+    changed = {int(name.removeprefix("line_")): text for name, text in changed.items()}
+    return f"repairs = { ({number: text for number, text in REPAIRS.items() if number not in without} | changed)!r}"
+
+
 WRONG_ANSWERS = {
     "exact_resume": [
         ("weights alone", _resume(*(set(SAVED) - {"model"})), "scheduler, scaler, steps"),
@@ -326,6 +346,58 @@ def alert(samples, limit, hold_s, clear_s):
         ("nothing is returned", _alert().replace("return rings", "print(rings)"), "is there a return?"),
         ("the library's own", "from lablib.labs.lab17 import alerts as alert\n", "your own code"),
     ],
+    "repairs": [
+        ("nothing is repaired", "repairs = {}", "saw       0, 2"),
+        (
+            "the rank on a node of its own",
+            _repairs(line_26='rank, num_ranks = int(env["RANK"]), 2'),
+            "Invalid rank",
+        ),
+        ("no sampler", _repairs(34), "saw       8 of 32"),
+        (
+            "no scale",
+            _repairs(line_43='(loss / config["micro_batches"]).backward()' + "  # as it was"),
+            "gradients of activations",
+        ),
+        (
+            "the scale is not undone",
+            _repairs(line_47='nn.utils.clip_grad_norm_(model.parameters(), config["clip"])\noptimizer.step()'),
+            "with the bound 1000",
+        ),
+        (
+            "clips before the scale is undone",
+            _repairs(
+                line_47='nn.utils.clip_grad_norm_(model.parameters(), config["clip"])\n'
+                "for param in model.parameters():\n    param.grad /= 2.0**16\noptimizer.step()"
+            ),
+            "largest gradient norm at an update",
+        ),
+        (
+            "does not clip",
+            _repairs(line_47="for param in model.parameters():\n    param.grad /= 2.0**16\noptimizer.step()"),
+            "the configured 0.",
+        ),
+        ("counts twice", _repairs(44), "tokens in the last line of the log"),
+        ("a policy that never matches", _repairs(11), "peak memory of activations"),
+        (
+            "a policy of other modules",
+            _repairs(line_11=REPAIRS[11].replace("Block", "Linear")),
+            "kB",
+        ),
+        ("padding in the labels", _repairs(42), "labels of the loss that are padding"),
+        ("the configuration is not applied", _repairs(25), "saw       0.2"),
+        (
+            "the numbers of the configuration by hand",
+            _repairs(line_25='config = {**given, **DEFAULTS, "lr": 0.003, "clip": 0.1}'),
+            "",
+        ),
+        ("a line that was right", _repairs(line_28="torch.manual_seed(1)"), "line 28 was not at fault"),
+        ("a line as it was", _repairs(line_27="device = torch.get_default_device()"), "line 27 is as it was"),
+        ("no such line", _repairs(line_90="pass"), "numbers of lines"),
+        ("does not parse", _repairs(line_44="tokens +="), "SyntaxError"),
+        ("another name", _repairs(line_44="tokens += batch.numel() * num_ranks"), "NameError"),
+        ("a list", "repairs = [11, 25, 26, 34, 42, 43, 44, 47]", "repairs are a dict"),
+    ],
 }
 
 RIGHT_ANSWERS = {
@@ -446,6 +518,25 @@ def alert(samples, limit, hold_s, clear_s):
             ready = True
     return rings
 """,
+        ),
+    ],
+    "repairs": [
+        (
+            "with GradScaler, a mask and islice",
+            _repairs(
+                11,
+                43,
+                line_31='if type(module).__name__ == "Block":',
+                line_33='optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"])\n'
+                "scaler = torch.amp.GradScaler(device.type, init_scale=2.0**14)",
+                line_34="own = list(range(rank, len(texts), num_ranks))\n"
+                'loader = DataLoader(torch.utils.data.Subset(texts, own), batch_size=config["batch"])',
+                line_41="labels = batch_BT[:, 1:].flatten()\nlabels = labels.masked_fill(labels == PAD, -100)",
+                line_42="loss = F.cross_entropy(logits_BTV.float().flatten(0, 1), labels)" + " / 1.0",
+                line_43='scaler.scale(loss / config["micro_batches"]).backward()',
+                line_47='scaler.unscale_(optimizer)\nnn.utils.clip_grad_norm_(model.parameters(), config["clip"])\n'
+                "scaler.step(optimizer)\nscaler.update()",
+            ).replace("42: 'loss = F.cross_entropy(logits_BTV.float().flatten(0, 1), labels) / 1.0', ", ""),
         ),
     ],
 }
