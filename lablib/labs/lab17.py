@@ -158,7 +158,7 @@ INTERVALS_S = [MINUTE_S * each for each in (2, 3, 5, 7, 10, 14, 20, 28, 40, 60, 
 
 
 def figure_intervals(
-    save_s: float, restart_s: float, mean_s: float = MEAN_S, guessed_s: float | None = None, mark_best: bool = True
+    save_s: float, restart_s: float, mean_s: float = MEAN_S, guessed_s: float | None = None
 ) -> go.Figure:
     """Lost share against the interval: simulated runs, and the formula of first order."""
     settings = save_s, restart_s, mean_s
@@ -170,10 +170,9 @@ def figure_intervals(
     marks += [line(1, "formula", [each / MINUTE_S for each in drawn], shares)]
     best_s = young_s(save_s, mean_s)
     least = 100 * exact_lost_share(best_s, save_s, restart_s, mean_s)
-    rules, sentence = [], f"A save takes {save_s:g} s, and a failure comes every {mean_s / HOUR_S:.3g} hours."
-    if mark_best:
-        rules.append(ReferenceLine(x=best_s / MINUTE_S, text=f"{best_s / MINUTE_S:.3g} min", place="top right"))
-        sentence += f" With {best_s / MINUTE_S:.3g} minutes between saves {least:.3g}% of the time is lost."
+    sentence = f"A save takes {save_s:g} s, and a failure comes every {mean_s / HOUR_S:.3g} hours."
+    sentence += f" With {best_s / MINUTE_S:.3g} minutes between saves {least:.3g}% of the time is lost."
+    rules = [ReferenceLine(x=best_s / MINUTE_S, text=f"{best_s / MINUTE_S:.3g} min", place="top right")]
     if guessed_s:
         lost = 100 * exact_lost_share(guessed_s, save_s, restart_s, mean_s)
         rules.append(ReferenceLine(x=guessed_s / MINUTE_S, text="your guess", place="bottom right"))

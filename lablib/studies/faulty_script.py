@@ -1,6 +1,6 @@
 """A training script with eight faults, repairs of its lines, and the measurements that show each fault.
 
-The script is a case in our own words, of mistakes that circulate together in real ones. It runs, and its loss falls.
+The script is a case in our own words, of mistakes that circulate in real ones. It runs without an error.
 `symptoms(repairs)` runs it on two simulated nodes of two GPUs, with some lines replaced, and measures:
 
     writers             ranks that write the log

@@ -154,7 +154,7 @@ def exact_resume(expect: Expect, save: Callable[[Any], Any], resume: Callable[[A
     not_from_lablib(save)
     not_from_lablib(resume)
     draw = expect.draw
-    per_epoch = draw.integer(4, 6)
+    per_epoch = draw.integer(3, 4)
     batch = draw.integer(8, 12)
     sizes = Sizes(per_epoch * batch, batch, draw.integer(60, 70), draw.integer(30, 40), draw.integer(1, 999))
     stops = {
@@ -494,7 +494,8 @@ def repairs(expect: Expect, repairs: Mapping[int, str]) -> None:
         if still:
             saw = f"line {number} was not at fault: with the old one, {old[number]!r}, all is right, too"
             raise RuleBroken("each repaired line was at fault", saw, "no entry for it")
-    expect.that("each repaired line was at fault", True, "", "something breaks with any of them as it was")
+    if len(repairs) > NUM_FAULTS:
+        expect.that("each repaired line was at fault", True, "", "something breaks with any of them as it was")
 
 
 def _run_script(repairs: Mapping[int, str], seed: int, config: Mapping[str, float]) -> list[Symptom]:
