@@ -301,6 +301,7 @@ MISTAKES = {
 def _runs(draw: Draw) -> Iterator[tuple[str, float, float, float, float, list[float]]]:
     """Name of a case, work, interval, save, restart, failures. Failures are at half seconds, so no two times meet."""
     interval, save, restart = (float(draw.integer(*span)) for span in ((20, 60), (5, 12), (8, 15)))
+    save += 0.003  # so that no two mistakes give the same number
     work = 4 * interval + draw.integer(3, 15)
     yield "no failure", work, interval, save, restart, []
     yield "no failure, the interval divides the work", 4 * interval, interval, save, restart, []

@@ -229,12 +229,8 @@ def train_to_the_end(kills):
         for fault in [*kills, None]:
             faults = [fault] if fault else []
             try:
-                launch(
-                    lambda: train(Path(folder), log),
-                    ranks=ranks,
-                    cluster=cluster,
-                    faults=faults,
-                )
+                on = {"ranks": ranks, "cluster": cluster, "faults": faults}
+                launch(lambda: train(Path(folder), log), **on)
             except RankKilledError as error:
                 print(f"rank {error.rank} died, rank 0 had reached step {log[-1][0]}")
     return log
@@ -249,7 +245,7 @@ print(f"the same losses, to the bit: {dict(log) == dict(alone)}")
 show(lab17.figure_restarts(log, 60))
 
 # %% [markdown]
-# A failure costs the steps since the last checkpoint, here at most 9 or 10, plus the time of a restart. Saving after
+# A failure costs the steps since the last checkpoint, here at most 10, plus the time of a restart. Saving after
 # every step would lose none. Why not do that?
 
 # %% [markdown] minutes=16
@@ -327,8 +323,8 @@ guessed_interval.reveal(
 
 # %% [markdown]
 # The line is that sum, as a share of the whole time: T seconds have T / M failures, and the rest is work and saves. For
-# long intervals it is too high: with two failures in one interval, less than a half is lost at each. The minimum is
-# flat: with half or twice the best interval little more is lost.
+# long intervals it is too high: a failure that comes soon after another loses less than half an interval. The minimum
+# is flat: with half or twice the best interval little more is lost.
 
 # %% [markdown]
 # Llama 3 reports more than 90% effective training time, so its saves or restarts must have been faster than assumed
@@ -372,7 +368,7 @@ def watched(drift):
 
 # %%
 my_signs = None  # or two numbers
-asked = ("faults that the loss shows", "faults that the hash shows")
+asked = ("shown by the loss", "shown by the hash")
 guessed_signs = guess(asked, my_signs, interactive)
 guessed_signs
 
@@ -395,10 +391,14 @@ runs = {
 guessed_signs.reveal(lab17.first_signs(runs, steps=20))
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
 # The loss shows one fault of four. Adam divides a gradient by the root of its mean square, which after the flip is
-# infinite: one weight never moves again, and only the norm shows why. The slow rank changes no number at all. And drift
-# hides in the loss until the replicas differ too much. So a run needs several monitors, and each needs a rule that
-# calls someone.
+# infinite: one weight hardly moves again, and only the norm shows why. The slow rank changes no number at all. And
+# drift hides in the loss until the replicas differ too much. So a run needs several monitors, and each needs a rule
+# that calls someone.
+#
+# </details>
 
 # %% [markdown]
 # ### An alert
@@ -413,7 +413,7 @@ show(lab17.figure_night(samples, limit, {}))
 
 # %%
 my_rings = None  # or a number
-guessed_rings = guess(["times that the simple rule rings"], my_rings, interactive)
+guessed_rings = guess(["how many times"], my_rings, interactive)
 guessed_rings
 
 # %% tags=["instructor"]
@@ -430,14 +430,15 @@ guessed_rings.reveal(f"{len(simple)} times, the last time at {lab17.clock(simple
 # %% [markdown]
 # ### Exercise 3: an alert that neither flaps nor sleeps
 #
-# A sample is *bad* if there is no value (None), if the value is NaN, or if it is above the limit. The alert rings once,
-# at the first sample at which all samples of the last `hold_s` seconds or more were bad, one after another. Then it is
-# silent, until the run has recovered: all samples good, one after another, for `clear_s` seconds or more. From then on
-# it may ring again.
+# A sample is *bad* if there is no value (None), if the value is NaN, or if it is above the limit. A run is bad *since*
+# the first of an unbroken row of bad samples. The alert rings at the first sample at which it has been bad for `hold_s`
+# seconds or more. Then it is silent until a sample at which it has been good for `clear_s` seconds or more; from
+# then on it may ring again.
 #
-#     limit 12, hold 2, clear 3        seconds  0  1  2  3  4  5  6  7  8  9 10 11
-#                                      samples  9 13 13 13  9 13 13 13  9  9  9  9
-#     rings at 3: bad since 1; not at 7: good for 0 s only. From 11 on it may ring again: good since 8.
+#     limit 12, hold 2, clear 3:  seconds  0  1  2  3  4  5  6  7  8  9 10 11
+#                                 samples  9 13 13 13  9 13 13 13  9  9  9  9
+#     It rings at 3: bad since 1. Not at 7: good only at 4.
+#     From 11 on it may ring again: good since 8.
 
 
 # %% tags=["exercise"]
@@ -557,7 +558,7 @@ check.repairs(repairs)
 
 # %%
 my_delayed = None  # or two numbers
-asked = ("separately, % of steps", "together, % of steps")
+asked = ("separately, %", "together, %")
 guessed_delayed = guess(asked, my_delayed, interactive)
 guessed_delayed
 
