@@ -15,6 +15,7 @@ LONG = [
     "13_pipeline_parallel.ipynb",
     "14_combining.ipynb",
     "16_cost.ipynb",
+    "17_production.ipynb",
 ]
 NOTEBOOKS = ["12_tensor_parallel.ipynb", *(pytest.param(name, marks=pytest.mark.thorough) for name in LONG)]
 

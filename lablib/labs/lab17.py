@@ -1,0 +1,336 @@
+"""Lab 17: failures of a long run, the cost of checkpoints, monitors, and a night's alerts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, takewhile
+from math import exp, expm1, inf, isnan, sqrt
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lablib.figures.chart import Axis, Mark, Panel, ReferenceLine, chart, line, points
+from lablib.run import Run
+from lablib.text.units import plural
+from lablib.widgets import LogSlider, explore
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+# Llama Team, The Llama 3 Herd of Models, 2024, arXiv 2407.21783, section 3.3.4: 419 unexpected interruptions
+LLAMA_GPUS, LLAMA_DAYS, LLAMA_FAILURES = 16_384, 54, 419
+DAY_S, HOUR_S, MINUTE_S = 86_400.0, 3_600.0, 60.0
+MEAN_S = LLAMA_DAYS * DAY_S / LLAMA_FAILURES  # seconds between failures
+
+
+def random_failures(mean_s: float, seed: int) -> Iterator[float]:
+    """Times of failures that are independent of one another, without end: exponential gaps with this mean."""
+    generator, now_s = random.Random(seed), 0.0
+    while True:
+        now_s += generator.expovariate(1 / mean_s)
+        yield now_s
+
+
+def failures_of(mean_s: float, until_s: float, seed: int) -> list[float]:
+    """Those of `random_failures` before `until_s`."""
+    return list(takewhile(lambda at_s: at_s < until_s, random_failures(mean_s, seed)))
+
+
+def figure_question(days: float = 4) -> go.Figure:
+    """The loss of a run without failures, and with failures and no checkpoints."""
+
+    def loss(trained_s: float) -> float:  # the form of a scaling law; its constants are made up
+        return 1.8 + 2.2 / (1 + trained_s / HOUR_S) ** 0.35
+
+    times_s = [DAY_S * days * i / 800 for i in range(801)]
+    failures, start_s, falling = failures_of(MEAN_S, DAY_S * days, seed=3), 0.0, []
+    for now_s in times_s:
+        start_s = max([0.0, *(each for each in failures if each <= now_s)])
+        falling.append(loss(now_s - start_s))
+    in_days = [each / DAY_S for each in times_s]
+    marks = [line(0, "no failures", in_days, [loss(each) for each in times_s])]
+    marks += [line(1, "failures, no checkpoints", in_days, falling)]
+    num_failures = sum(each < DAY_S * days for each in failures)
+    sentence = f"After each of {num_failures} failures in {days:g} days the run begins again. How would it ever end?"
+    up = Axis("loss", span=(2.0, 4.1))
+    return chart("What breaks at 3 a.m.?", Panel(Axis("time", "days"), up, marks), sentence)
+
+
+# ---- stop and go on ----
+
+
+def save_run(run: Any) -> dict[str, Any]:
+    """The whole state of a `Training`, in copies."""
+    import copy
+
+    import torch
+
+    parts = {name: getattr(run, name).state_dict() for name in ("model", "optimizer", "scheduler", "scaler")}
+    loader = {"order": run.loader.order, "position": run.loader.position}
+    generators = {"loader": run.loader.generator.get_state(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        generators["cuda"] = torch.cuda.get_rng_state()  # of dropout on a GPU
+    return copy.deepcopy({**parts, "order": loader, "generators": generators, "steps": run.steps})
+
+
+def resume_run(run: Any, saved: Mapping[str, Any]) -> None:
+    """Put a saved state into a new `Training`; `saved` can be used again."""
+    import copy
+
+    import torch
+
+    saved = copy.deepcopy(saved)
+    for name in ("model", "optimizer", "scheduler", "scaler"):
+        getattr(run, name).load_state_dict(saved[name])
+    run.loader.order, run.loader.position = saved["order"]["order"], saved["order"]["position"]
+    run.loader.generator.set_state(saved["generators"]["loader"])
+    run.steps = saved["steps"]
+    torch.set_rng_state(saved["generators"]["torch"])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state(saved["generators"]["cuda"])
+
+
+def newest_complete(folder: Path, ranks: int) -> int | None:
+    """The last step of which every rank has written its file; None if there is none."""
+    files = [set(map(str, folder.glob(f"*-{rank}.pt"))) for rank in range(ranks)]
+    steps = [{int(Path(each).name.split("-")[0]) for each in names} for names in files]
+    return max(set.intersection(*steps), default=None)
+
+
+def figure_restarts(log: Sequence[tuple[int, float]], steps: int) -> go.Figure:
+    """The step reached, against the steps computed: a drop is a restart. `log`: (step, loss) in the order computed."""
+    reached = [step for step, _ in log]
+    computed = list(range(1, len(log) + 1))
+    again = len(log) - steps
+    sentence = f"{len(log)} steps computed for {steps}: {again} of them again, after the last checkpoint was loaded."
+    marks = [line(0, "killed, and resumed", computed, reached).styled(mode="lines")]
+    ideal: dict[str, Any] = {"mode": "lines", "line": {"color": "#5A5A5A", "dash": "dot", "width": 1.5}}
+    marks += [Mark("never killed", [1, steps], [1, steps], (), look=ideal)]
+    return chart("A run that is killed", Panel(Axis("steps computed"), Axis("step reached"), marks), sentence)
+
+
+# ---- the interval ----
+
+
+def run_seconds(
+    work_s: float, interval_s: float, save_s: float, restart_s: float, failures_s: Iterable[float]
+) -> float:
+    """Second at which the work is done, with a save after each interval and a restart after each failure."""
+    now_s, saved_s, failures = 0.0, 0.0, chain(failures_s, [inf])
+    failure_s = next(failures)
+    while saved_s < work_s:
+        piece_s = min(interval_s, work_s - saved_s)
+        is_last = saved_s + piece_s >= work_s
+        end_s = now_s + piece_s + (0.0 if is_last else save_s)
+        if end_s <= failure_s:
+            now_s, saved_s = end_s, saved_s + piece_s
+        else:
+            now_s, failure_s = failure_s + restart_s, next(failures)
+    return now_s
+
+
+def lost_share(interval_s: float, save_s: float, restart_s: float, mean_s: float, seeds: Sequence[int]) -> float:
+    """Share of the time that is not training, in simulated runs of 54 days of work, with random failures."""
+    work_s, spent_s = LLAMA_DAYS * DAY_S, 0.0
+    for seed in seeds:
+        spent_s += run_seconds(work_s, interval_s, save_s, restart_s, random_failures(mean_s, seed))
+    return 1 - len(seeds) * work_s / spent_s
+
+
+def exact_lost_share(interval_s: float, save_s: float, restart_s: float, mean_s: float) -> float:
+    """The expected share: a piece and its save take M exp(R / M) (exp((tau + delta) / M) - 1) seconds (Daly, 2006)."""
+    piece_s = mean_s * exp(restart_s / mean_s) * expm1(min((interval_s + save_s) / mean_s, 700))
+    return 1 - interval_s / piece_s
+
+
+def first_order_share(interval_s: float, save_s: float, restart_s: float, mean_s: float) -> float:
+    """The share to first order: T = W (1 + delta / tau) + T (tau / 2 + R) / M."""
+    return 1 - (1 - (interval_s / 2 + restart_s) / mean_s) / (1 + save_s / interval_s)
+
+
+def young_s(save_s: float, mean_s: float) -> float:
+    """Young's interval, sqrt(2 delta M)."""
+    return sqrt(2 * save_s * mean_s)
+
+
+INTERVALS_S = [MINUTE_S * each for each in (2, 3, 5, 7, 10, 14, 20, 28, 40, 60, 90, 130, 180, 240)]
+
+
+def figure_intervals(
+    save_s: float, restart_s: float, mean_s: float = MEAN_S, guessed_s: float | None = None
+) -> go.Figure:
+    """Lost share against the interval: simulated runs, and the formula of first order."""
+    settings = save_s, restart_s, mean_s
+    short = [each for each in INTERVALS_S if exact_lost_share(each, *settings) < 0.7]  # longer ones hardly ever end
+    simulated = [100 * lost_share(each, *settings, (1, 2)) for each in short]
+    drawn = [each for each in INTERVALS_S if first_order_share(each, *settings) < 1]
+    shares = [100 * first_order_share(each, *settings) for each in drawn]
+    marks = [points(0, "simulated runs", [each / MINUTE_S for each in short], simulated)]
+    marks += [line(1, "formula", [each / MINUTE_S for each in drawn], shares)]
+    best_s = young_s(save_s, mean_s)
+    least = 100 * exact_lost_share(best_s, save_s, restart_s, mean_s)
+    sentence = f"A save takes {save_s:g} s, and a failure comes every {mean_s / HOUR_S:.3g} hours."
+    sentence += f" With {best_s / MINUTE_S:.3g} minutes between saves {least:.3g}% of the time is lost."
+    rules = [ReferenceLine(x=best_s / MINUTE_S, text=f"{best_s / MINUTE_S:.3g} min", place="top right")]
+    if guessed_s:
+        lost = 100 * exact_lost_share(guessed_s, save_s, restart_s, mean_s)
+        rules.append(ReferenceLine(x=guessed_s / MINUTE_S, text="your guess", place="bottom right"))
+        sentence += f" With your {guessed_s / MINUTE_S:.3g} minutes, {lost:.3g}%."
+    ticks = {each: f"{each:g}" for each in (2, 5, 10, 20, 40, 90, 240)}
+    across = Axis("minutes between saves", log=True, ticks=ticks, span=(1.8, 260))
+    up = Axis("lost time", "%", from_zero=True, span=(0, 60))
+    columns = {"minutes": [each / MINUTE_S for each in short], "simulated (%)": simulated}
+    columns["formula (%)"] = [100 * first_order_share(each, *settings) for each in short]
+    return chart("Lost time against the interval", Panel(across, up, marks, rules), sentence, columns)
+
+
+def explore_intervals(save_s: float, restart_s: float, interactive: bool) -> Any:
+    """The curve as the save becomes faster, or the machine larger."""
+    controls = [
+        LogSlider("save_s", "Seconds of a save", 1, 600, save_s),
+        LogSlider("gpus", "GPUs", 1024, 131_072, LLAMA_GPUS),
+    ]
+
+    def curve(save_s: float, gpus: float) -> tuple[float, float]:
+        return save_s, MEAN_S * LLAMA_GPUS / gpus
+
+    def draw(found: tuple[float, float]) -> go.Figure:
+        return figure_intervals(found[0], restart_s, found[1])
+
+    return explore(curve, draw, controls, interactive, [{"save_s": 5.0}])
+
+
+# ---- who notices ----
+
+
+def first_signs(runs: Mapping[str, Run], steps: int) -> pd.DataFrame:
+    """For each run and monitor the first step that differs from the healthy run's; runs[...].values as in the lab.
+
+    A loss, a norm and a time differ by more than a fifth, a hash if not all ranks have the same.
+    """
+    import pandas as pd
+
+    table: dict[str, dict[str, str]] = {}
+    healthy = _monitors(runs["healthy"], steps)
+    for name, run in runs.items():
+        if name == "healthy":
+            continue
+        row, own = {}, _monitors(run, steps)
+        for monitor, values in own.items():
+            usual = healthy[monitor]
+            signs = [
+                step
+                for step, value in enumerate(values)
+                if value is not None and not abs(value - usual[step]) <= 0.2 * abs(usual[step])
+            ]
+            row[monitor] = f"in step {signs[0] + 1}" if signs else "no sign"
+        table[name] = row
+    return pd.DataFrame(table).T
+
+
+def _monitors(run: Run, steps: int) -> dict[str, list[Any]]:
+    """Loss, gradient norm, seconds of compute of the slowest rank, number of different hashes: one for each step."""
+    told = run.values
+    compute = []
+    for step in range(steps):
+        by_rank = [
+            sum(s.duration_s for s in run.timeline.select(rank, phase=f"step {step}") if s.is_compute)
+            for rank in range(run.ranks)
+        ]
+        compute.append(max(by_rank))
+    return {
+        "loss": [each[0] for each in told[0]],
+        "gradient norm": [each[1] for each in told[0]],
+        "step time": compute,
+        "hash": [float(len({rank[step][2] for rank in told})) for step in range(steps)],
+    }
+
+
+def night(seed: int = 17) -> list[tuple[float, float | None]]:
+    """Seconds of a step, asked each minute from 22:00 to 6:00; None: no answer. Made up; times are seconds since 22:00.
+
+    A pause of one minute at 22:40; from 0:30 a shared file system, for 40 minutes just below and above the limit; a hot
+    GPU from 1:40 to 2:05; from 3:12 a hang.
+    """
+    generator, samples = random.Random(seed), []
+    for minute in range(480):
+        value: float | None = 10 + generator.gauss(0, 0.25)
+        if minute == 40:
+            value = 27.0
+        elif 150 <= minute < 190:
+            value = 12 + (1 if minute % 3 else -1) * generator.uniform(0.1, 0.6)
+        elif 220 <= minute < 245:
+            value = 15 + generator.gauss(0, 0.4)
+        elif minute >= 312:
+            value = None
+        samples.append((MINUTE_S * minute, value))
+    return samples
+
+
+def alerts(samples: Iterable[tuple[float, float | None]], limit: float, hold_s: float, clear_s: float) -> list[float]:
+    """Times at which somebody is called."""
+    rings: list[float] = []
+    is_ringing, bad_since, good_since = False, inf, inf
+    for now_s, value in samples:
+        if value is None or isnan(value) or value > limit:
+            bad_since, good_since = min(bad_since, now_s), inf
+            if not is_ringing and now_s - bad_since >= hold_s:
+                is_ringing = True
+                rings.append(now_s)
+        else:
+            bad_since, good_since = inf, min(good_since, now_s)
+            is_ringing = is_ringing and now_s - good_since < clear_s
+    return rings
+
+
+def clock(seconds: float) -> str:
+    """Seconds since 22:00 as a time of day."""
+    minutes = round(22 * 60 + seconds / 60) % 1440
+    return f"{minutes // 60}:{minutes % 60:02d}"
+
+
+def figure_night(
+    samples: Sequence[tuple[float, float | None]], limit: float, rings: Mapping[str, Sequence[float]]
+) -> go.Figure:
+    """The stream of a night, its limit, and for each rule the times at which it rings."""
+    hours = [each / HOUR_S for each, _ in samples]
+    marks = [line(0, "step time", hours, [value for _, value in samples], hover=())]
+    for index, (name, times_s) in enumerate(rings.items(), 1):
+        at = [each / HOUR_S for each in times_s]
+        hover = [f"<b>{name}</b><br>rings at {clock(each)}" for each in times_s]
+        marks.append(points(index, name, at, [7.0 - 1.5 * index] * len(at), hover, size=9))
+    ticks = {hour: clock(HOUR_S * hour) for hour in range(9)}
+    rule = ReferenceLine(y=limit, text="limit", place="top right")
+    said = [f"{name}: {plural(len(times_s), 'rings')}" for name, times_s in rings.items()]
+    silent = next((clock(at_s) for at_s, value in samples if value is None), "never")
+    sentence = "; ".join(said) + f". The run hangs at {silent}." if rings else f"From {silent} on the run says nothing."
+    panel = Panel(Axis("time", ticks=ticks), Axis("step time", "s", span=(0, 30)), marks, [rule])
+    return chart(
+        "One night",
+        panel,
+        sentence,
+        {"time": [clock(each) for each, _ in samples], "step time (s)": [value for _, value in samples]},
+    )
+
+
+# ---- a script as it circulates ----
+
+
+def symptom_table(repairs: Any) -> pd.DataFrame:
+    """The measurements of the script with some lines repaired; `...` is a stub."""
+    import pandas as pd
+
+    from lablib.studies.faulty_script import symptoms
+
+    if repairs is ...:
+        raise NotImplementedError("your turn")
+    rows = {each.name: ["yes" if each.is_right else "no", each.saw, each.wanted] for each in symptoms(repairs)}
+    return pd.DataFrame.from_dict(rows, orient="index", columns=["right", "seen", "wanted"])
+
+
+def try_repairs(repairs: Any) -> str:
+    """The same, printed."""
+    table = symptom_table(repairs)
+    print(table.to_string())
+    return f"{(table['right'] == 'yes').sum()} of {len(table)} are right"

@@ -1,0 +1,270 @@
+"""A training script with eight faults, repairs of its lines, and the measurements that show each fault.
+
+The script is a case in our own words, of mistakes that circulate in real ones. It runs without an error.
+`symptoms(repairs)` runs it on two simulated nodes of two GPUs, with some lines replaced, and measures:
+
+    writers             ranks that write the log
+    texts               different texts among those read in a step
+    small gradients     share of the activations' gradients, zeros left out, below FP16's smallest normal number
+    gradient norm       the largest before an update of the optimizer, against the configured bound
+    tokens              in the last line of the log, against those read
+    activation memory   its peak, against the peak of the script as it is
+    padding             labels of the loss that are padding
+    learning rate       of the optimizer, against the configured one
+
+Simplified: two steps of a small model without attention; the measurements hook torch, and not the script.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from threading import Lock
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.nn.modules.module import register_module_forward_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import Dataset
+
+from lablib.launch import launch
+from lablib.signature import checked
+from lablib.text.units import format_quantity
+
+RANKS, LOCAL_RANKS = 4, 2
+LENGTH, NUM_TEXTS, STEPS = 33, 64, 2
+CONFIG = {"lr": 3e-3, "clip": 0.1}
+NO_BOUND = 1000.0  # far above the norm of the script's gradients
+SMALLEST_NORMAL = 2.0**-14
+_MEASURING = Lock()  # hooks of torch are global: one measurement at a time
+
+SCRIPT = """\
+from functools import partial
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader
+
+DEFAULTS = {"lr": 1e-3, "clip": 0.2, "batch": 4, "micro_batches": 2}
+RECOMPUTE = ["TransformerBlock"]  # classes
+PAD = 0  # fills texts that are short
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x_BTD):
+        return x_BTD + self.down(F.gelu(self.up(x_BTD)))
+
+
+def train(given, env, texts, log):
+    config = {**given, **DEFAULTS}
+    rank, num_ranks = int(env["LOCAL_RANK"]), int(env["WORLD_SIZE"])
+    device = torch.get_default_device()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(64, 32), *(Block(32) for _ in range(3)), nn.Linear(32, 64))
+    for module in model:
+        if type(module).__name__ in RECOMPUTE:
+            module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"])
+    loader = DataLoader(texts, batch_size=config["batch"])
+    batches, tokens = iter(loader), 0
+    for step in range(2):
+        for _ in range(config["micro_batches"]):
+            batch_BT = next(batches).to(device)
+            with torch.autocast(device.type, dtype=torch.float16):
+                logits_BTV = model(batch_BT[:, :-1])
+            labels = batch_BT[:, 1:].flatten()
+            loss = F.cross_entropy(logits_BTV.float().flatten(0, 1), labels)
+            (loss / config["micro_batches"]).backward()
+            tokens += batch_BT.numel() * num_ranks * config["micro_batches"]
+        for param in model.parameters():
+            dist.all_reduce(param.grad, op=dist.ReduceOp.AVG)
+        optimizer.step()
+        optimizer.zero_grad()
+        if rank == 0:
+            log(f"step {step}: {tokens} tokens", tokens)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Symptom:
+    """One measurement of the script: its value and the right one, in words."""
+
+    name: str
+    saw: str
+    wanted: str
+    is_right: bool
+
+
+@dataclass
+class _Seen:
+    """Everything that one rank showed."""
+
+    read: list[int] = field(default_factory=list)
+    logged: list[int] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    small: int = 0
+    halves: int = 0
+    labels: int = 0
+    padding: int = 0
+
+
+class _Texts(Dataset):
+    """Texts of random words and lengths; `read` lists the indices in the order of reading."""
+
+    def __init__(self, seed: int, read: list[int]):
+        generator = torch.Generator("cpu").manual_seed(seed)
+        self._words = torch.randint(1, 64, (NUM_TEXTS, LENGTH), generator=generator, device="cpu")
+        ends = torch.randint(8, LENGTH + 1, (NUM_TEXTS,), generator=generator, device="cpu")
+        self._words[torch.arange(LENGTH, device="cpu") >= ends[:, None]] = 0
+        self._read = read
+
+    def __len__(self) -> int:
+        return NUM_TEXTS
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self._read.append(int(index))
+        return self._words[index]
+
+
+def numbered() -> str:
+    """The script with the numbers of its lines."""
+    return "\n".join(f"{number:2} {text}".rstrip() for number, text in enumerate(SCRIPT.splitlines(), 1))
+
+
+@checked
+def repaired(repairs: Mapping[int, str]) -> str:
+    """The script with some lines replaced. Raises ValueError: no such line.
+
+    repairs: number of a line -> the text for it, of one line or more, indented as the old one.
+    """
+    lines = list[str](SCRIPT.splitlines())
+    for number, text in repairs.items():
+        if not 1 <= number <= len(lines):
+            raise ValueError(f"repairs has numbers of lines, 1 to {len(lines)}: got {number}; see numbered()")
+        old = lines[number - 1]
+        indent = old[: len(old) - len(old.lstrip())]
+        first = next((each for each in text.splitlines() if each.strip()), "")
+        drop = len(first) - len(first.lstrip())
+        lines[number - 1] = "\n".join(indent + each[drop:] for each in text.splitlines() if each.strip())
+    return "\n".join(lines) + "\n"
+
+
+@checked
+def symptoms(
+    repairs: Mapping[int, str], seed: int = 0, config: Mapping[str, float] = MappingProxyType(CONFIG)
+) -> list[Symptom]:
+    """Run the script on four simulated ranks, with some lines replaced, and measure it.
+
+    seed: of the texts. config: "lr" and "clip", given to the script; with a clip of `NO_BOUND` no gradient is clipped.
+
+    Raises ValueError: repairs of lines that do not exist. SyntaxError, LaunchError: the repaired script does not run.
+    """
+    seen, peak_bytes = _measured(repaired(repairs), seed, config)
+    return _judged(seen, peak_bytes, _peak_bytes_before(), config)
+
+
+@cache
+def _peak_bytes_before() -> float:
+    return _measured(SCRIPT, 0, CONFIG)[1]
+
+
+def _measured(source: str, seed: int, config: Mapping[str, float]) -> tuple[list[_Seen], float]:
+    code = compile(source, "the script", "exec")
+    told = [_Seen() for _ in range(RANKS)]
+
+    def program() -> None:
+        rank, own = dist.get_rank(), dict[str, Any](__name__="script")
+        env = {"RANK": str(rank), "LOCAL_RANK": str(rank % LOCAL_RANKS), "WORLD_SIZE": str(RANKS)}
+        exec(code, own)
+        own["train"](
+            dict(config), env, _Texts(seed, told[rank].read), lambda _, tokens: told[rank].logged.append(tokens)
+        )
+
+    with _MEASURING, _hooks(told):
+        run = launch(program, ranks=RANKS, cluster="dgx-h100")
+    return told, float(max(run.memory.curve(0)[1]["activation"]))
+
+
+@contextmanager
+def _hooks(told: list[_Seen]) -> Iterator[None]:
+    """Hooks of optimizers, of layers' outputs and of the cross entropy, which write to the rank's `_Seen`."""
+    plain = F.cross_entropy
+
+    def before_update(optimizer: Any, *_: Any) -> None:
+        params = [param for group in optimizer.param_groups for param in group["params"]]
+        grads = [param.grad.double().norm() for param in params if param.grad is not None]
+        told[dist.get_rank()].norms.append(float(torch.stack(grads).norm()))
+        told[dist.get_rank()].rates.append(float(optimizer.param_groups[0]["lr"]))
+
+    def count(grad: torch.Tensor) -> None:
+        seen = told[dist.get_rank()]
+        seen.halves += int((grad != 0).sum())  # those of padding are zero, and may be
+        seen.small += int(((grad != 0) & (grad.abs() < SMALLEST_NORMAL)).sum())
+
+    def after_layer(_: Any, __: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor) and output.dtype == torch.float16 and output.requires_grad:
+            output.register_hook(count)
+
+    def cross_entropy(input: Any, target: Any, *args: Any, ignore_index: int = -100, **more: Any) -> Any:
+        seen = told[dist.get_rank()]
+        counted = target != ignore_index
+        seen.labels += int(counted.sum())
+        seen.padding += int((counted & (target == 0)).sum())
+        return plain(input, target, *args, ignore_index=ignore_index, **more)
+
+    with ExitStack() as undo:
+        undo.callback(register_optimizer_step_pre_hook(before_update).remove)
+        undo.callback(register_module_forward_hook(after_layer).remove)
+        undo.callback(setattr, F, "cross_entropy", plain)
+        F.cross_entropy = cross_entropy
+        yield
+
+
+def _judged(seen: list[_Seen], peak_bytes: float, before_bytes: float, config: Mapping[str, float]) -> list[Symptom]:
+    writers = [rank for rank, each in enumerate(seen) if each.logged]
+    a_step = [each.read[: len(each.read) // STEPS] for each in seen]
+    texts = [index for indices in a_step for index in indices]
+    small = sum(each.small for each in seen) / max(1, sum(each.halves for each in seen))
+    norms, rates = (max(max(getattr(each, name), default=0.0) for each in seen) for name in ("norms", "rates"))
+    tokens, read = max(max(each.logged, default=0) for each in seen), LENGTH * sum(len(each.read) for each in seen)
+    padding, labels = sum(each.padding for each in seen), sum(each.labels for each in seen)
+    bound, rate = config["clip"], config["lr"]
+    is_clipped = 0.2 * bound < norms <= 1.001 * bound if bound < NO_BOUND else 0.01 < norms < 100
+    return [
+        Symptom("ranks that write the log", ", ".join(map(str, writers)) or "none", "0", writers == [0]),
+        Symptom(
+            "different texts in a step",
+            f"{len(set(texts))} of {len(texts)}",
+            "all different",
+            len(set(texts)) == len(texts) > 0,
+        ),
+        Symptom("gradients of activations below 2^-14, in FP16", f"{small:.0%}", "less than 10%", small < 0.1),
+        Symptom(
+            "largest gradient norm at an update",
+            f"{norms:.3g}",
+            f"the configured {bound:g}" if bound < NO_BOUND else f"below 100, with the bound {bound:g}",
+            is_clipped,
+        ),
+        Symptom("tokens in the last line of the log", f"{tokens:,}", f"{read:,}, as read", tokens == read),
+        Symptom(
+            "peak memory of activations",
+            format_quantity(peak_bytes, "B"),
+            f"at most {format_quantity(0.6 * before_bytes, 'B')}",
+            peak_bytes <= 0.6 * before_bytes,
+        ),
+        Symptom("labels of the loss that are padding", f"{padding:,} of {labels:,}", "none", padding == 0 < labels),
+        Symptom("learning rate", f"{rates:g}", f"the configured {rate:g}", rates == rate),
+    ]

@@ -1,0 +1,508 @@
+"""Checks of lab 17: a failing run. Trainings stop at random steps; times, failures and streams are drawn at random."""
+
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf, isnan, nan
+from numbers import Real
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from lablib.course import Expect, exercise
+from lablib.course.checks.comparison import difference
+from lablib.course.checks.draw import Draw
+from lablib.course.checks.expect import RuleBroken
+from lablib.course.checks.formatting import short_repr
+from lablib.course.checks.rules import not_from_lablib
+from lablib.studies.faulty_script import NO_BOUND, SCRIPT, Symptom, symptoms
+
+RANKS = 2
+ROOM_BYTES = 6_000  # for the state of a generator that the run does not use
+
+
+# ---- exercise 1 ----
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes and seeds of a training; `num` samples on each rank."""
+
+    num: int
+    batch: int
+    width: int
+    hidden: int
+    seed: int
+
+
+class Loader:
+    """The lab's loader, with other sizes."""
+
+    def __init__(self, sizes: Sizes, seed: int):
+        disk = torch.Generator("cpu").manual_seed(dist.get_rank())
+        self.data = torch.randn(sizes.num, sizes.width, generator=disk, device="cpu")
+        self.generator = torch.Generator("cpu").manual_seed(seed + 100 * dist.get_rank())
+        self.order, self.position, self._batch = torch.empty(0, device="cpu"), 0, sizes.batch
+
+    def next_batch(self) -> tuple[list[int], torch.Tensor]:
+        if self.position >= len(self.order):
+            self.order = torch.randperm(len(self.data), generator=self.generator, device="cpu")
+            self.position = 0
+        chosen = self.order[self.position : self.position + self._batch]
+        self.position += self._batch
+        return chosen.tolist(), self.data[chosen].to(torch.get_default_device())
+
+
+class Training:
+    """The lab's training, with other sizes; a step returns what can be seen of it."""
+
+    def __init__(self, sizes: Sizes, seed: int):
+        torch.manual_seed(seed)
+        hidden = [nn.Linear(sizes.width, sizes.hidden), nn.BatchNorm1d(sizes.hidden), nn.GELU(), nn.Dropout(0.1)]
+        self.model = nn.Sequential(*hidden, nn.Linear(sizes.hidden, 1))
+        torch.manual_seed(seed + dist.get_rank())
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 50)
+        self.scaler = torch.amp.GradScaler("cpu", growth_interval=3)
+        self.loader, self.steps = Loader(sizes, seed), 0
+
+    def step(self) -> dict[str, Any]:
+        samples, x_BD = self.loader.next_batch()
+        loss = F.mse_loss(self.model(x_BD)[:, 0], x_BD.sum(1).sin())
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        for param in self.model.parameters():
+            dist.all_reduce(param.grad, op=dist.ReduceOp.AVG)
+        lr, scale = self.optimizer.param_groups[0]["lr"], self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.scheduler.step()
+        self.steps += 1
+        weights = [each.detach().clone() for each in self.model.state_dict().values()]
+        seen = {"samples": samples, "loss": loss.item(), "learning rate": lr, "loss scale": scale}
+        return seen | {"number of steps": self.steps, "weights": weights}
+
+    def state(self) -> dict[str, Any]:
+        """All parts of the state, by the names in messages; copies."""
+        parts = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scheduler": self.scheduler.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "steps": self.steps,
+            "loader.order": self.loader.order,
+            "loader.position": self.loader.position,
+            "loader.generator": self.loader.generator.get_state(),
+            "torch's generator": torch.get_rng_state(),
+        }
+        return {name: _copied(part) for name, part in parts.items()}
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, Mapping):
+        return {key: _copied(each) for key, each in value.items()}
+    return [_copied(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _num_bytes(value: Any) -> int:
+    """Bytes of the tensors and numbers in a saved state; storage that tensors share counts for each."""
+    if isinstance(value, torch.Tensor):
+        return value.untyped_storage().nbytes()
+    if isinstance(value, Mapping):
+        return sum(map(_num_bytes, value.values()))
+    if isinstance(value, str | bytes):
+        return len(value)
+    return sum(map(_num_bytes, value)) if isinstance(value, list | tuple | set) else 8
+
+
+def _written(saved: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(saved, file)
+    return file.getvalue()
+
+
+def _first_difference(traces: Sequence[Sequence[Any]], wanted: Sequence[Sequence[Any]]) -> tuple[int, int, str] | None:
+    """Index of the step, rank, and what differs first, over all ranks."""
+    for step in range(len(wanted[0])):
+        for rank in range(len(wanted)):
+            for name, value in wanted[rank][step].items():
+                found = difference(traces[rank][step][name], value, None, 0.0)
+                if found:
+                    is_short = not isinstance(value, list) or not isinstance(value[0], torch.Tensor)
+                    what = f"{short_repr(traces[rank][step][name])} instead of {short_repr(value)}"
+                    return step, rank, f"{name}: {what if is_short else found[0]}"
+    return None
+
+
+@exercise(
+    "Exact resume",
+    hints=[
+        "Which lines of `step` and `next_batch` change something that outlives the step? Which draw random numbers, "
+        "and from which generator?",
+        "Four objects have state_dict(). The loader has an order, a position and a generator. Dropout draws from "
+        "torch.get_rng_state(). And the number of steps. state_dict() returns the tensors themselves, no copies.",
+        "save: copy.deepcopy({'model': run.model.state_dict(), ..., 'order': run.loader.order, ...}); resume: begin "
+        "with saved = copy.deepcopy(saved), as load_state_dict of an optimizer keeps the given tensors.",
+    ],
+)
+def exact_resume(expect: Expect, save: Callable[[Any], Any], resume: Callable[[Any, Any], Any]) -> None:
+    not_from_lablib(save)
+    not_from_lablib(resume)
+    draw = expect.draw
+    per_epoch = draw.integer(3, 4)
+    batch = draw.integer(8, 12)
+    sizes = Sizes(per_epoch * batch, batch, draw.integer(60, 70), draw.integer(30, 40), draw.integer(1, 999))
+    stops = {
+        "within the second epoch": per_epoch + draw.integer(1, per_epoch - 2),
+        "between two epochs": 2 * per_epoch,
+        "before the first step": 0,
+    }
+    for where, before in stops.items():
+        expect.measured.clear()
+        _resumes(expect, save, resume, sizes, before, per_epoch + 3, f"stopped {where}, after {before} steps")
+
+
+def _resumes(
+    expect: Expect,
+    save: Callable[[Any], Any],
+    resume: Callable[[Any, Any], Any],
+    sizes: Sizes,
+    before: int,
+    more: int,
+    where: str,
+) -> None:
+    def first() -> dict[str, Any]:
+        whole = Training(sizes, sizes.seed)
+        alone = [whole.step() for _ in range(before + more)]
+        run = Training(sizes, sizes.seed)
+        told = [run.step() for _ in range(before)]
+        state = run.state()
+        saved = save(run)
+        if saved is None or saved is ...:
+            return {"saved": saved}
+        try:
+            at_once = _written(saved)
+        except Exception as error:
+            return {"saved": saved, "error": error}
+        told += [run.step() for _ in range(more)]
+        return {"alone": alone, "told": told, "state": state, "at once": at_once, "later": _written(saved)}
+
+    ran = expect.launch(first, ranks=RANKS, trace=False).values
+    if "alone" not in ran[0]:
+        expect.equal("save returns the state", ran[0]["saved"] is ..., False)
+        if ran[0]["saved"] is None:
+            raise RuleBroken("save returns the state", "None: is there a return?", "a dict")
+        raise RuleBroken("torch.save can write what save returns", str(ran[0]["error"]), _PLAIN)
+    files = [each["at once"] for each in ran]
+    saved = [_read(file) for file in files]
+    found = _first_difference([each["told"] for each in ran], [each["alone"] for each in ran])
+    if found:
+        step, rank, what = found
+        saw = f"without the call, step {step + 1} on rank {rank} is another: {what}"
+        raise RuleBroken(f"save changes nothing in the run ({where})", saw, "the run goes on as without it")
+    for rank, each in enumerate(ran):
+        changed = difference(_read(each["later"]), saved[rank], None, 0.0)
+        if changed:
+            saw = f"{more} steps later {changed[0]}, it was {changed[1]} (rank {rank})"
+            raise RuleBroken(f"what was saved stays as it is while the run goes on ({where})", saw, "a copy")
+    needed = sum(_num_bytes(part) for part in ran[0]["state"].values())
+    expect.budget(f"bytes of a checkpoint ({where})", _num_bytes(saved[0]), needed + ROOM_BYTES, "B")
+
+    def second() -> list[tuple[dict[str, Any], list[Any]]]:
+        given, told = _read(files[dist.get_rank()]), []
+        for other in (1, 2):
+            run = Training(sizes, sizes.seed + 1000 * other)
+            torch.rand(other)
+            resume(run, given)
+            told.append((run.state(), [run.step() for _ in range(more)]))
+        return told
+
+    wanted = [each["alone"][before:] for each in ran]
+    resumed = expect.launch(second, ranks=RANKS, trace=False).values
+    for turn, rule in enumerate(("the resumed run goes on exactly", "the same checkpoint can be used again")):
+        found = _first_difference([each[turn][1] for each in resumed], wanted)
+        if found:
+            step, rank, what = found
+            state, now = ran[rank]["state"], resumed[rank][turn][0]
+            other = [name for name in state if difference(now[name], state[name], None, 0.0)]
+            saw = f"step {before + step + 1} on rank {rank} has {what}"
+            after = f"after resume not as it was when saved: {', '.join(other)}" if other else "its state was right"
+            expected = "the same as in a run that never stopped, to the bit"
+            raise RuleBroken(f"{rule} ({where})", f"{saw}; {after}", expected)
+        expect.that(f"{rule} ({where})", True, f"{more} steps equal to the bit", "equal to the bit")
+
+
+_PLAIN = "tensors, numbers, texts, lists and dicts"
+
+
+def _read(file: bytes) -> Any:
+    try:
+        return torch.load(io.BytesIO(file), weights_only=True)
+    except Exception as error:
+        said = next((line for line in str(error).splitlines() if "Unsupported" in line or "GLOBAL" in line), str(error))
+        rule = "torch.load(..., weights_only=True) can read what save returns"
+        raise RuleBroken(rule, short_repr(said), _PLAIN) from None
+
+
+# ---- exercise 2 ----
+
+
+def _seconds(
+    work: float,
+    interval: float,
+    save: float,
+    restart: float,
+    failures: Iterable[float],
+    mistake: str = "",
+) -> float:
+    """The second at which the work is done; or with one of `MISTAKES`."""
+    now, saved, times = 0.0, 0.0, iter([*failures, inf])
+    failure = next(times)
+    while True:
+        piece = min(interval, work - saved)
+        is_done = saved + piece >= work
+        end = now + piece + (save if not is_done or mistake == "at the end" else 0.0)
+        if failure >= end:
+            now, saved = end, saved + piece
+            if is_done:
+                return now
+            continue
+        if mistake == "nothing lost":
+            saved += max(0.0, min(piece, failure - now))
+        elif mistake == "unfinished save" and failure >= now + piece:
+            saved += piece
+        elif mistake == "all lost":
+            saved = 0.0
+        now = failure + (0.0 if mistake == "no restart" else restart)
+        failure = next(times)
+        if mistake == "restart never fails":
+            while failure < now:
+                failure = next(times)
+        while mistake == "restarts add up" and failure < now:
+            now, failure = now + restart, next(times)
+
+
+MISTAKES = {
+    "at the end": "there is a save after the last work",
+    "unfinished save": "a save that a failure interrupts counts as finished",
+    "nothing lost": "work after the last save is not done again",
+    "all lost": "all work is done again, also what was saved",
+    "no restart": "restarts take no time",
+    "restart never fails": "a failure during a restart has no effect",
+    "restarts add up": "a failure ends the restart before it: the seconds that it still had do not count",
+}
+
+
+def _runs(draw: Draw) -> Iterator[tuple[str, float, float, float, float, list[float]]]:
+    """Name of a case, work, interval, save, restart, failures. Failures are at half seconds, so no two times meet."""
+    interval, save, restart = (float(draw.integer(*span)) for span in ((20, 60), (5, 12), (8, 15)))
+    save += 0.003  # so that no two mistakes give the same number
+    work = 4 * interval + draw.integer(3, 15)
+    yield "no failure", work, interval, save, restart, []
+    yield "no failure, the interval divides the work", 4 * interval, interval, save, restart, []
+    yield "work shorter than the interval", interval - 5, interval, save, restart, []
+    early = draw.integer(5, 15) + 0.5
+    yield "a failure before the first save", work, interval, save, restart, [early]
+    piece = interval + save
+    yield "a failure during work", work, interval, save, restart, [piece + draw.integer(3, 12) + 0.5]
+    yield "a failure during a save", work, interval, save, restart, [piece + interval + draw.integer(1, 3) + 0.5]
+    first = 2 * piece + draw.integer(3, 9) + 0.5
+    yield "a failure during a restart", work, interval, save, restart, [first, first + draw.integer(2, 6)]
+    many = [first, first + 3, first + 5, first + 6]
+    yield "several failures during restarts", work, interval, save, restart, many
+    yield "failures after the end only", work, interval, save, restart, [1000.5, 1001.5]
+    yield "saves and restarts that take no time", work, interval, 0.0, 0.0, [first, first + 20]
+    yield "a save longer than the interval", work, 7.0, 30.0, restart, [45.5, 200.5]
+    for _ in range(20):
+        at, failures = 0.0, []
+        for _ in range(draw.integer(1, 30)):
+            at += draw.integer(1, 90)
+            failures.append(at + 0.5)
+        yield "drawn at random", float(draw.integer(50, 900)), float(draw.integer(10, 90)), save, restart, failures
+    at, days = 0.5, []
+    for _ in range(600):
+        at += draw.integer(1, 20_000)
+        days.append(at)
+    yield "54 days", 54 * 86_400.0, 1_800.0, 60.0, 600.0, days
+
+
+@exercise(
+    "Seconds of a run",
+    hints=[
+        "What is known after each piece, of work and its save? Which two things can end a piece?",
+        "Keep two numbers: now, and the work that is saved. The next piece would end at now + piece + save. If the "
+        "next failure comes before, the piece counts nothing, and now is the failure plus the restart.",
+        "A restart needs no case of its own: if the next failure is before `now`, it is before the end of the next "
+        "piece, too. The last piece has no save.",
+    ],
+)
+def seconds_of_run(expect: Expect, seconds_of_run: Callable[..., float]) -> None:
+    not_from_lablib(seconds_of_run)
+    for kind, work, interval, save, restart, failures in _runs(expect.draw):
+        expect.measured.clear()
+        given = list(failures)
+        value = seconds_of_run(work, interval, save, restart, given)
+        few = short_repr(failures) if len(failures) <= 6 else f"{len(failures)} failures"
+        what = f"({kind}: work {work:g}, interval {interval:g}, save {save:g}, restart {restart:g}, failures {few})"
+        expect.equal(f"a number is returned {what}", value is ..., False)
+        expect.equal(f"failures_s stays as it was {what}", given, failures)
+        if not isinstance(value, Real) or isinstance(value, bool):
+            said = "None: is there a return?" if value is None else short_repr(value)
+            raise RuleBroken(f"a number of seconds is returned {what}", said, "a number")
+        wanted = _seconds(work, interval, save, restart, failures)
+        for mistake, said in MISTAKES.items():
+            wrong = _seconds(work, interval, save, restart, failures, mistake) if len(failures) < 30 else wanted
+            if abs(wrong - wanted) > 1e-6 and abs(value - wrong) < 1e-6:
+                raise RuleBroken(f"the second of the end is right {what}", f"{value:g}: {said}", f"{wanted:g}")
+        expect.close(f"the second of the end is right {what}", value, wanted, rtol=1e-9)
+    expect.measured.clear()
+    expect.that("the second of the end is right", True, "", "in all runs, to 1e-9 of it")
+
+
+# ---- exercise 3 ----
+
+
+def _rings(samples: Sequence[tuple[float, Any]], limit: float, hold_s: float, clear_s: float) -> list[float]:
+    """The times at which it rings, from the definition: each sample looks back over the run of samples like it."""
+    rings: list[float] = []
+    is_ringing, since, was_bad = False, 0.0, None
+    for at_s, value in samples:
+        is_bad = value is None or isnan(value) or value > limit
+        if is_bad != was_bad:
+            since, was_bad = at_s, is_bad
+        if is_bad and not is_ringing and at_s - since >= hold_s:
+            rings.append(at_s)
+            is_ringing = True
+        elif not is_bad and at_s - since >= clear_s:
+            is_ringing = False
+    return rings
+
+
+def _streams(draw: Draw) -> Iterator[tuple[str, list[Any], list[float], float, float]]:
+    """Name of a case, values, seconds between them, hold, clear. The limit is 10."""
+    good, bad = draw.number(1, 9), draw.number(11, 30)
+    one = [1.0]
+    yield "no sample", [], one, 3, 3
+    yield "never bad, and once at the limit", [good, 10.0, good], one, 0, 0
+    yield "bad for less than hold_s", [good, bad, bad, bad, good, good], one, 3, 2
+    yield "bad for exactly hold_s", [good, bad, bad, bad, bad, good], one, 3, 2
+    yield "bad for long: it rings once", [good] + [bad] * 12, one, 3, 2
+    yield "bad from the first sample on", [bad] * 5, one, 3, 2
+    yield "a good sample between bad ones begins the hold again", [bad, bad, good, bad, bad, bad, good], one, 3, 1
+    yield "NaN is bad", [good] + [nan] * 5, one, 3, 2
+    yield "None is bad", [good] + [None] * 5, one, 3, 2
+    yield "NaN, None and high values, one after another", [good, nan, None, bad, inf, good], one, 3, 2
+    yield "hold_s of 0: at the first bad sample", [good, bad, bad, good], one, 0, 5
+    yield "good for less than clear_s: no second ring", [bad, bad, good, good, bad, bad, bad, bad], one, 1, 3
+    yield "good for exactly clear_s: a second ring", [bad, bad, good, good, good, good, bad, bad], one, 1, 3
+    yield "good for a while in all, never clear_s at once", [bad, bad, good, good, bad, good, good, bad, bad], one, 1, 2
+    yield "clear_s of 0: ready at the first good sample", [bad, bad, good, bad, bad], one, 1, 0
+    yield "seconds count, not samples", [good, bad, bad, bad, bad, good], [0.25], 2, 1
+    yield "seconds count, not samples", [good, bad, bad, good], [60.0], 45, 50
+    yield "low values are good", [good, -inf, -5.0, 0.0, good], one, 0, 0
+    for _ in range(25):
+        values: list[Any] = []
+        for _ in range(draw.integer(3, 12)):
+            kind = draw.choice(["good", "good", "bad", "bad", "nan", "none"])
+            value = {"good": draw.number(1, 9), "bad": draw.number(11, 99), "nan": nan, "none": None}[kind]
+            values += [value] * draw.integer(1, 6)
+        gaps = [0.5 * draw.integer(1, 6) for _ in values]
+        yield "drawn at random", values, gaps, 0.5 * draw.integer(0, 12), 0.5 * draw.integer(0, 12)
+
+
+@exercise(
+    "An alert",
+    hints=[
+        "What must it remember from one sample to the next? Since when...? Did it ring for this?",
+        "Three things: since when samples are bad, since when they are good (one of the two is None), and whether it "
+        "has rung since the last recovery. A comparison with NaN is false: `not value <= limit` is true for NaN.",
+        "bad: good_since = None; set bad_since if it is None; ring if not ringing and at_s - bad_since >= hold_s. "
+        "good: the mirror image, and ringing = False if at_s - good_since >= clear_s.",
+    ],
+)
+def alert(expect: Expect, alert: Callable[..., Any]) -> None:
+    not_from_lablib(alert)
+    draw = expect.draw
+    for kind, values, gaps, hold_s, clear_s in _streams(draw):
+        expect.measured.clear()
+        start_s, limit = float(draw.integer(0, 99)), 10.0
+        samples, at_s = [], start_s
+        for number, value in enumerate(values):
+            samples.append((at_s, value))
+            at_s += gaps[number % len(gaps)]
+        rings = alert(iter(samples), limit, hold_s, clear_s)
+        shown = ", ".join(f"{t:g}: {'None' if v is None else format(v, '.3g')}" for t, v in samples[:14])
+        shown += ", ..." if len(samples) > 14 else ""
+        what = f"({kind}; limit 10, hold {hold_s:g}, clear {clear_s:g}; {shown})"
+        expect.equal(f"a list is returned {what}", rings is ..., False)
+        if isinstance(rings, Iterator):
+            rings = list(rings)  # a generator function is as good
+        if not isinstance(rings, list | tuple):
+            said = "None: is there a return?" if rings is None else short_repr(rings)
+            raise RuleBroken(f"a list of times is returned {what}", said, "a list")
+        wanted = _rings(samples, limit, hold_s, clear_s)
+        said = f"rings at {short_repr(list(rings))}" if rings else "it does not ring"
+        expected = f"rings at {short_repr(wanted)}" if wanted else "no ring"
+        expect.that(f"it rings when it should {what}", list(rings) == wanted, said, expected)
+    expect.measured.clear()
+    expect.that("it rings when it should", True, "", "in all streams")
+
+
+# ---- exercise 4 ----
+
+NUM_FAULTS = 8
+
+
+@exercise(
+    "Eight repairs",
+    hints=[
+        "Each row of the table has one line that causes it. Which lines decide who writes, who reads what, what is "
+        "recomputed, what the loss counts?",
+        "Which rank is LOCAL_RANK on the second node? In {**a, **b}, which wins? What is the name of the class that is "
+        "recomputed? Who divides the texts among ranks? Is config['clip'] used at all?",
+        "Lines 11, 25, 26, 34, 42, 43, 44 and 47. In 43 multiply the loss by 2**16; in 47 divide each param.grad by "
+        "it, then nn.utils.clip_grad_norm_(model.parameters(), config['clip']), then optimizer.step().",
+    ],
+)
+def repairs(expect: Expect, repairs: Mapping[int, str]) -> None:
+    expect.equal("repairs are given", repairs is ..., False)
+    if not isinstance(repairs, Mapping):
+        raise RuleBroken("repairs are a dict", short_repr(repairs), "{number of a line: its new text}")
+    old = {number: text.strip() for number, text in enumerate(SCRIPT.splitlines(), 1)}
+    repairs = {number: text for number, text in repairs.items() if text is not ...}
+    for number, text in repairs.items():
+        if isinstance(text, str) and old.get(number) == text.strip():
+            raise RuleBroken("a repaired line is another", f"line {number} is as it was", "a new text, or no entry")
+    draw = expect.draw
+    seed, config = draw.integer(1, 9999), {"lr": 1e-4 * draw.integer(11, 99), "clip": 0.01 * draw.integer(5, 15)}
+    for more in ({}, {"clip": NO_BOUND}):
+        for symptom in _run_script(repairs, seed, config | more):
+            expect.that(f"{symptom.name} (the repaired script)", symptom.is_right, symptom.saw, symptom.wanted)
+    expect.measured.clear()
+    expect.that("all eight measurements are right", True, "", "with two configurations")
+    # Eight lines that mend eight faults are all needed, as good as always.
+    for number in repairs if len(repairs) > NUM_FAULTS else ():
+        others = {other: text for other, text in repairs.items() if other != number}
+        try:
+            still = all(symptom.is_right for symptom in symptoms(others, seed, config))
+        except Exception:  # a repair of several lines that belong together
+            continue
+        if still:
+            saw = f"line {number} was not at fault: with the old one, {old[number]!r}, all is right, too"
+            raise RuleBroken("each repaired line was at fault", saw, "no entry for it")
+    if len(repairs) > NUM_FAULTS:
+        expect.that("each repaired line was at fault", True, "", "something breaks with any of them as it was")
+
+
+def _run_script(repairs: Mapping[int, str], seed: int, config: Mapping[str, float]) -> list[Symptom]:
+    try:
+        return symptoms(repairs, seed, config)
+    except Exception as error:
+        cause = error.__cause__ or error
+        said = f"{type(cause).__name__}: {cause}"
+        raise RuleBroken("the repaired script runs", said, "no error; lines have the numbers of the listing") from None

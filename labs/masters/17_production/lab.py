@@ -1,0 +1,680 @@
+# %% [markdown]
+# # Lab 17: What breaks at 3 a.m.?
+#
+# **Question.** How does a training run survive its failures, and who notices the others?
+#
+# A run of weeks on thousands of GPUs fails every few hours. It survives if its *whole* state is saved, at the right
+# interval, and if someone notices what went wrong. You build a resume that is exact to the bit, the cost of an
+# interval, and an alert.
+#
+# The lab takes an hour. Folded sections, called *further*, go beyond it.
+
+# %%
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from lablib import CorruptGradient, KillRank, RankKilledError, SlowRank, launch, phase
+from lablib.course import checks_for, try_out
+from lablib.figures import show
+from lablib.labs import lab17
+from lablib.widgets import guess
+
+check = checks_for("17")
+show(lab17.figure_question())
+
+# %% tags=["parameters"]
+ranks: int = 4  # simulated GPUs, 2 to 8
+cluster: str = "dgx-h100"  # dgx-a100 | dgx-h100 | hgx-h200
+save_s: float = 60.0  # seconds for which a checkpoint stops the training, an assumption
+restart_s: float = 600.0  # seconds from a failure to the first step after it, an assumption
+interactive: bool = True  # widgets, or static figures
+quick: bool = True  # the lab is as short either way
+
+# %% [markdown] minutes=4
+# ## A first guess
+#
+# Llama 3 405B was trained on up to 16,384 GPUs. In 54 days there were 419 unexpected interruptions: one every 3.1
+# hours (Llama Team, 2024). A *checkpoint* is a saved state from which a run can go on. Assume that the training stops
+# for 60 s while one is saved, and that a restart takes 10 minutes. How often would you save? And which share of the 54
+# days is then lost, by saves, restarts, and work that is done again? Lock two guesses.
+
+# %%
+my_interval = None  # or two numbers, if you have no fields below
+guessed_interval = guess(("minutes between saves", "lost time, %"), my_interval, interactive)
+guessed_interval
+
+# %% tags=["instructor"]
+guessed_interval.lock(60, 30)
+
+# %% [markdown] minutes=21
+# ## Stop and go on
+#
+# First: what is the whole state of a run? Here is a small training. Its loader deals samples in a random order, a new
+# one for each epoch. `generator` is a random number generator of the loader's own.
+
+
+# %%
+class Loader:
+    """Batches of 8 samples. Each rank has samples and an order of its own."""
+
+    def __init__(self, seed):
+        with torch.device("cpu"):  # loaders work in the host's memory
+            disk = torch.Generator().manual_seed(dist.get_rank())
+            self.data = torch.randn(64, 16, generator=disk)  # the same after a restart
+            self.generator = torch.Generator().manual_seed(seed + 100 * dist.get_rank())
+            self.order, self.position = torch.empty(0), 0  # of this epoch; the next place in it
+
+    def next_batch(self):
+        if self.position >= len(self.order):  # a new epoch
+            with torch.device("cpu"):
+                self.order, self.position = torch.randperm(64, generator=self.generator), 0
+        batch = self.data[self.order[self.position : self.position + 8]]
+        self.position += 8
+        return batch.to(torch.get_default_device())
+
+
+# %% [markdown]
+# The model has *dropout*, which zeroes random activations; torch's own generator draws them (`torch.get_rng_state`,
+# and on a real GPU `torch.cuda.get_rng_state`). *BatchNorm* keeps running means in buffers. A *scheduler* changes the
+# learning rate from step to step, and a *scaler* the factor of the loss that FP16 needs (lab 02). All ranks average
+# their gradients (lab 09).
+
+
+# %%
+class Training:
+    """A training on one rank; what changes from step to step is in it, or in torch."""
+
+    def __init__(self, seed):
+        torch.manual_seed(seed)  # equal weights on all ranks
+        hidden = [nn.Linear(16, 64), nn.BatchNorm1d(64), nn.GELU(), nn.Dropout(0.1)]
+        self.model = nn.Sequential(*hidden, nn.Linear(64, 1))
+        torch.manual_seed(seed + dist.get_rank())  # but each has its own dropout
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 200)
+        self.scaler = torch.amp.GradScaler("cpu", growth_interval=5)
+        self.loader, self.steps = Loader(seed), 0
+
+    def step(self):
+        x_BD = self.loader.next_batch()
+        loss = F.mse_loss(self.model(x_BD)[:, 0], x_BD.sum(1).sin())
+        self.optimizer.zero_grad()
+        self.scaler.scale(loss).backward()
+        for param in self.model.parameters():
+            dist.all_reduce(param.grad, op=dist.ReduceOp.AVG)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.scheduler.step()
+        self.steps += 1
+        return loss.item()
+
+
+# %% [markdown]
+# Now kill a rank. `KillRank(1, at_s)` ends the process of rank 1 at that second of the simulated run. What will the
+# others do?
+
+
+# %%
+def ten_steps():
+    run = Training(seed=1)
+    return [run.step() for _ in range(10)]
+
+
+whole = launch(ten_steps, ranks=ranks, cluster=cluster)
+half_s = whole.timeline.makespan_s / 2
+try:
+    launch(ten_steps, ranks=ranks, cluster=cluster, faults=[KillRank(1, half_s)])
+except RankKilledError as error:
+    print(error)
+
+# %% [markdown]
+# They wait for its gradients: one dead rank stops all. (On real GPUs they wait until a timeout, by default 10 minutes
+# with NCCL.) So all processes start again, and a new process has nothing: other random numbers, a new optimizer, a
+# loader at its start.
+
+# %% [markdown]
+# ### Exercise 1: exact resume
+#
+# Write two functions, so that the run goes on as if it had never stopped: the same samples, learning rates, losses and
+# weights, to the bit. Look through both classes: what does the next step depend on, and the step after the next epoch
+# begins? Three rules:
+#
+# - The training goes on while a file is written. So nothing in `saved` may change later: `copy.deepcopy` copies.
+# - A checkpoint may be needed twice: `resume` leaves `saved` as it was.
+# - The budget, in bytes: neither data nor gradients. Only tensors, numbers, texts, lists and dicts: a file with other
+#   objects runs code when it is loaded, and `torch.load(..., weights_only=True)` refuses it.
+#
+# `model`, `optimizer`, `scheduler` and `scaler` have `state_dict()` and `load_state_dict(...)`, a generator
+# `get_state()` and `set_state(...)`. Stuck? Run `check.exact_resume.hint()` in a new cell.
+
+
+# %% tags=["exercise"]
+def save(run):
+    """The whole state of `run`, a Training, on this rank: a dict."""
+    ### BEGIN SOLUTION
+    import copy
+
+    loader, names = run.loader, ("model", "optimizer", "scheduler", "scaler")
+    state = {name: getattr(run, name).state_dict() for name in names}
+    state |= {"order": loader.order, "position": loader.position, "steps": run.steps}
+    state |= {"loader": loader.generator.get_state(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return copy.deepcopy(state)
+    ### END SOLUTION
+
+
+def resume(run, saved):
+    """Put `saved` into `run`, a new Training with another seed, in a new process."""
+    ### BEGIN SOLUTION
+    import copy
+
+    saved = copy.deepcopy(saved)
+    for name in ("model", "optimizer", "scheduler", "scaler"):
+        getattr(run, name).load_state_dict(saved[name])
+    run.loader.order, run.loader.position = saved["order"], saved["position"]
+    run.loader.generator.set_state(saved["loader"])
+    run.steps = saved["steps"]
+    torch.set_rng_state(saved["torch"])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state(saved["cuda"])
+    ### END SOLUTION
+
+
+# %%
+def stop_and_go_on(steps_after=4):
+    run = Training(seed=1)
+    for _ in range(6):
+        run.step()
+    saved = save(run)
+    expected = [run.step() for _ in range(steps_after)]
+    other = Training(seed=2)
+    resume(other, saved)
+    return [other.step() for _ in range(steps_after)] == expected
+
+
+try_out(stop_and_go_on, ranks=2)  # True, if four steps go on exactly; are four enough?
+
+# %% tags=["check"] points=4
+check.exact_resume(save, resume)
+
+# %% [markdown]
+# Now the real thing: 60 steps, a checkpoint after every 10, and three kills. Each rank writes a file. A rank may die
+# between two files, so a run resumes from the last step of which *all* files are there (`newest_complete`). Predict:
+# how many steps will be computed twice, at most?
+
+
+# %%
+def train(folder, log):
+    run, rank = Training(seed=1), dist.get_rank()
+    newest = lab17.newest_complete(folder, ranks)
+    if newest is not None:
+        lab17.resume_run(run, torch.load(folder / f"{newest}-{rank}.pt", weights_only=True))
+    while run.steps < 60:
+        loss = run.step()
+        if rank == 0:
+            log.append((run.steps, loss))
+        if run.steps % 10 == 0:
+            torch.save(lab17.save_run(run), folder / f"{run.steps}-{rank}.pt")
+
+
+def train_to_the_end(kills):
+    """Launch until no rank is killed; returns (step, loss) of every step that was computed."""
+    log = []
+    with tempfile.TemporaryDirectory() as folder:
+        for fault in [*kills, None]:
+            faults = [fault] if fault else []
+            try:
+                on = {"ranks": ranks, "cluster": cluster, "faults": faults}
+                launch(lambda: train(Path(folder), log), **on)
+            except RankKilledError as error:
+                print(f"rank {error.rank} died, rank 0 had reached step {log[-1][0]}")
+    return log
+
+
+# %%
+alone = train_to_the_end([])
+step_s = whole.timeline.makespan_s / 10
+kills = [KillRank(1, 18 * step_s), KillRank(ranks - 1, 26 * step_s), KillRank(0, 9.5 * step_s)]
+log = train_to_the_end(kills)
+print(f"the same losses, to the bit: {dict(log) == dict(alone)}")
+show(lab17.figure_restarts(log, 60))
+
+# %% [markdown]
+# A failure costs the steps since the last checkpoint, here at most 10, plus the time of a restart. Saving after
+# every step would lose none. Why not do that?
+
+# %% [markdown] minutes=16
+# ## How often?
+#
+# Count the seconds of a run. It saves after each `interval_s` seconds of *work*, for `save_s` seconds, in which it does
+# not train. At a failure it loses all work since the last *finished* save, and takes `restart_s` to begin again from
+# there; a failure during the restart begins the restart again.
+#
+#     work 10, interval 4, save 1, restart 2, failures at 8 and 9:
+#     0 work 4 save 5 work 8 (failure) restart 9 (failure) restart 11 work 15 save 16 work 18
+
+# %% [markdown]
+# ### Exercise 2: seconds of a run
+#
+# There is no save when the work is done: that is the end.
+
+
+# %% tags=["exercise"]
+def seconds_of_run(work_s, interval_s, save_s, restart_s, failures_s):
+    """The second at which the last of `work_s` seconds of work is done.
+
+    failures_s: times of failures in seconds since the start, ascending; perhaps none, and
+    perhaps some after the end. All are numbers above 0; save_s and restart_s may be 0.
+    """
+    ### BEGIN SOLUTION
+    now, saved, failures = 0.0, 0.0, list(failures_s)
+    while True:
+        piece = min(interval_s, work_s - saved)
+        is_done = saved + piece >= work_s
+        end = now + piece if is_done else now + piece + save_s
+        if failures and failures[0] < end:  # also during a restart, which is before `now`
+            now = failures.pop(0) + restart_s
+        elif is_done:
+            return end
+        else:
+            now, saved = end, saved + piece
+    ### END SOLUTION
+
+
+# %%
+try_out(seconds_of_run, 10.0, 4.0, 1.0, 2.0, [8.0, 9.0])  # by hand: 18
+try_out(seconds_of_run, 10.0, 4.0, 1.0, 2.0, [])  # by hand: 12
+
+# %% tags=["check"] points=3
+check.seconds_of_run(seconds_of_run)
+
+# %% [markdown]
+# With random failures, each run is a draw. (The gaps between them are exponential: a failure is as likely in any
+# second.) Here is Llama 3's: 54 days of work, with a save every hour.
+
+# %%
+work_s = 54 * 86_400.0
+for seed in range(3):
+    failures_s = lab17.failures_of(lab17.MEAN_S, 3 * work_s, seed)
+    took_s = lab17.run_seconds(work_s, 3600.0, save_s, restart_s, failures_s)
+    failed = sum(each < took_s for each in failures_s)
+    print(f"{took_s / 86_400:.1f} days, {failed} failures: {1 - work_s / took_s:.1%} lost")
+
+# %% [markdown]
+# Before you see the curve, derive it. An interval tau costs a share delta / tau for saves of delta seconds. Every M
+# seconds a failure loses half an interval on average, and a restart R. Where is the sum least?
+#
+# <details><summary>Answer</summary>
+#
+# The sum is delta / tau + (tau / 2 + R) / M. Its derivative, -delta / tau^2 + 1 / (2 M), is zero at tau = sqrt(2 delta
+# M): Young's interval (1974). R does not matter for it. At the best interval saves and repeated work cost the same.
+#
+# </details>
+
+# %%
+guessed_interval.reveal(
+    lambda minutes, _: show(lab17.figure_intervals(save_s, restart_s, guessed_s=60 * minutes))
+)
+
+# %% [markdown]
+# The line is that sum, as a share of the whole time: T seconds have T / M failures, and the rest is work and saves. For
+# long intervals it is too high: a failure that comes soon after another loses less than half an interval. The minimum
+# is flat: with half or twice the best interval little more is lost.
+
+# %% [markdown]
+# Llama 3 reports more than 90% effective training time, so its saves or restarts must have been faster than assumed
+# here. What is better: saves that take a tenth of the time, or half as many failures? Predict, then move the controls.
+
+# %%
+lab17.explore_intervals(save_s, restart_s, interactive)
+
+# %% [markdown] minutes=17
+# ## Who notices?
+#
+# A killed rank stops the run, and everybody notices. Other failures go on in silence. Four runs of 20 steps, each with
+# one fault at step 11:
+#
+# - *NaN*: one number of one gradient on rank 1 becomes NaN, "not a number".
+# - *bit flip*: in one number of one gradient on rank 1 the highest bit of the exponent flips; it becomes about 1e36.
+# - *slow*: from then on the last rank computes at a third of its speed, as a hot GPU does.
+# - *drift*: one weight on rank 1 changes by 0.001, as by a fault of its memory.
+#
+# Four monitors: the loss of rank 0, the norm of the averaged gradient, the compute time of the slowest rank, and a
+# *hash* of the weights on each rank: a number that is equal on all ranks only if all bits of the weights are.
+
+
+# %%
+def watched(drift):
+    run, told = Training(seed=1), []
+    run.scaler = torch.amp.GradScaler("cpu", enabled=False)  # as in BF16: it skips no step
+    for step in range(20):
+        if drift and step == 10 and dist.get_rank() == 1:
+            run.model[0].weight.data[0, 0] += 0.001
+        with phase(f"step {step}"):
+            loss = run.step()
+        norm = torch.stack([param.grad.norm() for param in run.model.parameters()]).norm()
+        weights = torch.cat([param.detach().flatten() for param in run.model.parameters()])
+        told.append((loss, norm.item(), hash(weights.cpu().numpy().tobytes())))
+    return told
+
+
+# %% [markdown]
+# Of the four faults, how many does the loss show within ten steps? And the hash?
+
+# %%
+my_signs = None  # or two numbers
+asked = ("shown by the loss", "shown by the hash")
+guessed_signs = guess(asked, my_signs, interactive)
+guessed_signs
+
+# %% tags=["instructor"]
+guessed_signs.lock(3, 1)
+
+# %%
+at = {"rank": 1, "parameter": "0.weight", "step": 10}
+faults = {
+    "healthy": [],
+    "NaN": [CorruptGradient(**at)],
+    "bit flip": [CorruptGradient(**at, kind="bit flip")],
+    "slow": [SlowRank(ranks - 1, 3.0, from_s=10.5 * step_s)],
+    "drift": [],
+}
+runs = {
+    name: launch(watched, name == "drift", ranks=ranks, cluster=cluster, faults=those)
+    for name, those in faults.items()
+}
+guessed_signs.reveal(lab17.first_signs(runs, steps=20))
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# The loss shows one fault of four. Adam divides a gradient by the root of its mean square, which after the flip is
+# infinite: one weight hardly moves again, and only the norm shows why. The slow rank changes no number at all. And
+# drift hides in the loss until the replicas differ too much. So a run needs several monitors, and each needs a rule
+# that calls someone.
+#
+# </details>
+
+# %% [markdown]
+# ### An alert
+#
+# Here is the step time of another run, asked once a minute through a night (made up, as nights are). 12 s is too slow.
+# The simplest rule rings whenever the value is above the limit. How often would it ring? And does it ring when the run
+# *hangs*, as all ranks wait for a message that never comes?
+
+# %%
+samples, limit = lab17.night(), 12.0
+show(lab17.figure_night(samples, limit, {}))
+
+# %%
+my_rings = None  # or a number
+guessed_rings = guess(["how many times"], my_rings, interactive)
+guessed_rings
+
+# %% tags=["instructor"]
+guessed_rings.lock(30)
+
+# %%
+simple = [at_s for at_s, value in samples if value is not None and value > limit]
+guessed_rings.reveal(f"{len(simple)} times, the last time at {lab17.clock(simple[-1])}")
+
+# %% [markdown]
+# It *flaps* around the limit, and whoever is called that often stops listening. And it *sleeps* during the hang: no
+# value is above the limit. NaN is not above it, either: every comparison with NaN is false.
+
+# %% [markdown]
+# ### Exercise 3: an alert that neither flaps nor sleeps
+#
+# A sample is *bad* if there is no value (None), if the value is NaN, or if it is above the limit. A run is bad *since*
+# the first of an unbroken row of bad samples. The alert rings at the first sample at which it has been bad for `hold_s`
+# seconds or more. Then it is silent until a sample at which it has been good for `clear_s` seconds or more; from
+# then on it may ring again.
+#
+#     limit 12, hold 2, clear 3:  seconds  0  1  2  3  4  5  6  7  8  9 10 11
+#                                 samples  9 13 13 13  9 13 13 13  9  9  9  9
+#     It rings at 3: bad since 1. Not at 7: good only at 4.
+#     From 11 on it may ring again: good since 8.
+
+
+# %% tags=["exercise"]
+def alert(samples, limit, hold_s, clear_s):
+    """The times at which it rings, a list.
+
+    samples: pairs (seconds, value), read once, in order, at uneven times.
+    hold_s, clear_s: 0 or more.
+    """
+    ### BEGIN SOLUTION
+    rings, is_ringing, bad_since, good_since = [], False, None, None
+    for at_s, value in samples:
+        if value is None or not value <= limit:
+            bad_since, good_since = at_s if bad_since is None else bad_since, None
+            if not is_ringing and at_s - bad_since >= hold_s:
+                rings.append(at_s)
+                is_ringing = True
+        else:
+            bad_since, good_since = None, at_s if good_since is None else good_since
+            if at_s - good_since >= clear_s:
+                is_ringing = False
+    return rings
+    ### END SOLUTION
+
+
+# %%
+example = [9.0, 13.0, 13.0, 13.0, 9.0, 13.0, 13.0, 13.0, 9.0, 9.0, 9.0, 9.0]
+try_out(alert, list(enumerate(example)), 12.0, 2, 3)  # by hand: [3]
+try_out(alert, [(0, 9.0), (1, None), (2, float("nan")), (3, 13.0)], 12.0, 2, 3)  # by hand: [3]
+
+# %% tags=["check"] points=3
+check.alert(alert)
+
+# %% [markdown]
+# The same night, with four rules. Which faults does each miss, and how late does it ring for the hang?
+
+# %%
+rings = {"value above the limit": simple}
+rings["held 1 min, clear for 0"] = lab17.alerts(samples, limit, 60, 0)
+rings["held 5 min, clear for 10"] = lab17.alerts(samples, limit, 300, 600)
+rings["held 60 min"] = lab17.alerts(samples, limit, 3600, 600)
+show(lab17.figure_night(samples, limit, rings))
+
+# %% [markdown]
+# A long `hold_s` sleeps through the hot GPU; a short one, ready again at once, flaps. What is it worth? If 16,384 GPUs
+# hang for an hour, at 2 dollars per GPU and hour, that costs 33,000 dollars. (Prometheus, a system for such monitors,
+# calls the two durations `for` and `keep_firing_for`.)
+
+# %% [markdown] tags=["further"] minutes=25
+# ## Further: a script as it circulates
+#
+# This training script runs without an error, and eight things in it are wrong. Such lines circulate in real scripts,
+# if rarely so many at once. `env` is the environment that `torchrun` sets: here 4 ranks on two nodes.
+
+
+# %%
+from lablib.studies import faulty_script
+
+print(faulty_script.numbered())
+
+# %% [markdown]
+# It was told `{"lr": 0.003, "clip": 0.1}`. Recomputing a block in backward (lab 03) shall save memory of activations.
+# Here is what monitors see in two steps. Before you read on: which line causes which row?
+
+# %%
+lab17.symptom_table({})
+
+# %% [markdown]
+# ### Exercise 4: eight repairs
+#
+# Repair the script: the number of a line, and the text that replaces it. A text may have several lines, and needs no
+# indentation of its own. Imports may stand in any line; FP16 stays. A line that you claim must be at fault: if there
+# are more than eight, the check puts each old line back, alone, and something must break.
+
+
+# %% tags=["exercise"]
+# A scale of the loss, a power of two, is undone before clipping.
+### BEGIN SOLUTION
+repairs = {
+    11: 'RECOMPUTE = ["Block"]',
+    25: "config = {**DEFAULTS, **given}",
+    26: 'rank, num_ranks = int(env["RANK"]), int(env["WORLD_SIZE"])',
+    34: """
+        from torch.utils.data import DistributedSampler
+        sampler = DistributedSampler(texts, num_ranks, rank)
+        loader = DataLoader(texts, batch_size=config["batch"], sampler=sampler)
+    """,
+    42: "loss = F.cross_entropy(logits_BTV.float().flatten(0, 1), labels, ignore_index=PAD)",
+    43: '(2.0**16 * loss / config["micro_batches"]).backward()',
+    44: "tokens += batch_BT.numel() * num_ranks",
+    47: """
+        for param in model.parameters():
+            param.grad /= 2.0**16
+        nn.utils.clip_grad_norm_(model.parameters(), config["clip"])
+        optimizer.step()
+    """,
+}
+### END SOLUTION
+
+# %%
+try_out(lab17.try_repairs, repairs)
+
+# %% tags=["check"] points=4
+check.repairs(repairs)
+
+# %% [markdown]
+# No single monitor finds all eight, and none of them is an error. What would have found them *before* the run: a line
+# of the log with the configuration as it is used, a count of the blocks that are recomputed, the indices of the first
+# batch on each rank, and one batch of padding alone, which must have no loss.
+
+# %% [markdown] tags=["further"] minutes=6
+# ## Further: garbage collection
+#
+# Python's garbage collector stops a process now and then, each rank at a time of its own. A step waits for the last
+# rank. Say that each rank stops in one step of twenty, for as long as a step takes. With 8 ranks, which share of the
+# steps is delayed? And if all ranks stop in the *same* step of twenty?
+
+# %%
+my_delayed = None  # or two numbers
+asked = ("separately, %", "together, %")
+guessed_delayed = guess(asked, my_delayed, interactive)
+guessed_delayed
+
+# %% tags=["instructor"]
+guessed_delayed.lock(5, 5)
+
+
+# %%
+def paused_steps(pauses):
+    x = torch.zeros(4096, 4096)
+    for stops in pauses[dist.get_rank()]:
+        for _ in range(10 * (1 + stops)):
+            x @ x
+        dist.all_reduce(torch.zeros(1))
+
+
+steps, often = 200, 0.05
+dice = torch.Generator("cpu").manual_seed(0)
+separately = torch.rand(8, steps, generator=dice, device="cpu") < often
+every_20th = torch.arange(steps, device="cpu") % 20 == 0
+cases = {"none": separately & False, "separately": separately}
+cases["together"] = every_20th.expand(8, steps)
+
+# %%
+seconds = {}
+for name, pauses in cases.items():
+    run = launch(paused_steps, pauses.tolist(), ranks=8, cluster=cluster, fidelity="shapes")
+    seconds[name] = run.timeline.makespan_s
+table = {name: f"{each / seconds['none'] - 1:+.1%}" for name, each in seconds.items()}
+drawn = f"steps in which some rank stops: {separately.any(0).float().mean():.1%} of those drawn"
+formula = f"expected: 1 - (1 - q)^n = {1 - (1 - often) ** 8:.1%}"
+guessed_delayed.reveal(f"longer: {table}; {drawn}; {formula}")
+
+# %% [markdown]
+# A step is fast only if *no* rank stops: with probability (1 - q)^n, 66% for 8 ranks and none in practice for 1,000. So
+# large runs turn the automatic collector off, `gc.disable()`, and call `gc.collect()` on all ranks in the same step
+# (Megatron-LM: `--manual-gc`; torchtitan: `gc_freq`). Any random pause, of the file system for example, counts alike.
+
+# %% [markdown] tags=["further"] minutes=6
+# ## Further: a hang
+#
+# A well-meant rule: skip a step whose loss is NaN. The loss is NaN on rank 1 alone. What will happen?
+
+
+# %%
+def careful(decide):
+    for step in range(3):
+        x = torch.ones(4)
+        if step == 1 and dist.get_rank() == 1:
+            x[0] = torch.nan
+        if decide(x.sum()):
+            continue  # no gradients of this step
+        dist.all_reduce(x)
+    return "done"
+
+
+try_out(careful, torch.isnan, ranks=4)
+
+# %% [markdown]
+# Rank 1 made one call fewer. Its last all-reduce was paired with one of an earlier step of the others, and the values
+# were wrong without a word. Then the others waited for a call that never came: a hang begins where ranks *disagree*,
+# before they stop. The error names the waiting ranks with their lines, and the rank that is not there. (For NCCL,
+# PyTorch's flight recorder keeps the last calls of each rank.) So ranks must decide together:
+
+
+# %%
+def on_any_rank(loss):
+    is_nan = torch.isnan(loss).float()
+    dist.all_reduce(is_nan, op=dist.ReduceOp.MAX)
+    return is_nan.item() > 0
+
+
+try_out(careful, on_any_rank, ranks=4)
+
+# %% [markdown]
+# Another hang: the wire between ranks 0 and 1 breaks. Who waits? Read the error from its first line.
+
+# %%
+from lablib import DropLink, LinkDownError
+
+
+def many_steps():
+    for _ in range(10):
+        dist.all_reduce(torch.ones(2**20))
+
+
+try:
+    launch(many_steps, ranks=4, cluster=cluster, faults=[DropLink(0, 1, at_s=1e-4)])
+except LinkDownError as error:
+    print(error)
+
+# %% [markdown]
+# All ranks wait, also those with healthy wires, in the same line. The simulator names the link; NCCL would only time
+# out, on every rank alike. So large runs watch the error counters of links, and test all links before they start.
+
+# %% [markdown] minutes=2
+# ## Summary
+#
+# - The state of a run is more than its weights: optimizer, schedule, scaler, place in the data, all generators. Whether
+#   it is whole shows only if a resumed run is compared to the bit.
+# - A save costs time, a failure costs the work since the last one. Both cost the same at sqrt(2 delta M).
+# - A fault may show in one monitor only. No answer and NaN are bad values, too.
+# - An alert needs two durations, one to ring and one to be ready again.
+
+# %% [markdown]
+# ### Sources
+#
+# - Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783, section 3.3.4 (466 interruptions in 54 days, 419
+#   of them unexpected; more than 90% effective training time).
+# - J. W. Young, "A first order approximation to the optimum checkpoint interval", Communications of the ACM 17(9),
+#   1974.
+# - J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation
+#   Computer Systems 22(3), 2006 (exponential gaps).
+# - PyTorch, "Reproducibility", and the documentation of `torch.load` (`weights_only`).
+# - Prometheus, "Alerting rules".
+# - The code: `lablib/faults.py` and `lablib/labs/lab17.py`.
+
+# %%
+check

@@ -1,0 +1,542 @@
+"""Wrong answers to lab 17: what breaks at 3 a.m.? And right ones in an unusual style."""
+
+SAVED = {
+    "model": "run.model.state_dict()",
+    "optimizer": "run.optimizer.state_dict()",
+    "scheduler": "run.scheduler.state_dict()",
+    "scaler": "run.scaler.state_dict()",
+    "order": "run.loader.order",
+    "position": "run.loader.position",
+    "loader": "run.loader.generator.get_state()",
+    "torch": "torch.get_rng_state()",
+    "steps": "run.steps",
+}
+RESUMED = {
+    "model": "run.model.load_state_dict(saved['model'])",
+    "optimizer": "run.optimizer.load_state_dict(saved['optimizer'])",
+    "scheduler": "run.scheduler.load_state_dict(saved['scheduler'])",
+    "scaler": "run.scaler.load_state_dict(saved['scaler'])",
+    "order": "run.loader.order = saved['order']",
+    "position": "run.loader.position = saved['position']",
+    "loader": "run.loader.generator.set_state(saved['loader'])",
+    "torch": "torch.set_rng_state(saved['torch'])",
+    "steps": "run.steps = saved['steps']",
+}
+
+
+def _resume(*without, copied="copy.deepcopy({})", again="copy.deepcopy(saved)", saved=None, resumed=None, before=""):
+    saved, resumed = SAVED | (saved or {}), RESUMED | (resumed or {})
+    state = ", ".join(f"'{name}': {value}" for name, value in saved.items() if name not in without and value)
+    lines = "\n    ".join(line for name, line in resumed.items() if name not in without)
+    return f"""
+import copy
+
+def save(run):
+    {before or "pass"}
+    return {copied.format("{" + state + "}")}
+
+def resume(run, saved):
+    saved = {again}
+    {lines}
+"""
+
+
+SECONDS = """
+def seconds_of_run(work_s, interval_s, save_s, restart_s, failures_s):
+    now, saved, failures = 0.0, 0.0, {failures}
+    while True:
+        piece = min(interval_s, work_s - saved)
+        is_done = {done}
+        end = {end}
+        if failures and failures[0] < end:
+            failure = failures.pop(0)
+            {failed}
+        elif is_done:
+            return end
+        else:
+            now, saved = end, saved + piece
+"""
+
+
+def _seconds(
+    failures="list(failures_s)",
+    done="saved + piece >= work_s",
+    end="now + piece + (0 if is_done else save_s)",
+    failed="now = failure + restart_s",
+):
+    return SECONDS.format(failures=failures, done=done, end=end, failed=failed)
+
+
+ALERT = """
+def alert(samples, limit, hold_s, clear_s):
+    rings, ringing, bad_since, good_since = [], False, None, None
+    for at_s, value in samples:
+        if {bad}:
+            {at_bad}
+            if {ring}:
+                rings.append({time})
+                {rung}
+        else:
+            {at_good}
+            if {clear}:
+                ringing = False
+    return rings
+"""
+
+
+def _alert(
+    bad="value is None or not value <= limit",
+    at_bad="bad_since, good_since = at_s if bad_since is None else bad_since, None",
+    ring="not ringing and at_s - bad_since >= hold_s",
+    time="at_s",
+    rung="ringing = True",
+    at_good="bad_since, good_since = None, at_s if good_since is None else good_since",
+    clear="at_s - good_since >= clear_s",
+):
+    return ALERT.format(bad=bad, at_bad=at_bad, ring=ring, time=time, rung=rung, at_good=at_good, clear=clear)
+
+
+REPAIRS = {
+    11: 'RECOMPUTE = ["Block"]',
+    25: "config = {**DEFAULTS, **given}",
+    26: 'rank, num_ranks = int(env["RANK"]), int(env["WORLD_SIZE"])',
+    34: "from torch.utils.data import DistributedSampler\nsampler = DistributedSampler(texts, num_ranks, rank)\n"
+    'loader = DataLoader(texts, batch_size=config["batch"], sampler=sampler)',
+    42: "loss = F.cross_entropy(logits_BTV.float().flatten(0, 1), labels, ignore_index=PAD)",
+    43: '(2.0**16 * loss / config["micro_batches"]).backward()',
+    44: "tokens += batch_BT.numel() * num_ranks",
+    47: "for param in model.parameters():\n    param.grad /= 2.0**16\n"
+    'nn.utils.clip_grad_norm_(model.parameters(), config["clip"])\noptimizer.step()',
+}
+
+
+def _repairs(*without, **changed):
+    """The right repairs without some lines, or with others: `line_46="optimizer.step()"`."""
+    changed = {int(name.removeprefix("line_")): text for name, text in changed.items()}
+    return f"repairs = { ({number: text for number, text in REPAIRS.items() if number not in without} | changed)!r}"
+
+
+WRONG_ANSWERS = {
+    "exact_resume": [
+        ("weights alone", _resume(*(set(SAVED) - {"model"})), "scheduler, scaler, steps"),
+        ("no momentum", _resume("optimizer"), "when saved: optimizer"),
+        ("the schedule begins again", _resume("scheduler"), "learning rate"),
+        ("the scale begins again", _resume("scaler"), "loss scale"),
+        ("the loader begins again", _resume("order", "position", "loader"), "loader.order, loader.position"),
+        ("no position", _resume("position"), "when saved: loader.position"),
+        ("no order", _resume("order"), "when saved: loader.order"),
+        ("no generator of the loader", _resume("loader"), "when saved: loader.generator"),
+        ("no dropout", _resume("torch"), "when saved: torch's generator"),
+        ("no number of steps", _resume("steps"), "number of steps"),
+        (
+            "parameters without buffers",
+            _resume(
+                saved={"model": "[param.detach() for param in run.model.parameters()]"},
+                resumed={"model": "for own, new in zip(run.model.parameters(), saved['model']): own.data.copy_(new)"},
+            ),
+            "when saved: model",
+        ),
+        ("references", _resume(copied="{}"), "stays as it is while the run goes on"),
+        (
+            "a shallow copy",
+            _resume(copied="dict({})", saved={"model": "copy.deepcopy(run.model.state_dict())"}),
+            "['optimizer']['state']",
+        ),
+        ("only save copies", _resume(again="saved"), "the same checkpoint can be used again"),
+        (
+            "empties the checkpoint",
+            _resume(again="saved", resumed={"steps": "run.steps = saved.pop('steps')"}).replace(
+                "saved['optimizer']", "copy.deepcopy(saved['optimizer'])"
+            ),
+            "KeyError",
+        ),
+        (
+            "the whole run",
+            """
+import copy
+def save(run):
+    return {"run": copy.deepcopy(run.__dict__), "torch": torch.get_rng_state()}
+def resume(run, saved):
+    run.__dict__.update(copy.deepcopy(saved["run"]))
+    torch.set_rng_state(saved["torch"])
+""",
+            "torch.save can write",
+        ),
+        ("the data, too", _resume(saved={"data": "run.loader.data"}), "bytes of a checkpoint"),
+        (
+            "gradients, too",
+            _resume(saved={"grads": "[param.grad for param in run.model.parameters()]"}),
+            "bytes of a checkpoint",
+        ),
+        ("seeds instead of states", _resume("torch", before="torch.manual_seed(0)"), "save changes nothing"),
+        (
+            "takes the next batch",
+            _resume(before="run.loader.next_batch()"),
+            "without the call",
+        ),
+        (
+            "the seed of the generator",
+            _resume(
+                saved={"loader": "run.loader.generator.initial_seed()"},
+                resumed={"loader": "run.loader.generator.manual_seed(saved['loader'])"},
+            ),
+            "loader.generator",
+        ),
+        (
+            "a seed of torch's",
+            _resume(saved={"torch": "torch.initial_seed()"}, resumed={"torch": "torch.manual_seed(saved['torch'])"}),
+            "torch's generator",
+        ),
+        (
+            "in a variable of the notebook",
+            """
+KEPT = {}
+import copy
+def save(run):
+    KEPT[0] = {
+        "parts": [copy.deepcopy(p.state_dict()) for p in (run.model, run.optimizer, run.scheduler, run.scaler)],
+        "loader": (run.loader.order, run.loader.position, run.loader.generator.get_state()),
+        "rest": (run.steps, torch.get_rng_state()),
+    }
+    return {"kept": 0}
+def resume(run, saved):
+    kept = copy.deepcopy(KEPT[saved["kept"]])
+    for part, state in zip((run.model, run.optimizer, run.scheduler, run.scaler), kept["parts"]):
+        part.load_state_dict(state)
+    run.loader.order, run.loader.position, generator = kept["loader"]
+    run.loader.generator.set_state(generator)
+    run.steps, generator = kept["rest"]
+    torch.set_rng_state(generator)
+""",
+            "KeyError",
+        ),
+        ("nothing is returned", _resume().replace("    return ", "    state = "), "is there a return?"),
+        (
+            "the library's own",
+            "from lablib.labs.lab17 import save_run as save, resume_run as resume\n",
+            "your own code",
+        ),
+    ],
+    "seconds_of_run": [
+        ("a save at the end", _seconds(end="now + piece + save_s"), "a save after the last work"),
+        (
+            "work is not lost",
+            _seconds(failed="saved += max(0, min(piece, failure - now)); now = failure + restart_s"),
+            "is not done again",
+        ),
+        (
+            "an unfinished save counts",
+            _seconds(failed="saved += piece if failure >= now + piece else 0; now = failure + restart_s"),
+            "a save that a failure interrupts",
+        ),
+        ("from the beginning", _seconds(failed="now, saved = failure + restart_s, 0.0"), "also what was saved"),
+        ("no restart", _seconds(failed="now = failure"), "restarts take no time"),
+        (
+            "a restart never fails",
+            _seconds(failed="now = failure + restart_s; failures = [each for each in failures if each >= now]"),
+            "has no effect",
+        ),
+        (
+            "restarts add up",
+            _seconds(failed="now = max(now, failure) + restart_s"),
+            "the seconds that it still had",
+        ),
+        ("takes failures from its argument", _seconds(failures="failures_s"), "failures_s stays as it was"),
+        (
+            "an interval that includes the save",
+            _seconds(end="now + piece").replace("saved + piece\n", "saved + piece - save_s\n"),
+            "",
+        ),
+        (
+            "no failures",
+            """
+def seconds_of_run(work_s, interval_s, save_s, restart_s, failures_s):
+    return work_s + save_s * (-(-work_s // interval_s) - 1)
+""",
+            "the second of the end",
+        ),
+        (
+            "a save too many if the interval divides the work",
+            """
+def seconds_of_run(work_s, interval_s, save_s, restart_s, failures_s):
+    now, saved, failures = 0.0, 0.0, list(failures_s)
+    while saved < work_s:
+        piece = min(interval_s, work_s - saved)
+        end = now + piece + (save_s if piece == interval_s else 0.0)
+        if failures and failures[0] < end:
+            now = failures.pop(0) + restart_s
+        else:
+            now, saved = end, saved + piece
+    return now
+""",
+            "divides the work",
+        ),
+        (
+            "in the mean",
+            """
+def seconds_of_run(work_s, interval_s, save_s, restart_s, failures_s):
+    pieces = -(-work_s // interval_s)
+    return work_s + (pieces - 1) * save_s + len(failures_s) * (interval_s / 2 + restart_s)
+""",
+            "a failure before the first save",
+        ),
+        (
+            "each failure counts, also after the end",
+            """
+def seconds_of_run(work_s, interval_s, save_s, restart_s, failures_s):
+    now, saved = 0.0, 0.0
+    for failure in failures_s:
+        while now + interval_s + save_s <= failure:
+            now, saved = now + interval_s + save_s, saved + interval_s
+        now = failure + restart_s
+    while saved + interval_s < work_s:
+        now, saved = now + interval_s + save_s, saved + interval_s
+    return now + work_s - saved
+""",
+            "failures after the end only",
+        ),
+        ("whole seconds", _seconds().replace("return end", "return round(end)"), "the second of the end"),
+        ("nothing is returned", _seconds().replace("return end", "return None"), "is there a return?"),
+        (
+            "the library's own",
+            "from lablib.labs.lab17 import run_seconds as seconds_of_run\n",
+            "your own code",
+        ),
+    ],
+    "alert": [
+        ("rings at every bad sample", _alert(ring="True"), "for less than hold_s"),
+        ("rings as long as it is bad", _alert(rung="pass"), "it rings once"),
+        ("NaN is good", _alert(bad="value is None or value > limit"), "NaN is bad"),
+        ("None is good", _alert(bad="value is not None and not value <= limit"), "None is bad"),
+        ("no case for None", _alert(bad="not value <= limit"), "TypeError"),
+        ("at the limit", _alert(bad="value is None or not value < limit"), "once at the limit"),
+        ("longer than hold_s", _alert(ring="not ringing and at_s - bad_since > hold_s"), "exactly hold_s"),
+        ("longer than clear_s", _alert(clear="at_s - good_since > clear_s"), "exactly clear_s"),
+        ("ready at once", _alert(clear="True"), "less than clear_s"),
+        (
+            "a good sample does not end the hold",
+            _alert(at_good="good_since = at_s if good_since is None else good_since"),
+            "begins the hold again",
+        ),
+        (
+            "a bad sample does not end the recovery",
+            _alert(at_bad="bad_since = at_s if bad_since is None else bad_since"),
+            "never clear_s at once",
+        ),
+        ("the time when it became bad", _alert(time="bad_since"), "exactly hold_s"),
+        (
+            "counts samples",
+            """
+def alert(samples, limit, hold_s, clear_s):
+    rings, ringing, bad, good = [], False, -1, -1
+    for at_s, value in samples:
+        if value is None or not value <= limit:
+            bad, good = bad + 1, -1
+            if not ringing and bad >= hold_s:
+                rings.append(at_s)
+                ringing = True
+        else:
+            bad, good = -1, good + 1
+            ringing = ringing and good < clear_s
+    return rings
+""",
+            "seconds count, not samples",
+        ),
+        ("a bool", _alert().replace("return rings", "return bool(rings)"), "a list of times"),
+        ("nothing is returned", _alert().replace("return rings", "print(rings)"), "is there a return?"),
+        ("the library's own", "from lablib.labs.lab17 import alerts as alert\n", "your own code"),
+    ],
+    "repairs": [
+        ("nothing is repaired", "repairs = {}", "saw       0, 2"),
+        (
+            "the rank on a node of its own",
+            _repairs(line_26='rank, num_ranks = int(env["RANK"]), 2'),
+            "Invalid rank",
+        ),
+        ("no sampler", _repairs(34), "saw       8 of 32"),
+        (
+            "no scale",
+            _repairs(line_43='(loss / config["micro_batches"]).backward()' + "  # as it was"),
+            "gradients of activations",
+        ),
+        (
+            "the scale is not undone",
+            _repairs(line_47='nn.utils.clip_grad_norm_(model.parameters(), config["clip"])\noptimizer.step()'),
+            "with the bound 1000",
+        ),
+        (
+            "clips before the scale is undone",
+            _repairs(
+                line_47='nn.utils.clip_grad_norm_(model.parameters(), config["clip"])\n'
+                "for param in model.parameters():\n    param.grad /= 2.0**16\noptimizer.step()"
+            ),
+            "largest gradient norm at an update",
+        ),
+        (
+            "does not clip",
+            _repairs(line_47="for param in model.parameters():\n    param.grad /= 2.0**16\noptimizer.step()"),
+            "the configured 0.",
+        ),
+        ("counts twice", _repairs(44), "tokens in the last line of the log"),
+        ("a policy that never matches", _repairs(11), "peak memory of activations"),
+        (
+            "a policy of other modules",
+            _repairs(line_11=REPAIRS[11].replace("Block", "Linear")),
+            "kB",
+        ),
+        ("padding in the labels", _repairs(42), "labels of the loss that are padding"),
+        ("the configuration is not applied", _repairs(25), "saw       0.2"),
+        (
+            "the numbers of the configuration by hand",
+            _repairs(line_25='config = {**given, **DEFAULTS, "lr": 0.003, "clip": 0.1}'),
+            "",
+        ),
+        ("a line that was right", _repairs(line_28="torch.manual_seed(1)"), "line 28 was not at fault"),
+        ("a line as it was", _repairs(line_27="device = torch.get_default_device()"), "line 27 is as it was"),
+        ("no such line", _repairs(line_90="pass"), "numbers of lines"),
+        ("does not parse", _repairs(line_44="tokens +="), "SyntaxError"),
+        ("another name", _repairs(line_44="tokens += batch.numel() * num_ranks"), "NameError"),
+        ("a list", "repairs = [11, 25, 26, 34, 42, 43, 44, 47]", "repairs are a dict"),
+    ],
+}
+
+RIGHT_ANSWERS = {
+    "exact_resume": [
+        (
+            "through a file in memory",
+            """
+import io
+def save(run):
+    file = io.BytesIO()
+    parts = {k: v.state_dict() for k, v in vars(run).items() if hasattr(v, "state_dict")}
+    loader = {k: v for k, v in vars(run.loader).items() if k in ("order", "position")}
+    torch.save([parts, loader, run.loader.generator.get_state(), torch.get_rng_state(), run.steps], file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+def resume(run, saved):
+    file = io.BytesIO()
+    torch.save(saved, file)
+    file.seek(0)
+    parts, loader, generator, state, run.steps = torch.load(file)
+    for name, value in parts.items():
+        getattr(run, name).load_state_dict(value)
+    vars(run.loader).update(loader)
+    run.loader.generator = torch.Generator()
+    run.loader.generator.set_state(generator)
+    torch.set_rng_state(state)
+""",
+        ),
+        (
+            "the rest of the order, and a tensor of numbers",
+            """
+import copy
+def save(run):
+    rest = run.loader.order[run.loader.position:].clone()
+    states = [copy.deepcopy(getattr(run, n).state_dict()) for n in ("model", "optimizer", "scheduler", "scaler")]
+    return {"states": states, "rest": rest, "g": (run.loader.generator.get_state(), torch.get_rng_state()),
+            "n": torch.tensor(run.steps)}
+def resume(run, saved):
+    for n, state in zip(("model", "optimizer", "scheduler", "scaler"), saved["states"]):
+        getattr(run, n).load_state_dict(copy.deepcopy(state))
+    run.loader.order, run.loader.position = saved["rest"].clone(), 0
+    run.loader.generator.set_state(saved["g"][0])
+    torch.set_rng_state(saved["g"][1])
+    run.steps = saved["n"].item()
+""",
+        ),
+    ],
+    "seconds_of_run": [
+        (
+            "from failure to failure",
+            """
+def seconds_of_run(work_s, interval_s, save_s, restart_s, failures_s):
+    start, saved = 0.0, 0.0
+    for failure in sorted(failures_s) + [float("inf")]:
+        now = start
+        while now <= failure:
+            if work_s - saved <= interval_s:
+                if now + work_s - saved <= failure:
+                    return now + work_s - saved
+                break
+            if now + interval_s + save_s > failure:
+                break
+            now += interval_s + save_s
+            saved += interval_s
+        start = failure + restart_s
+""",
+        ),
+        (
+            "recursive, from the first failure on",
+            """
+def seconds_of_run(work_s, interval_s, save_s, restart_s, failures_s):
+    stack = (0.0, work_s, 0)
+    while True:
+        now, left, k = stack
+        if k < len(failures_s) and failures_s[k] < now:
+            stack = failures_s[k] + restart_s, left, k + 1
+            continue
+        cost = left if left <= interval_s else interval_s + save_s
+        if k < len(failures_s) and failures_s[k] < now + cost:
+            stack = failures_s[k] + restart_s, left, k + 1
+        elif left <= interval_s:
+            return now + left
+        else:
+            stack = now + cost, left - interval_s, k
+""",
+        ),
+    ],
+    "alert": [
+        (
+            "a generator",
+            """
+import math
+def alert(samples, limit, hold_s, clear_s):
+    since, was_bad, quiet = None, None, True
+    for at_s, value in samples:
+        bad = value is None or math.isnan(value) or value > limit
+        if bad is not was_bad:
+            since, was_bad = at_s, bad
+        if at_s - since >= (hold_s if bad else clear_s):
+            if bad and quiet:
+                yield at_s
+            quiet = not bad
+""",
+        ),
+        (
+            "groups of equal samples",
+            """
+from itertools import groupby
+def alert(samples, limit, hold_s, clear_s):
+    rings, ready = [], True
+    for bad, group in groupby(samples, key=lambda s: s[1] is None or s[1] != s[1] or s[1] > limit):
+        times = [t for t, _ in group]
+        late = [t for t in times if t - times[0] >= (hold_s if bad else clear_s)]
+        if late and bad and ready:
+            rings.append(late[0])
+            ready = False
+        elif late and not bad:
+            ready = True
+    return rings
+""",
+        ),
+    ],
+    "repairs": [
+        (
+            "with GradScaler, a mask and islice",
+            _repairs(
+                11,
+                43,
+                line_31='if type(module).__name__ == "Block":',
+                line_33='optimizer = torch.optim.AdamW(model.parameters(), lr=config["lr"])\n'
+                "scaler = torch.amp.GradScaler(device.type, init_scale=2.0**14)",
+                line_34="own = list(range(rank, len(texts), num_ranks))\n"
+                'loader = DataLoader(torch.utils.data.Subset(texts, own), batch_size=config["batch"])',
+                line_41="labels = batch_BT[:, 1:].flatten()\nlabels = labels.masked_fill(labels == PAD, -100)",
+                line_42="loss = F.cross_entropy(logits_BTV.float().flatten(0, 1), labels)" + " / 1.0",
+                line_43='scaler.scale(loss / config["micro_batches"]).backward()',
+                line_47='scaler.unscale_(optimizer)\nnn.utils.clip_grad_norm_(model.parameters(), config["clip"])\n'
+                "scaler.step(optimizer)\nscaler.update()",
+            ).replace("42: 'loss = F.cross_entropy(logits_BTV.float().flatten(0, 1), labels) / 1.0', ", ""),
+        ),
+    ],
+}

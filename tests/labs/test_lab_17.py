@@ -1,0 +1,71 @@
+"""Lab 17: simulated failures next to formulas, alerts by their definition."""
+
+from math import inf, nan
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lablib.labs.lab17 import (
+    HOUR_S,
+    MEAN_S,
+    alerts,
+    exact_lost_share,
+    failures_of,
+    first_order_share,
+    lost_share,
+    newest_complete,
+    night,
+    run_seconds,
+    young_s,
+)
+
+
+def test_a_run_by_hand():
+    """Work to 4, save to 5, work to 8, restart until 9 and again until 11, work to 15, save to 16, work to 18."""
+    assert run_seconds(10, 4, 1, 2, [8.0, 9.0]) == 18
+    assert run_seconds(10, 4, 1, 2, []) == 12
+    assert run_seconds(8, 4, 1, 2, []) == 9
+
+
+@pytest.mark.parametrize("interval_s", [300, 1200, 5400])
+def test_simulated_runs_lose_the_expected_share(interval_s: float):
+    """Some 500 failures in each of four runs: the share varies by a few percent of itself."""
+    found = lost_share(interval_s, 60, 600, MEAN_S, range(4))
+    assert found == pytest.approx(exact_lost_share(interval_s, 60, 600, MEAN_S), rel=0.06)
+
+
+@given(save_s=st.floats(1, 120), mean_s=st.floats(2e4, 1e6))
+def test_youngs_interval_is_the_best_of_first_order_and_nearly_of_all(save_s: float, mean_s: float):
+    best_s = young_s(save_s, mean_s)
+    for share, room in ((first_order_share, 0.01), (exact_lost_share, 0.002)):
+        least = min(share(best_s * 1.02**k, save_s, 60.0, mean_s) for k in range(-60, 61))
+        assert share(best_s, save_s, 60.0, mean_s) <= least + room
+
+
+def test_failures_have_their_mean_and_the_same_seed_the_same_times():
+    times_s = failures_of(3 * HOUR_S, 3e7, seed=5)
+    assert len(times_s) == pytest.approx(3e7 / (3 * HOUR_S), rel=0.05)
+    assert times_s == failures_of(3 * HOUR_S, 3e7, seed=5) == sorted(times_s)
+
+
+def test_an_alert_rings_once_and_after_a_recovery_again():
+    values = [1.0, 9.0, 9.0, 9.0, 9.0, 1.0, 9.0, 9.0, 9.0, 1.0, 1.0, 1.0, 9.0, 9.0, 9.0]
+    assert alerts(enumerate(values), 5.0, 2, 2) == [3, 14]
+
+
+@pytest.mark.parametrize("bad", [None, nan, inf, 6.0])
+def test_no_value_and_no_number_are_bad(bad: float | None):
+    assert alerts([(0.0, 1.0), (1.0, bad), (2.0, bad)], 5.0, 1, 0) == [2.0]
+
+
+def test_the_night_rings_for_the_hot_gpu_and_for_the_hang():
+    rings = alerts(night(), 12.0, 300, 600)
+    assert [each // HOUR_S for each in rings] == [3, 5]
+
+
+def test_a_step_is_complete_when_all_ranks_have_written_it(tmp_path):
+    for name in ("10-0", "10-1", "20-0", "9-1"):
+        (tmp_path / f"{name}.pt").touch()
+    assert newest_complete(tmp_path, 2) == 10
+    assert newest_complete(tmp_path, 3) is None
