@@ -4,8 +4,8 @@
     lab update [NN ...], lab reset NN    the newest version with your answers in it; a fresh copy
     lab run NN [--backend gloo] ...      a lab from top to bottom, into runs/
     lab run SCRIPT.py --nnodes 2 ...     a script on several nodes, measured into one run
+    lab train FILE, lab bench FILE       train from a configuration; its speed, memory and scaling with limits
     lab sim SCRIPT [ARGS]                a script written for torchrun, on a simulated cluster
-    lab train FILE [NAME=VALUE ...]      training from a configuration, on simulated or real ranks
     lab list, lab progress, lab doctor   labs, results, checks of the installation
     lab build [--check] [NN ...]         notebooks from masters
     lab export --students FOLDER         the course without solutions, to hand out
@@ -76,7 +76,7 @@ def _dispatch(words: list[str]) -> int:
     if words[0] == "run" and "--" in words:  # arguments of a script on several nodes
         split = words.index("--")
         words, passed_on = words[:split], words[split + 1 :]
-    if words[0] == "train":  # NAME=VALUE may stand before and after options
+    if words[0] in ("train", "bench"):  # NAME=VALUE may stand before and after options
         passed_on = [word for word in words if "=" in word and not word.startswith("-")]
         words = [word for word in words if word not in passed_on]
     options, unknown = parser.parse_known_args(words)
@@ -296,10 +296,24 @@ def _train(options: argparse.Namespace) -> int:
     return train_command(options)
 
 
+def _bench(options: argparse.Namespace) -> int:
+    from lablib.cli.bench import bench_command
+
+    return bench_command(options)
+
+
 _FUNCTIONS = (_open, _update, _reset, _run, _sim, _list, _progress, _doctor, _build, _export, _regrade, _new, _prove)
-COMMANDS = {
-    function.__name__.strip("_"): function for function in (*_FUNCTIONS, _train, _calibrate, _plan, _site, _validate)
-}
+_OTHERS = (_train, _bench, _calibrate, _plan, _site, _validate)
+COMMANDS = {function.__name__.strip("_"): function for function in (*_FUNCTIONS, *_OTHERS)}
+
+
+def _add_training(command: argparse.ArgumentParser) -> None:
+    """Arguments of commands that train."""
+    command.add_argument("file", metavar="FILE", help="a .toml or .yaml file, or a DeepSpeed .json")
+    command.add_argument("--ranks", type=int, default=1, metavar="N", help="number of ranks; default 1")
+    command.add_argument("--backend", default="sim", help="sim (default), gloo or nccl")
+    command.add_argument("--cluster", default="dgx-h100", help="the simulated cluster; default dgx-h100")
+    command.add_argument("--timeout", type=float, metavar="SECONDS", help="real seconds after which the run is ended")
 
 
 def _parser() -> Parser:
@@ -361,12 +375,25 @@ def _parser() -> Parser:
         description="NAME=VALUE replaces a field of the file, for example optimizer.lr=1e-3; the head of "
         "lablib/train/config.py lists the sections.",
     )
-    command.add_argument("file", metavar="FILE", help="a .toml or .yaml file, or a DeepSpeed .json")
     command.add_argument("--deepspeed", metavar="FILE", help="a DeepSpeed configuration, which replaces fields of FILE")
-    command.add_argument("--ranks", type=int, default=1, metavar="N", help="number of ranks; default 1")
-    command.add_argument("--backend", default="sim", help="sim (default), gloo or nccl")
-    command.add_argument("--cluster", default="dgx-h100", help="the simulated cluster; default dgx-h100")
-    command.add_argument("--timeout", type=float, metavar="SECONDS", help="real seconds after which the run is ended")
+    _add_training(command)
+
+    command = commands.add_parser(
+        "bench",
+        help="speed, memory and scaling of a training configuration, with limits",
+        usage="lab bench FILE [NAME=VALUE ...] [--ranks N] [--backend sim|gloo|nccl] [--min-tokens-per-s X] "
+        "[--max-step-s X] [--max-memory 24GB] [--min-scaling X] [--json FILE]",
+        description="Exit code 1 if a limit is broken. NAME=VALUE as in `lab train`.",
+    )
+    _add_training(command)
+    command.add_argument("--steps", type=int, default=20, metavar="N", help="steps that are measured; default 20")
+    command.add_argument("--warm-up", type=int, default=10, metavar="N", help="steps before them; default 10")
+    command.add_argument("--scaling", action="store_true", help="measure one replica, too")
+    command.add_argument("--min-tokens-per-s", type=float, metavar="X", help="limit, of all ranks together")
+    command.add_argument("--max-step-s", type=float, metavar="X", help="limit for the median step")
+    command.add_argument("--max-memory", metavar="SIZE", help="limit for the peak of any rank, for example 24GB")
+    command.add_argument("--min-scaling", type=float, metavar="X", help="limit, for example 0.8")
+    command.add_argument("--json", metavar="FILE", help="write the result as JSON")
 
     command = commands.add_parser("list", help="the labs: question, minutes, whether built, exercises done")
     command.add_argument("lab", nargs="?", metavar="LAB", help="the sections of one lab, with their minutes")

@@ -6,6 +6,8 @@ Under torchrun use examples/train.py, which runs the same program on the ranks o
 """
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.errors import LaunchError, RankError
@@ -17,7 +19,7 @@ def train_command(options: argparse.Namespace) -> int:
     from lablib.launch import launch
     from lablib.train.run import load, run
 
-    try:
+    with errors_in_a_sentence():
         config, sentences = load(options.file, options.passed_on, options.ranks, options.deepspeed)
         print("".join(f"{sentence}\n" for sentence in sentences), end="", flush=True)
         result = launch(
@@ -28,6 +30,18 @@ def train_command(options: argparse.Namespace) -> int:
             cluster=options.cluster,
             timeout_s=options.timeout,
         )
+    print(result.stdout[0], end="")
+    where = f"simulated on {options.cluster}" if options.backend == "sim" else f"on {options.backend}"
+    time_s = format_quantity(result.timeline.makespan_s, "s")
+    print(f"{plural(config.num_steps, 'steps')} on {plural(options.ranks, 'ranks')}, {where}: {time_s}")
+    return 0
+
+
+@contextmanager
+def errors_in_a_sentence() -> Iterator[None]:
+    """Errors of a configuration or a launch as those of a command."""
+    try:
+        yield
     except ValueError as error:
         raise CourseError(str(error)) from error
     except RankError as error:
@@ -35,8 +49,3 @@ def train_command(options: argparse.Namespace) -> int:
         raise (CourseError(str(error.__cause__)) if is_input else CourseFailure(str(error))) from error
     except LaunchError as error:
         raise CourseFailure(str(error)) from error
-    print(result.stdout[0], end="")
-    where = f"simulated on {options.cluster}" if options.backend == "sim" else f"on {options.backend}"
-    time_s = format_quantity(result.timeline.makespan_s, "s")
-    print(f"{plural(config.num_steps, 'steps')} on {plural(options.ranks, 'ranks')}, {where}: {time_s}")
-    return 0
