@@ -6,7 +6,7 @@ A file starts from a cluster of the catalogue and changes some figures, or gives
     devices_per_node = 4
     inter = "roce-400"                     # a link of the catalogue, or a table as below
     collective_overhead_s = 12e-6
-uses_nvls = true                       # all-reduces may be added up in the switch
+    uses_nvls = true                       # all-reduces may be added up in the switch
 
     [device]                               # or device = "A100-80GB-SXM"
     base = "H100-80GB-SXM"                 # optional; without it, the device of the file's base
