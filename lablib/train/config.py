@@ -176,7 +176,7 @@ class MonitorConfig(_Checked):
 
     every: Count = 10  # steps
     folder: str = ""  # gets metrics.jsonl, with the alerts; empty: none
-    rules: str = ""  # file of alert rules; empty: TRAINING_RULES of alerts.py
+    rules: str = ""  # file of alert rules; empty: with a folder, TRAINING_RULES of alerts.py
     breakdown: bool = False  # seconds of the phases of each step
 
 
