@@ -254,8 +254,10 @@ class TrainConfig(_Checked):
                 axis: getattr(axes, axis) for axis in ("expert", "context", "tensor", "pipeline")
             }
             got = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
-            remedy = f"{replicas * axes.model_ranks} ranks"
-            raise _broken("parallel", f"axes with the product {ranks}, the ranks", got, remedy)
+            raise ValueError(
+                f"parallel must be axes with the product {ranks}, the ranks: got {got}; run on "
+                f"{replicas * axes.model_ranks} ranks, or change an axis"
+            )
         micro = data.micro_batch or max(1, data.batch_size // replicas)
         if data.batch_size % (replicas * micro):
             near = max(1, round(data.batch_size / (replicas * micro))) * replicas * micro

@@ -1,6 +1,8 @@
 """Configurations: TOML and YAML mean the same, overrides replace, and every wrong value is one error with a remedy."""
 
 import json
+import math
+import re
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from lablib.signature import hints_of
 from lablib.train import TrainConfig, parse_config, read_config, with_overrides
+from lablib.train.build import make_loader
 from lablib.train.read_config import field_names
 
 TOML = """
@@ -166,6 +169,37 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, name: str, t
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):
         read_config(tmp_path / name)
+
+
+REMEDY = re.compile(r"(?:try ([a-z_.]+=.*)|give (True))$")
+
+
+@given(name=st.sampled_from(field_names()), text=st.sampled_from(["-3", "x", "[0.5]", "[1, 2, 3]", "1e400", "{}", ""]))
+def test_a_remedy_can_be_pasted_as_an_override(name: str, text: str):
+    """It is an override that the reader of TOML understands, though a message may write True or None as Python does."""
+    try:
+        parse_config(with_overrides({}, [f"{name}={text}"]))
+    except ValueError as error:
+        if found := REMEDY.search(str(error)):
+            parse_config(with_overrides({}, [found[1] or f"{name}={found[2]}"]))
+
+
+@given(tensor=st.integers(1, 9), ranks=st.integers(1, 40))
+def test_axes_that_do_not_fit_the_ranks_name_a_number_of_ranks_that_does(tensor: int, ranks: int):
+    config = parse_config(
+        with_overrides({}, [f"parallel.tensor={tensor}", f"data.batch_size={math.lcm(*range(1, 41))}"])
+    )
+    try:
+        config.on(ranks)
+    except ValueError as error:
+        if fit := re.search(r"run on (\d+) ranks", str(error)):
+            config.on(int(fit[1]))
+
+
+@given(size=st.integers(1, 255))
+def test_bytes_need_a_vocabulary_of_256(size: int):
+    with pytest.raises(ValueError, match=f"model.vocab_size must be a whole number, 256 or more: got {size}"):
+        make_loader(parse_config(with_overrides({}, [f"model.vocab_size={size}"])).on(1))
 
 
 def test_every_field_has_a_bound_or_a_type_and_is_known_to_overrides():
