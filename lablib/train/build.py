@@ -13,7 +13,7 @@ Each part can be replaced by an argument of the same kind.
 
 Cost: every rank draws the whole model before it is cut.
 Source: the files of the parts.
-Simplified: torch's library has no stage 1.
+Simplified: the configuration refuses stage 1 of torch's library, which has none.
 """
 
 from collections.abc import Callable, Iterable

@@ -206,6 +206,12 @@ class TrainConfig(_Checked):
             raise _broken("optimizer.num_warmup", rule, used, max(0, end - used + rate.num_warmup))
         if axes.model_ranks > 1:
             self._check_model_axes()
+        elif axes.library == "torch" and axes.zero_stage == 1:
+            raise _broken("parallel.zero_stage", "0, 2 or 3 with torch, whose fully_shard has no stage 1", 1, 2)
+        for name, is_off, axis in (("num_chunks", 1, "pipeline"), ("sequence_parallel", False, "tensor")):
+            if (value := getattr(axes, name)) != is_off and getattr(axes, axis) == 1:
+                rule = f"{str(is_off).lower()} without {axis} ranks"
+                raise _broken(f"parallel.{name}", rule, value, str(is_off).lower())
         if axes.expert > 1 and (model.num_experts == 0 or model.num_experts % axes.expert):
             raise _broken(
                 "model.num_experts", f"a multiple of {axes.expert} expert ranks", model.num_experts, 2 * axes.expert
