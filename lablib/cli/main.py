@@ -105,7 +105,7 @@ def _run(options: argparse.Namespace) -> int:
         from lablib.cli.nodes import run_on_nodes
 
         return run_on_nodes(options)
-    if options.master is not None or options.node is not None or options.slurm or options.passed_on:
+    if options.master is not None or options.node is not None or options.slurm is not None or options.passed_on:
         words = "--master, --node, --slurm and words after --"
         raise CourseError(f"{words} are for a script on several nodes: add --nnodes 2")
     from lablib.course.running.execute import run_lab

@@ -109,7 +109,10 @@ def run_on_nodes(options: argparse.Namespace) -> int:
     """
     nodes = checked(options)
     if options.slurm:
-        write_text(Path(options.slurm), nodes.slurm())
+        try:
+            write_text(Path(options.slurm), nodes.slurm())
+        except OSError as error:
+            raise CourseFailure(str(error)) from error
         print(f"To start it: sbatch {shlex.quote(options.slurm)}\nThe run is then on node 0, in {nodes.out}")
         return 0
     here = range(nodes.nodes) if nodes.node is None else [nodes.node]
@@ -132,6 +135,10 @@ def checked(options: argparse.Namespace) -> Nodes:
     script = Path(options.lab)
     if script.suffix != ".py" or not script.is_file():
         raise CourseError(f"several nodes run a script, a Python file: got {options.lab}; try train.py")
+    if options.slurm is not None and (not options.slurm or Path(options.slurm).resolve() == script.resolve()):
+        raise CourseError(
+            f"--slurm must be a file for the job, other than the script: got {options.slurm!r}; try job.sbatch"
+        )
     if not 1 <= options.nnodes <= _MAX_NODES:
         raise CourseError(f"--nnodes must be 1 to {_MAX_NODES}: got {options.nnodes}; try --nnodes 2")
     if options.backend is not None:

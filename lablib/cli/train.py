@@ -33,7 +33,7 @@ def train_command(options: argparse.Namespace) -> int:
     print(result.stdout[0], end="")
     where = f"simulated on {options.cluster}" if options.backend == "sim" else f"on {options.backend}"
     time_s = format_quantity(result.timeline.makespan_s, "s")
-    print(f"{plural(config.num_steps, 'steps')} on {plural(options.ranks, 'ranks')}, {where}: {time_s}")
+    print(f"{plural(len(result.values[0]), 'steps')} on {plural(options.ranks, 'ranks')}, {where}: {time_s}")
     return 0
 
 
@@ -45,7 +45,9 @@ def errors_in_a_sentence() -> Iterator[None]:
     except ValueError as error:
         raise CourseError(str(error)) from error
     except RankError as error:
-        is_input = isinstance(error.__cause__, ValueError)  # such as a checkpoint of another model
-        raise (CourseError(str(error.__cause__)) if is_input else CourseFailure(str(error))) from error
+        if isinstance(error.__cause__, ValueError):  # such as a checkpoint of another model
+            raise CourseError(str(error.__cause__)) from error
+        is_of_a_file = isinstance(error.__cause__, OSError)  # such as a full disk
+        raise CourseFailure(str(error.__cause__ if is_of_a_file else error)) from error
     except LaunchError as error:
         raise CourseFailure(str(error)) from error

@@ -13,12 +13,12 @@ Each part can be replaced by an argument of the same kind.
 
 Cost: every rank draws the whole model before it is cut.
 Source: the files of the parts.
-Simplified: torch's library has no stage 1.
+Simplified: the configuration refuses stage 1 of torch's library, which has none.
 """
 
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
@@ -43,7 +43,7 @@ from lablib.parallel.mesh.step import CombinedStep
 from lablib.parallel.zero.module import Zero
 from lablib.parallel.zero.optimizers import require_steps_on_shards
 from lablib.precision.loss_scaling import LossScaler, ScaleRule, static_scale
-from lablib.signature import checked
+from lablib.signature import Range, check_type, checked
 from lablib.train.config import OptimizerConfig, PrecisionConfig, TrainConfig
 from lablib.train.steps import ExpertStep, MeshStep, ReplicaStep, Step, ZeroStep
 from lablib.train.trainer import Loader, Metrics, Schedule, Trainer
@@ -210,6 +210,7 @@ def make_schedule(config: TrainConfig) -> Schedule | None:
 def make_loader(config: TrainConfig) -> ResumableBatches:
     """Batches of the text to train on: this rank's part, or with model axes all of it."""
     axes, data = config.parallel, config.data
+    check_type("model.vocab_size", config.model.vocab_size, Annotated[int, Range(ge=256)], 256)  # tokens are bytes
     text, _ = train_val_split(load_corpus(data.corpus), data.val_fraction)
     rank, world_size = 0, 1
     if axes.model_ranks == 1 and dist.is_initialized():

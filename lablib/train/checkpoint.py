@@ -173,7 +173,12 @@ class Checkpoints:
         dtypes differ from the saved ones; then nothing has changed.
         """
         path = self.newest(up_to_step)
-        return path and self._agreed(lambda: load_state(path, state, self._rank))
+        return path and self.load(path, state)
+
+    @checked
+    def load(self, path: Path, state: Mapping[Any, Any]) -> int:
+        """Overwrite `state` with a checkpoint that `newest` found, as `load_latest` does. Communicates."""
+        return self._agreed(lambda: load_state(path, state, self._rank))
 
     # ---- ranks ----
 

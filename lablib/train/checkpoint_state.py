@@ -159,6 +159,11 @@ def load_objects(path: str | Path, state: Mapping[Any, Any], rank: int) -> None:
     _put_objects(saved, state, rank)
 
 
+def shared_objects(path: Path) -> dict[str, Any]:
+    """The objects that are equal on all ranks, by name. Does not communicate."""
+    return torch.load(path / "rank-0.pt", weights_only=True, mmap=True)["shared"]
+
+
 def _objects_in(path: Path) -> list[dict[str, dict[str, Any]]]:
     """The objects of all ranks of the saved run, in rank order."""
     num_ranks = len(list(path.glob("rank-*.pt")))

@@ -176,7 +176,7 @@ class MonitorConfig(_Checked):
 
     every: Count = 10  # steps
     folder: str = ""  # gets metrics.jsonl, with the alerts; empty: none
-    rules: str = ""  # file of alert rules; empty: TRAINING_RULES of alerts.py
+    rules: str = ""  # file of alert rules; empty: with a folder, TRAINING_RULES of alerts.py
     breakdown: bool = False  # seconds of the phases of each step
 
 
@@ -206,6 +206,12 @@ class TrainConfig(_Checked):
             raise _broken("optimizer.num_warmup", rule, used, max(0, end - used + rate.num_warmup))
         if axes.model_ranks > 1:
             self._check_model_axes()
+        elif axes.library == "torch" and axes.zero_stage == 1:
+            raise _broken("parallel.zero_stage", "0, 2 or 3 with torch, whose fully_shard has no stage 1", 1, 2)
+        for name, is_off, axis in (("num_chunks", 1, "pipeline"), ("sequence_parallel", False, "tensor")):
+            if (value := getattr(axes, name)) != is_off and getattr(axes, axis) == 1:
+                rule = f"{str(is_off).lower()} without {axis} ranks"
+                raise _broken(f"parallel.{name}", rule, value, str(is_off).lower())
         if axes.expert > 1 and (model.num_experts == 0 or model.num_experts % axes.expert):
             raise _broken(
                 "model.num_experts", f"a multiple of {axes.expert} expert ranks", model.num_experts, 2 * axes.expert
@@ -254,8 +260,10 @@ class TrainConfig(_Checked):
                 axis: getattr(axes, axis) for axis in ("expert", "context", "tensor", "pipeline")
             }
             got = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
-            remedy = f"{replicas * axes.model_ranks} ranks"
-            raise _broken("parallel", f"axes with the product {ranks}, the ranks", got, remedy)
+            raise ValueError(
+                f"parallel must be axes with the product {ranks}, the ranks: got {got}; run on "
+                f"{replicas * axes.model_ranks} ranks, or change an axis"
+            )
         micro = data.micro_batch or max(1, data.batch_size // replicas)
         if data.batch_size % (replicas * micro):
             near = max(1, round(data.batch_size / (replicas * micro))) * replicas * micro

@@ -94,7 +94,7 @@ REFUSED: Mapping[str, Mapping[str, Any]] = {
     "bf16": {"bf16_master_weights_and_grads": False, "bf16_optimizer_states": False},
     "zero_optimization": {
         "zero_quantized_weights": False, "zero_quantized_gradients": False, "zero_hpz_partition_size": 1,
-        "offload_param": None, "cpu_offload_param": False, "zero_quantized_nontrainable_weights": False,
+        "zero_quantized_nontrainable_weights": False,
     },
 }  # fmt: skip
 # Sections of further tools: named if enabled. Methods change values, and are refused.
@@ -252,6 +252,8 @@ def _zero(zero: Fields, found: Mapping[str, Any], omissions: list[Omission]) -> 
         omissions.append(Omission("overlap_comm false: gradients are always reduced during backward"))
     if offloads_optimizer(zero):
         omissions.append(Omission("offload_optimizer: the optimizer state stays on the device"))
+    if zero.flag("cpu_offload_param", False) or zero.inner("offload_param").text("device", "none") != "none":
+        omissions.append(Omission("offload_param: the parameters stay on the device"))
     if products != "float32" and stage == 0:
         omissions.append(Omission("stage 0: with 16-bit parameters the optimizer state is sharded, as in stage 1"))
         stage = 1
@@ -265,7 +267,7 @@ def _rest(section: str, part: Fields, omissions: list[Omission]) -> None:
     prefix = f"{section}." if section else ""
     for name, usual in REFUSED.get(section, {}).items():
         value = part.get(name, usual)
-        if value != usual and not (isinstance(value, Mapping) and value.get("device", "none") == "none"):
+        if value != usual:
             raise ValueError(f"{prefix}{name} must be {usual}: got {shown(value)}, which trains differently; remove it")
     for name, usual in NAMED.get(section, {}).items():
         if (value := part.get(name, usual)) != usual:

@@ -32,6 +32,8 @@ from lablib.signature.fits import without_bounds
 from lablib.text.files import parse_toml
 from lablib.train.config import TrainConfig
 
+_PYTHON = {"True": "true", "False": "false", "None": '"none"'}  # as Python writes them
+
 
 @checked
 def read_config(path: str | Path, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -73,7 +75,7 @@ def with_overrides(values: Mapping[str, Any], overrides: Sequence[str]) -> dict[
         if name not in (names := field_names()):
             raise _unknown(name, names)
         try:
-            value = parse_toml(f"value = {written}")["value"]
+            value = parse_toml(f"value = {_PYTHON.get(written, written)}")["value"]
         except ValueError:
             value = written
         section, _, key = name.rpartition(".")
@@ -121,7 +123,7 @@ def _field(name: str, value: Any, hint: Any, default: Any) -> Any:
     """The value of a field. Raises ValueError for one that the field does not allow."""
     if value == "none" and fits(None, hint):
         return None
-    check_type(name, value, hint, default)
+    check_type(name, value, hint, list(default) if isinstance(default, tuple) else default)
     if without_bounds(hint) is float:
         return float(value)
     return tuple(value) if isinstance(value, list) else value

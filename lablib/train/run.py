@@ -10,7 +10,7 @@ and of a mesh resume on as many ranks as saved them.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
@@ -23,11 +23,12 @@ import torch.distributed as dist
 from lablib.configs.reading import read_json
 from lablib.data import CORPORA
 from lablib.signature import Count, OneOf, check_type, checked
+from lablib.text.files import check_writable
 from lablib.train.alert_files import read_rules
 from lablib.train.alerts import TRAINING_RULES
 from lablib.train.build import build
 from lablib.train.checkpoint import Checkpoints
-from lablib.train.checkpoint_state import PerRank
+from lablib.train.checkpoint_state import PerRank, shared_objects, split
 from lablib.train.config import TrainConfig
 from lablib.train.deepspeed import deepspeed_tables
 from lablib.train.metric_writers import JsonLines
@@ -78,9 +79,11 @@ def run(config: TrainConfig, attach: Iterable[Callable[[Trainer], Any]] = ()) ->
             keep = config.checkpoint
             checkpoints = Checkpoints(keep.folder, keep.keep, asynchronous=keep.asynchronous)
             save_and_resume(trainer, stack.enter_context(checkpoints), config)
-        if config.monitor.folder and is_first:
-            rules = read_rules(config.monitor.rules) if config.monitor.rules else TRAINING_RULES
-            monitor = Monitor(rules, [JsonLines(Path(config.monitor.folder) / "metrics.jsonl")])
+        told = config.monitor
+        if (told.folder or told.rules) and is_first:
+            rules = read_rules(told.rules) if told.rules else TRAINING_RULES
+            writers = [JsonLines(Path(told.folder) / "metrics.jsonl")] if told.folder else []
+            monitor = Monitor(rules, writers)
             trainer.on_step.append(partial(record, stack.enter_context(monitor)))
         for function in attach:
             function(trainer)
@@ -91,36 +94,54 @@ def run(config: TrainConfig, attach: Iterable[Callable[[Trainer], Any]] = ()) ->
 def save_and_resume(trainer: Trainer, checkpoints: Checkpoints, config: TrainConfig) -> None:
     """Resume from the newest checkpoint, if there is one, and save every `checkpoint.every` steps. Communicates.
 
-    ValueError: a checkpoint of another model, or shards of other axes; or there are checkpoints, and `resume` is false.
+    ValueError: a checkpoint of other settings; or there are checkpoints, and `resume` is false. OSError: the folder
+    cannot be written.
     """
+    check_writable(checkpoints.folder / "checkpoint")  # now, and not after the steps before the first save
     num_ranks = dist.get_world_size() if dist.is_initialized() else 1
-    prefix = f"rank{dist.get_rank() if num_ranks > 1 else 0}."
+    rank = dist.get_rank() if num_ranks > 1 else 0
+    prefix = f"rank{rank}."
 
     def state() -> dict[str, Any]:
         flat = trainer.state_dict()
         own = {key.removeprefix(prefix): value for key, value in flat.items() if key.startswith(prefix)}
         shared = {key: value for key, value in flat.items() if not key.startswith(prefix)}
-        settings = {"model": asdict(config.model), "optimizer": {"name": config.optimizer.name}}
-        if any(not key.startswith("generators.") for key in own):  # shards
-            settings["parallel"] = asdict(config.parallel)
-        return {"trainer": shared, "own": PerRank(own), "settings": settings}
+        settings = {name: asdict(getattr(config, name)) for name in ("model", "data", "optimizer", "precision")}
+        settings["parallel"] = asdict(config.parallel)
+        is_sharded = any(not key.startswith("generators.") for key in own)
+        return {"trainer": shared, "own": PerRank(own), "settings": settings, "is_sharded": is_sharded}
 
     def save(metrics: Metrics) -> None:
         if metrics["step"] % config.checkpoint.every == 0:
             checkpoints.save(metrics["step"], state(), metrics["loss"])
 
-    found = state()
-    if config.checkpoint.resume and checkpoints.load_latest(found) is not None:
-        for section, was in found["settings"].items():
-            for name, value in was.items():
-                if (now := getattr(getattr(config, section), name)) != value:
-                    raise ValueError(
-                        f"a run resumes with the settings of its checkpoint: got {section}.{name}={now}, and it was "
-                        f"{value}; set it back, or give another checkpoint.folder"
-                    )
+    if config.checkpoint.resume and (path := checkpoints.newest()) is not None:
+        found = state()
+        _require_same_settings(shared_objects(path), split(found)[1]["shared"])
+        step = checkpoints.load(path, found)
         own = found["own"].value or {}
         trainer.load_state_dict(found["trainer"] | {f"{prefix}{key}": value for key, value in own.items()})
+        if rank == 0:
+            rest = "" if step < config.num_steps else f": no step is left of num_steps={config.num_steps}"
+            print(f"resumed after step {step}{rest}", flush=True)
     trainer.on_step.append(save)
+
+
+def _require_same_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise ValueError for a setting that a resumed run cannot change, or that its checkpoint would set back."""
+    kept = ["data.corpus", "data.val_fraction", "precision.parameters"]
+    kept += [f"optimizer.{name}" for name in ("name", "betas", "eps", "weight_decay", "momentum", "fused")]
+    if "float16" in (saved.get("settings.precision.products"), own["settings.precision.products"]):  # its loss scale
+        kept.append("precision.products")
+    beginnings = ["settings.model.", *(f"settings.{name}" for name in kept)]
+    if saved.get("is_sharded") or own["is_sharded"]:
+        beginnings.append("settings.parallel.")
+    for name, now in own.items():
+        if name.startswith(tuple(beginnings)) and (was := saved.get(name, now)) != now:
+            raise ValueError(
+                f"a run resumes with the settings of its checkpoint: got {name.removeprefix('settings.')}={now}, and "
+                f"it was {was}; set it back, or give another checkpoint.folder"
+            )
 
 
 def record(monitor: Monitor, metrics: Metrics) -> None:

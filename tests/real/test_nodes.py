@@ -146,6 +146,20 @@ def test_what_makes_no_sense_starts_nothing(script: Path, others: dict[str, Any]
         checked(options(script, **others))
 
 
+def test_a_job_never_replaces_the_script_and_a_file_that_cannot_be_written_is_one_sentence(
+    script: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder, before = script.parent, script.read_text()
+    (folder / "link.sbatch").symlink_to(script)
+    for job in ("", str(script), f"{folder}/../{folder.name}/{script.name}", str(folder / "link.sbatch")):
+        assert main(["run", str(script), "--nnodes", "2", "--out", str(folder / "out"), "--slurm", job]) == 2
+        assert "--slurm must be a file for the job" in capsys.readouterr().err and script.read_text() == before
+    for job in (folder, script / "job", "/dev/full"):
+        assert main(["run", str(script), "--nnodes", "2", "--out", str(folder / "out"), "--slurm", str(job)]) == 1
+        told = capsys.readouterr().err
+        assert "cannot be written" in told and len(told.splitlines()) == 1
+
+
 @pytest.mark.parametrize("words", [["--node", "1"], ["--master", "here:1"], ["--slurm", "job"], ["--", "3"]])
 def test_options_of_nodes_without_nodes_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]):
     assert main(["run", "00", *words]) == 2

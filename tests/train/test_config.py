@@ -1,6 +1,8 @@
 """Configurations: TOML and YAML mean the same, overrides replace, and every wrong value is one error with a remedy."""
 
 import json
+import math
+import re
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from lablib.signature import hints_of
 from lablib.train import TrainConfig, parse_config, read_config, with_overrides
+from lablib.train.build import make_loader
 from lablib.train.read_config import field_names
 
 TOML = """
@@ -110,6 +113,9 @@ def test_a_misspelled_field_is_named_with_the_right_one(name: str, data: Any):
         (["optimizer.lr"], "an override must be name=value: got 'optimizer.lr'; try optimizer.lr=1e-3"),
         (["optimizer.lr=-1"], "optimizer.lr must be a finite number, 0 or more: got -1; try optimizer.lr=0.001"),
         (["optimizer.lr=fast"], "optimizer.lr must be a finite number, 0 or more: got 'fast'; try optimizer.lr=0.001"),
+        (["parallel.library=torch", "parallel.zero_stage=1"], "has no stage 1: got 1; try parallel.zero_stage=2"),
+        (["parallel.sequence_parallel=true"], "without tensor ranks: got True; try parallel.sequence_parallel=false"),
+        (["parallel.num_chunks=2"], "must be 1 without pipeline ranks: got 2; try parallel.num_chunks=1"),
         (["precision.products=bf16"], "must be one of float32, bfloat16, float16: got 'bf16'; did you mean 'bfloat16'"),
         (["data.seq_len=256"], "data.seq_len must be at most model.max_seq_len=128: got 256"),
         (["optimizer.schedule=cosine", "optimizer.num_warmup=120"], "try optimizer.num_warmup=100"),
@@ -166,6 +172,42 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, name: str, t
     (tmp_path / name).write_text(text)
     with pytest.raises(ValueError, match=message):
         read_config(tmp_path / name)
+
+
+REMEDY = re.compile(r"try ([a-z_.]+=.*)$")
+
+
+@given(name=st.sampled_from(field_names()), text=st.sampled_from(["-3", "x", "[0.5]", "[1, 2, 3]", "1e400", "{}", ""]))
+def test_a_remedy_can_be_pasted_as_an_override(name: str, text: str):
+    try:
+        parse_config(with_overrides({}, [f"{name}={text}"]))
+    except ValueError as error:
+        if found := REMEDY.search(str(error)):
+            parse_config(with_overrides({}, [found[1]]))
+
+
+@given(name=st.sampled_from(["memory.compile", "optimizer.fused", "model.tied_head"]), value=st.booleans())
+def test_true_and_false_are_read_as_python_writes_them(name: str, value: bool):
+    read = parse_config(with_overrides({}, [f"{name}={value}", "data.micro_batch=None"]))
+    assert read == parse_config(with_overrides({}, [f"{name}={str(value).lower()}", 'data.micro_batch="none"']))
+
+
+@given(tensor=st.integers(1, 9), ranks=st.integers(1, 40))
+def test_axes_that_do_not_fit_the_ranks_name_a_number_of_ranks_that_does(tensor: int, ranks: int):
+    config = parse_config(
+        with_overrides({}, [f"parallel.tensor={tensor}", f"data.batch_size={math.lcm(*range(1, 41))}"])
+    )
+    try:
+        config.on(ranks)
+    except ValueError as error:
+        if fit := re.search(r"run on (\d+) ranks", str(error)):
+            config.on(int(fit[1]))
+
+
+@given(size=st.integers(1, 255))
+def test_bytes_need_a_vocabulary_of_256(size: int):
+    with pytest.raises(ValueError, match=f"model.vocab_size must be a whole number, 256 or more: got {size}"):
+        make_loader(parse_config(with_overrides({}, [f"model.vocab_size={size}"])).on(1))
 
 
 def test_every_field_has_a_bound_or_a_type_and_is_known_to_overrides():

@@ -172,6 +172,8 @@ def test_the_warmup_has_the_rates_of_deepspeeds_scheduler(num_warmup, steps, sha
     [
         ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, "the optimizer state stays on the device"),
         ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, "stays on the device"),
+        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}, "the parameters stay on the device"),
+        ({"zero_optimization": {"stage": 3, "cpu_offload_param": True}}, "the parameters stay on the device"),
         ({"zero_optimization": {"stage": 2, "overlap_comm": False}}, "overlap_comm false"),
         ({"zero_optimization": {"contiguous_gradients": False}}, "zero_optimization.contiguous_gradients False"),
         ({"bf16": {"enabled": True}}, "stage 0: with 16-bit parameters"),
@@ -189,7 +191,7 @@ def test_a_field_that_changes_no_value_is_named(values, text):
     [
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "bf16 and fp16 cannot both be enabled"),
         ({"fp16": {"enabled": True, "consecutive_hysteresis": True}}, "fp16.consecutive_hysteresis must be False"),
-        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}, "offload_param must be None"),
+        ({"zero_optimization": {"stage": 3, "zero_quantized_weights": True}}, "zero_quantized_weights must be False"),
         ({"optimizer": {"type": "OneBitAdam"}}, "unknown optimizer.type 'OneBitAdam'"),
         ({"optimizer": {"type": "Adam", "params": {"max_grad_norm": 1.0}}}, "use gradient_clipping"),
         ({"scheduler": {"type": "OneCycle"}}, "unknown scheduler.type 'OneCycle'"),
@@ -209,3 +211,19 @@ def test_unknown_fields_are_named_with_their_place():
     values["optimizer"] = {"type": "AdamW", "params": {"lrr": 1}}
     found = deepspeed_tables(values, {})
     assert set(found.unknown) == {"gradient_cliping", "fp16.window", "optimizer.params.lrr"}
+
+
+@given(
+    devices=st.tuples(st.sampled_from(["none", "cpu", "nvme"]), st.sampled_from(["none", "cpu"])),
+    size=st.sampled_from(["auto", 1e6, 500_000_000]),
+)
+def test_placement_on_the_host_is_named_and_changes_nothing(devices: tuple[str, str], size: Any):
+    """Stage 3 as Hugging Face's documentation has it, with "auto" and nested fields."""
+    stage: dict[str, Any] = {"stage": 3, "overlap_comm": True, "sub_group_size": 1e9, "reduce_bucket_size": size}
+    stage |= {"stage3_prefetch_bucket_size": "auto", "stage3_param_persistence_threshold": "auto"}
+    parts = {"offload_param": devices[0], "offload_optimizer": devices[1]}
+    nested = {name: {"device": device, "pin_memory": True} for name, device in parts.items()}
+    found = deepspeed_tables({"train_batch_size": 8, "zero_optimization": {**stage, **nested}}, {})
+    assert found.record == deepspeed_tables({"train_batch_size": 8, "zero_optimization": stage}, {}).record
+    told = " ".join(found.sentences("Without effect"))
+    assert [name for name in parts if f"{name}: the" in told] == [name for name in parts if parts[name] != "none"]
