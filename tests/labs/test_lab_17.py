@@ -3,9 +3,12 @@
 from math import inf, nan
 
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lablib import KillRank
 from lablib.labs.lab17 import (
     HOUR_S,
     MEAN_S,
@@ -16,7 +19,9 @@ from lablib.labs.lab17 import (
     lost_share,
     newest_complete,
     night,
+    random_runs,
     run_seconds,
+    train_to_the_end,
     young_s,
 )
 
@@ -69,3 +74,28 @@ def test_a_step_is_complete_when_all_ranks_have_written_it(tmp_path):
         (tmp_path / f"{name}.pt").touch()
     assert newest_complete(tmp_path, 2) == 10
     assert newest_complete(tmp_path, 3) is None
+
+
+def test_a_killed_training_is_launched_again_and_its_steps_are_logged(capsys):
+    def train(folder, log):
+        done = newest_complete(folder, 2) or 0
+        while done < 4:
+            dist.all_reduce(torch.zeros(2**18))
+            done += 1
+            (folder / f"{done}-{dist.get_rank()}.pt").touch()
+            if dist.get_rank() == 0:
+                log.append((done, 0.0))
+
+    alone = train_to_the_end(train, [], 2, "dgx-h100")
+    assert alone == [(step, 0.0) for step in (1, 2, 3, 4)]
+    killed = train_to_the_end(train, [KillRank(1, 3e-5)], 2, "dgx-h100")
+    assert "rank 1 died, rank 0 had reached step" in capsys.readouterr().out
+    assert dict(killed) == dict(alone)
+    assert killed[0] == (1, 0.0) and len(killed) < 8  # it went on from a checkpoint
+
+
+def test_random_runs_count_with_the_learners_function(capsys):
+    assert random_runs(run_seconds, 1200, 60, 600).startswith("14.")  # exact: 14.8%
+    assert capsys.readouterr().out.count("failures") == 3
+    with pytest.raises(ValueError, match="must return seconds above 0: got -1.0"):
+        random_runs(lambda *_: -1.0, 1200, 60, 600)
