@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lablib.course import checks_for, try_out
+from lablib.course.checks.expect import NotAttempted
 from lablib.errors import RankKilledError
 from lablib.faults import CorruptGradient, Fault, KillRank, SlowRank
 from lablib.figures import show
@@ -402,13 +403,13 @@ def figure_rules(
 
 
 def symptom_table(repairs: Any) -> pd.DataFrame:
-    """The measurements of the script with some lines repaired; `...` is a stub."""
+    """The measurements of the script with some lines repaired. Raises NotAttempted for a stub, `...`."""
     import pandas as pd
 
     from lablib.studies.faulty_script import symptoms
 
     if repairs is ...:
-        raise NotImplementedError("your turn")
+        raise NotAttempted
     rows = {each.name: ["yes" if each.is_right else "no", each.saw, each.wanted] for each in symptoms(repairs)}
     return pd.DataFrame.from_dict(rows, orient="index", columns=["right", "seen", "wanted"])
 

@@ -190,7 +190,7 @@ def stop_and_go_on(steps_after=4):
     return [other.step() for _ in range(steps_after)] == expected
 
 
-try_out(stop_and_go_on, ranks=2)  # True, if four steps go on exactly; are four enough?
+try_out(stop_and_go_on, ranks=2)  # True: equal losses, to the bit; the check sees more
 
 # %% tags=["check"] points=4
 check.exact_resume(save, resume)
@@ -491,9 +491,9 @@ lab17.symptom_table({})
 # %% [markdown]
 # ### Exercise 4: eight repairs
 #
-# Repair the script: the number of a line, and the text that replaces it. A text may have several lines, and needs no
-# indentation of its own. Imports may stand in any line; FP16 stays. A line that you claim must be at fault: if there
-# are more than eight, the check puts each old line back, alone, and something must break.
+# Repair the script: write a dict of numbers of lines and the texts that replace them, as `{12: "PAD = 0"}`. A text may
+# have several lines, and needs no indentation. Imports may be in any line; FP16 remains. A line that you replace must
+# be at fault: if there are more than eight, the check puts each old line back, alone, and something must break.
 
 
 # %% tags=["exercise"]
