@@ -97,5 +97,6 @@ def test_a_killed_training_is_launched_again_and_its_steps_are_logged(capsys):
 def test_random_runs_count_with_the_learners_function(capsys):
     assert random_runs(run_seconds, 1200, 60, 600).startswith("14.")  # exact: 14.8%
     assert capsys.readouterr().out.count("failures") == 3
+    assert random_runs(run_seconds, 86_400, 60, 600) == "not done after 1,080 days"  # a failure every 3.1 hours
     with pytest.raises(ValueError, match="must return seconds above 0: got -1.0"):
         random_runs(lambda *_: -1.0, 1200, 60, 600)
