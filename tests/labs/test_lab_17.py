@@ -16,6 +16,7 @@ from lablib.labs.lab17 import (
     exact_lost_share,
     failures_of,
     first_order_share,
+    least_losses,
     lost_share,
     newest_complete,
     night,
@@ -46,6 +47,10 @@ def test_youngs_interval_is_the_best_of_first_order_and_nearly_of_all(save_s: fl
     for share, room in ((first_order_share, 0.01), (exact_lost_share, 0.002)):
         least = min(share(best_s * 1.02**k, save_s, 60.0, mean_s) for k in range(-60, 61))
         assert share(best_s, save_s, 60.0, mean_s) <= least + room
+
+
+def test_least_losses_are_those_of_a_separate_computation():
+    assert least_losses(60, 600) == "now: 14.8%, saves in 6 s: 8.3%, half the failures: 9.6%"
 
 
 def test_failures_have_their_mean_and_the_same_seed_the_same_times():

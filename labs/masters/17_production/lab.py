@@ -304,7 +304,7 @@ guessed_interval.reveal(lambda minutes, _: lab17.show_intervals(save_s, restart_
 # %% [markdown]
 # Llama 3 reports more than 90% effective training time, so its saves or restarts must have been faster than assumed
 # here. What is better: saves in 6 s, or half as many failures? Predict the time lost at the best interval of each. Then
-# move the controls: there each GPU fails equally often, so half the GPUs have half the failures.
+# move the controls: each GPU fails equally often there, so half the GPUs have half the failures.
 
 # %%
 my_losses = None  # or two numbers
@@ -315,14 +315,16 @@ guessed_losses
 guessed_losses.lock(12, 8)
 
 # %%
-guessed_losses.reveal(lambda *_: lab17.explore_intervals(save_s, restart_s, interactive))
+lab17.explore_intervals(save_s, restart_s, interactive)
+
+# %%
+guessed_losses.reveal(lab17.least_losses(save_s, restart_s))
 
 # %% [markdown]
-# <details><summary>Answer</summary>
+# <details><summary>Why?</summary>
 #
-# Of 14.8%, 5.4% are restarts. Saves in 6 s leave 8.3%: saves and repeated work shrink with the root of delta, to a
-# third. Half the failures leave 9.6%: saves and repeated work shrink with the root of 1 / M, to 0.7, and restarts to a
-# half. (With the parameters as they were handed out.)
+# Saves and repeated work cost sqrt(2 delta / M): a tenth of delta leaves a third of it, twice the M leaves 0.7.
+# Restarts, R / M, do not depend on delta, and are halved with the failures.
 #
 # </details>
 
