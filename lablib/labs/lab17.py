@@ -1,22 +1,34 @@
-"""Lab 17: failures of a long run, the cost of checkpoints, monitors, and a night's alerts."""
+"""Lab 17: failures of a long run, the cost of checkpoints, monitors, a night's alerts; the names of its notebook."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, takewhile
 from math import exp, expm1, inf, isnan, sqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lablib.course import checks_for, try_out
+from lablib.course.checks.expect import NotAttempted
+from lablib.errors import RankKilledError
+from lablib.faults import CorruptGradient, Fault, KillRank, SlowRank
+from lablib.figures import show
 from lablib.figures.chart import Axis, Mark, Panel, ReferenceLine, chart, line, points
+from lablib.launch import launch
+from lablib.phases import phase
 from lablib.run import Run
 from lablib.text.units import plural
-from lablib.widgets import LogSlider, explore
+from lablib.widgets import LogSlider, explore, guess
 
 if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
+    from torch import nn
+
+# Names of other packages that the notebook uses, as lab17.show.
+__all__ = ["KillRank", "checks_for", "guess", "launch", "phase", "show", "try_out"]
 
 # Llama Team, The Llama 3 Herd of Models, 2024, arXiv 2407.21783, section 3.3.4: 419 unexpected interruptions
 LLAMA_GPUS, LLAMA_DAYS, LLAMA_FAILURES = 16_384, 54, 419
@@ -98,12 +110,26 @@ def newest_complete(folder: Path, ranks: int) -> int | None:
     return max(set.intersection(*steps), default=None)
 
 
+def train_to_the_end(
+    train: Callable[[Path, list[tuple[int, float]]], None], kills: Sequence[KillRank], ranks: int, cluster: str
+) -> list[tuple[int, float]]:
+    """Launch `train(folder, log)`, with one kill each time, then without; (step, loss) of all steps computed."""
+    log: list[tuple[int, float]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for faults in [*([each] for each in kills), []]:
+            try:  # arguments of launch are copied for each rank, and a log would be: so none
+                launch(lambda: train(Path(folder), log), ranks=ranks, cluster=cluster, faults=faults)
+            except RankKilledError as error:
+                print(f"rank {error.rank} died, rank 0 had reached step {log[-1][0] if log else 0}")
+    return log
+
+
 def figure_restarts(log: Sequence[tuple[int, float]], steps: int) -> go.Figure:
     """The step reached, against the steps computed: a drop is a restart. `log`: (step, loss) in the order computed."""
     reached = [step for step, _ in log]
     computed = list(range(1, len(log) + 1))
     again = len(log) - steps
-    sentence = f"{len(log)} steps computed for {steps}: {again} of them again, after the last checkpoint was loaded."
+    sentence = f"{len(log)} steps computed for {steps}: {again} of them again, from a checkpoint on."
     marks = [line(0, "killed, and resumed", computed, reached).styled(mode="lines")]
     ideal: dict[str, Any] = {"mode": "lines", "line": {"color": "#5A5A5A", "dash": "dot", "width": 1.5}}
     marks += [Mark("never killed", [1, steps], [1, steps], (), look=ideal)]
@@ -128,6 +154,23 @@ def run_seconds(
         else:
             now_s, failure_s = failure_s + restart_s, next(failures)
     return now_s
+
+
+def random_runs(seconds_of_run: Callable[..., float], interval_s: float, save_s: float, restart_s: float) -> str:
+    """Three runs of 54 days of work with random failures, printed; `seconds_of_run` as in exercise 2."""
+    work_s, lost = LLAMA_DAYS * DAY_S, []
+    until_s = 20 * work_s
+    for seed in range(3):
+        failures_s = failures_of(MEAN_S, until_s, seed)
+        took_s = seconds_of_run(work_s, interval_s, save_s, restart_s, list(failures_s))
+        if not isinstance(took_s, int | float) or took_s <= 0:
+            raise ValueError(f"seconds_of_run must return seconds above 0: got {took_s!r}; see exercise 2")
+        if took_s > until_s:
+            return f"not done after {until_s / DAY_S:,.0f} days"
+        lost.append(1 - work_s / took_s)
+        num_failures = sum(each < took_s for each in failures_s)
+        print(f"{took_s / DAY_S:.1f} days, {num_failures} failures: {lost[-1]:.1%} lost")
+    return f"{sum(lost) / len(lost):.1%} lost on average"
 
 
 def lost_share(interval_s: float, save_s: float, restart_s: float, mean_s: float, seeds: Sequence[int]) -> float:
@@ -172,17 +215,34 @@ def figure_intervals(
     least = 100 * exact_lost_share(best_s, save_s, restart_s, mean_s)
     sentence = f"A save takes {save_s:g} s, and a failure comes every {mean_s / HOUR_S:.3g} hours."
     sentence += f" With {best_s / MINUTE_S:.3g} minutes between saves {least:.3g}% of the time is lost."
+    span = 1.8, 260.0
     rules = [ReferenceLine(x=best_s / MINUTE_S, text=f"{best_s / MINUTE_S:.3g} min", place="top right")]
     if guessed_s:
         lost = 100 * exact_lost_share(guessed_s, save_s, restart_s, mean_s)
-        rules.append(ReferenceLine(x=guessed_s / MINUTE_S, text="your guess", place="bottom right"))
-        sentence += f" With your {guessed_s / MINUTE_S:.3g} minutes, {lost:.3g}%."
+        minutes = float(f"{guessed_s / MINUTE_S:.3g}")
+        if span[0] < minutes < span[1]:
+            rules.append(ReferenceLine(x=minutes, text="your guess", place="bottom right"))
+        sentence += f" With your {minutes:,g} minutes, {lost:.3g}%."
     ticks = {each: f"{each:g}" for each in (2, 5, 10, 20, 40, 90, 240)}
-    across = Axis("minutes between saves", log=True, ticks=ticks, span=(1.8, 260))
+    across = Axis("minutes between saves", log=True, ticks=ticks, span=span)
     up = Axis("lost time", "%", from_zero=True, span=(0, 60))
     columns = {"minutes": [each / MINUTE_S for each in short], "simulated (%)": simulated}
     columns["formula (%)"] = [100 * first_order_share(each, *settings) for each in short]
     return chart("Lost time against the interval", Panel(across, up, marks, rules), sentence, columns)
+
+
+def show_intervals(save_s: float, restart_s: float, guessed_minutes: float) -> Any:
+    """The curve with a guess, shown."""
+    return show(figure_intervals(save_s, restart_s, guessed_s=MINUTE_S * guessed_minutes))
+
+
+def least_losses(save_s: float, restart_s: float) -> str:
+    """The time lost at Young's interval: as it is, with saves in 6 s, and with half the failures."""
+    settings = {"now": (save_s, MEAN_S), "saves in 6 s": (6.0, MEAN_S), "half the failures": (save_s, 2 * MEAN_S)}
+    return ", ".join(
+        f"{name}: {exact_lost_share(young_s(*each), each[0], restart_s, each[1]):.1%}"
+        for name, each in settings.items()
+    )
 
 
 def explore_intervals(save_s: float, restart_s: float, interactive: bool) -> Any:
@@ -198,10 +258,39 @@ def explore_intervals(save_s: float, restart_s: float, interactive: bool) -> Any
     def draw(found: tuple[float, float]) -> go.Figure:
         return figure_intervals(found[0], restart_s, found[1])
 
-    return explore(curve, draw, controls, interactive, [{"save_s": 5.0}])
+    return explore(curve, draw, controls, interactive, [{"save_s": 6.0}, {"gpus": LLAMA_GPUS // 2}])
 
 
 # ---- who notices ----
+
+
+def gradient_norm(model: nn.Module) -> float:
+    """Norm of all gradients of a model."""
+    import torch
+
+    return torch.stack([param.grad.norm() for param in model.parameters() if param.grad is not None]).norm().item()
+
+
+def hash_of_weights(model: nn.Module) -> int:
+    """A number that two models share only if their parameters are equal to the bit."""
+    import torch
+
+    weights = torch.cat([param.detach().flatten() for param in model.parameters()])
+    return hash(weights.cpu().numpy().tobytes())
+
+
+def with_faults(watched: Callable[[bool], Any], ranks: int, cluster: str, slow_from_s: float) -> dict[str, Run]:
+    """Name -> run of `watched(drift)`: a healthy one, and four with a fault in step 11."""
+    at: dict[str, Any] = {"rank": 1, "parameter": "0.weight", "step": 10}
+    faults: dict[str, list[Fault]] = {
+        "healthy": [],
+        "NaN": [CorruptGradient(**at)],
+        "bit flip": [CorruptGradient(**at, kind="bit flip")],
+        "slow": [SlowRank(ranks - 1, 3.0, from_s=slow_from_s)],
+        "drift": [],
+    }
+    options: dict[str, Any] = {"ranks": ranks, "cluster": cluster}
+    return {name: launch(watched, name == "drift", faults=those, **options) for name, those in faults.items()}
 
 
 def first_signs(runs: Mapping[str, Run], steps: int) -> pd.DataFrame:
@@ -314,17 +403,28 @@ def figure_night(
     )
 
 
+def figure_rules(
+    samples: Sequence[tuple[float, float | None]], limit: float, rules: Sequence[tuple[float, float]]
+) -> go.Figure:
+    """The night with the simple rule and others. rules: (hold, clear), in minutes."""
+    rings = {"value above the limit": [at_s for at_s, value in samples if value is not None and value > limit]}
+    for hold, clear in rules:
+        name = f"held {hold:g} min, clear for {clear:g}"
+        rings[name] = alerts(samples, limit, MINUTE_S * hold, MINUTE_S * clear)
+    return figure_night(samples, limit, rings)
+
+
 # ---- a script as it circulates ----
 
 
 def symptom_table(repairs: Any) -> pd.DataFrame:
-    """The measurements of the script with some lines repaired; `...` is a stub."""
+    """The measurements of the script with some lines repaired. Raises NotAttempted for a stub, `...`."""
     import pandas as pd
 
     from lablib.studies.faulty_script import symptoms
 
     if repairs is ...:
-        raise NotImplementedError("your turn")
+        raise NotAttempted
     rows = {each.name: ["yes" if each.is_right else "no", each.saw, each.wanted] for each in symptoms(repairs)}
     return pd.DataFrame.from_dict(rows, orient="index", columns=["right", "seen", "wanted"])
 

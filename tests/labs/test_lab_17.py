@@ -3,9 +3,12 @@
 from math import inf, nan
 
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lablib import KillRank
 from lablib.labs.lab17 import (
     HOUR_S,
     MEAN_S,
@@ -13,10 +16,13 @@ from lablib.labs.lab17 import (
     exact_lost_share,
     failures_of,
     first_order_share,
+    least_losses,
     lost_share,
     newest_complete,
     night,
+    random_runs,
     run_seconds,
+    train_to_the_end,
     young_s,
 )
 
@@ -41,6 +47,10 @@ def test_youngs_interval_is_the_best_of_first_order_and_nearly_of_all(save_s: fl
     for share, room in ((first_order_share, 0.01), (exact_lost_share, 0.002)):
         least = min(share(best_s * 1.02**k, save_s, 60.0, mean_s) for k in range(-60, 61))
         assert share(best_s, save_s, 60.0, mean_s) <= least + room
+
+
+def test_least_losses_are_those_of_a_separate_computation():
+    assert least_losses(60, 600) == "now: 14.8%, saves in 6 s: 8.3%, half the failures: 9.6%"
 
 
 def test_failures_have_their_mean_and_the_same_seed_the_same_times():
@@ -69,3 +79,29 @@ def test_a_step_is_complete_when_all_ranks_have_written_it(tmp_path):
         (tmp_path / f"{name}.pt").touch()
     assert newest_complete(tmp_path, 2) == 10
     assert newest_complete(tmp_path, 3) is None
+
+
+def test_a_killed_training_is_launched_again_and_its_steps_are_logged(capsys):
+    def train(folder, log):
+        done = newest_complete(folder, 2) or 0
+        while done < 4:
+            dist.all_reduce(torch.zeros(2**18))
+            done += 1
+            (folder / f"{done}-{dist.get_rank()}.pt").touch()
+            if dist.get_rank() == 0:
+                log.append((done, 0.0))
+
+    alone = train_to_the_end(train, [], 2, "dgx-h100")
+    assert alone == [(step, 0.0) for step in (1, 2, 3, 4)]
+    killed = train_to_the_end(train, [KillRank(1, 3e-5)], 2, "dgx-h100")
+    assert "rank 1 died, rank 0 had reached step" in capsys.readouterr().out
+    assert dict(killed) == dict(alone)
+    assert killed[0] == (1, 0.0) and len(killed) < 8  # it went on from a checkpoint
+
+
+def test_random_runs_count_with_the_learners_function(capsys):
+    assert random_runs(run_seconds, 1200, 60, 600).startswith("14.")  # exact: 14.8%
+    assert capsys.readouterr().out.count("failures") == 3
+    assert random_runs(run_seconds, 86_400, 60, 600) == "not done after 1,080 days"  # a failure every 3.1 hours
+    with pytest.raises(ValueError, match="must return seconds above 0: got -1.0"):
+        random_runs(lambda *_: -1.0, 1200, 60, 600)
