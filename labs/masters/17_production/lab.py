@@ -510,8 +510,8 @@ lab17.symptom_table({})
 # ### Exercise 4: eight repairs
 #
 # Repair the script: the number of a line, and the text that replaces it. A text may have several lines, and needs no
-# indentation of its own. Imports may stand in any line; FP16 stays. A line that you claim must be at fault: if there
-# are more than eight, the check puts each old line back, alone, and something must break.
+# indentation of its own. Imports may stand in any line; FP16 stays. A line that you claim must be at fault: the check
+# puts each old line back, alone, and something must break. It also tries another number of ranks and of micro-batches.
 
 
 # %% tags=["exercise"]

@@ -510,6 +510,89 @@ def alert(samples, limit, hold_s, clear_s):
             "",
         ),
         ("a line that was right", _repairs(line_28="torch.manual_seed(1)"), "line 28 was not at fault"),
+        (
+            "an innocent line among eight",
+            _repairs(
+                11,
+                line_25="global RECOMPUTE\nRECOMPUTE = ['Block']\nconfig = {**DEFAULTS, **given}",
+                line_27="device = torch.get_default_device()  # of this rank",
+            ),
+            "line 27 was not at fault",
+        ),
+        (
+            "BF16",
+            _repairs(
+                43,
+                line_39="with torch.autocast(device.type, dtype=torch.bfloat16):",
+                line_47='nn.utils.clip_grad_norm_(model.parameters(), config["clip"])\noptimizer.step()',
+            ),
+            "outputs of layers in bfloat16",
+        ),
+        (
+            "FP32",
+            _repairs(
+                43,
+                line_39="with torch.autocast(device.type, dtype=torch.float16, enabled=False):",
+                line_47='nn.utils.clip_grad_norm_(model.parameters(), config["clip"])\noptimizer.step()',
+            ),
+            "outputs of layers in float32",
+        ),
+        ("another scale is undone", _repairs(line_47=REPAIRS[47].replace("**16", "**13")), "about 0.36"),
+        ("the sum of the micro-batches", _repairs(line_43="(2.0**16 * loss).backward()"), "about 0.36"),
+        ("half of the mean", _repairs(line_43="(2.0**15 * loss).backward()"), "told lr"),
+        ("clips to half", _repairs(line_47=REPAIRS[47].replace('["clip"]', '["clip"] / 2')), "the configured 0."),
+        ("clips to a number", _repairs(line_47=REPAIRS[47].replace('config["clip"]', "0.05")), "saw       0.05"),
+        (
+            "clips before the average",
+            _repairs(
+                line_45="for param in model.parameters():\n    param.grad /= 2.0**16\n"
+                'nn.utils.clip_grad_norm_(model.parameters(), config["clip"])\nfor param in model.parameters():',
+                line_47="optimizer.step()  # of clipped gradients",
+            ),
+            "largest gradient norm at an update",
+        ),
+        (
+            "one text at once",
+            _repairs(
+                11,
+                line_10='DEFAULTS = {"lr": 1e-3, "clip": 0.2, "batch": 1, "micro_batches": 8}',
+                line_38="batch_BT = next(batches).to(device)[:1]",
+            ),
+            "1 texts at once",
+        ),
+        (
+            "narrow blocks",
+            _repairs(11, line_18="self.up, self.down = nn.Linear(width, width // 4), nn.Linear(width // 4, width)"),
+            "5,816 parameters",
+        ),
+        ("a number of tokens", _repairs(line_44="tokens += 4 * 33 * 4"), "on 2 ranks"),
+        ("a number of ranks", _repairs(line_26='rank, num_ranks = int(env["RANK"]), 4'), "StopIteration"),
+        (
+            "padding with another label",
+            _repairs(line_42="loss = F.cross_entropy(logits_BTV.float().flatten(0, 1)[2:], labels.clamp(min=1)[2:])"),
+            "labels of the loss that are padding",
+        ),
+        (
+            "another loss is trained",
+            _repairs(
+                line_42=REPAIRS[42]
+                + "\nloss = F.nll_loss(logits_BTV.float().flatten(0, 1).log_softmax(-1)[1:], labels[1:])"
+            ),
+            "labels of the loss that are padding",
+        ),
+        (
+            "a label too few",
+            _repairs(
+                line_42="keep = labels != PAD\nkeep[0] = False\n"
+                "loss = F.cross_entropy(logits_BTV.float().flatten(0, 1)[keep], labels[keep])"
+            ),
+            "saw       0 of",
+        ),
+        (
+            "the library measures itself",
+            _repairs(line_1="from functools import partial\nfrom lablib.studies import faulty_script"),
+            "your own code",
+        ),
         ("a line as it was", _repairs(line_27="device = torch.get_default_device()"), "line 27 is as it was"),
         ("no such line", _repairs(line_90="pass"), "numbers of lines"),
         ("does not parse", _repairs(line_44="tokens +="), "SyntaxError"),
@@ -777,6 +860,40 @@ def alert(samples, limit, hold_s, clear_s):
         ),
     ],
     "repairs": [
+        (
+            "a mask of the loss, the scale as a gradient, the norm by hand",
+            _repairs(
+                line_25="config = DEFAULTS | given",
+                line_31="if isinstance(module, Block):",
+                line_42="of_each = F.cross_entropy(logits_BTV.float().flatten(0, 1), labels, reduction='none')\n"
+                "loss = (of_each * (labels != PAD)).sum() / (labels != PAD).sum()",
+                line_43="(loss / config['micro_batches']).backward(torch.tensor(2.0**16))",
+                line_47="grads = [param.grad for param in model.parameters()]\ntorch._foreach_div_(grads, 2.0**16)\n"
+                "norm = torch.stack([grad.norm() for grad in grads]).norm().item()\n"
+                "torch._foreach_mul_(grads, min(1.0, config['clip'] / norm))\noptimizer.step()",
+            ).replace("11: 'RECOMPUTE = [\"Block\"]', ", ""),
+        ),
+        (
+            "the ranks of torch, texts that are read before, a loss without cross_entropy",
+            _repairs(
+                26,
+                line_34="own = [texts[each] for each in range(dist.get_rank(), len(texts), num_ranks)]\n"
+                "loader = DataLoader(own, batch_size=config['batch'])",
+                line_42="keep, logs = labels != PAD, logits_BTV.float().flatten(0, 1).log_softmax(-1)\n"
+                "loss = -logs[keep].gather(1, labels[keep, None]).mean()",
+                line_49="if dist.get_rank() == 0:",
+            ),
+        ),
+        (
+            "a block that recomputes itself, and a module for the loss",
+            _repairs(
+                11,
+                line_21="inner = lambda x: self.down(F.gelu(self.up(x)))\n"
+                "return x_BTD + checkpoint(inner, x_BTD, use_reentrant=False)",
+                line_41="labels = batch_BT[:, 1:]",
+                line_42="loss = nn.CrossEntropyLoss(ignore_index=PAD)(logits_BTV.float().transpose(1, 2), labels)",
+            ),
+        ),
         (
             "with GradScaler, a mask and islice",
             _repairs(
