@@ -1,8 +1,10 @@
 """The script with eight faults: each repair mends its own measurement, and no other's."""
 
+from typing import Any
+
 import pytest
 
-from lablib.studies.faulty_script import SCRIPT, repaired, symptoms
+from lablib.studies.faulty_script import NO_BOUND, SCRIPT, repaired, symptoms
 
 REPAIRS = {
     11: 'RECOMPUTE = ["Block"]',
@@ -12,6 +14,11 @@ REPAIRS = {
     43: '(2.0**16 * loss / config["micro_batches"]).backward()',
     44: "tokens += batch_BT.numel() * num_ranks",
     47: 'nn.utils.clip_grad_norm_(model.parameters(), config["clip"])\noptimizer.step()',
+}
+ALL = REPAIRS | {
+    34: "from torch.utils.data import DistributedSampler\nsampler = DistributedSampler(texts, num_ranks, rank)\n"
+    'loader = DataLoader(texts, batch_size=config["batch"], sampler=sampler)',
+    47: f"for param in model.parameters():\n    param.grad /= 2.0**16\n{REPAIRS[47]}",
 }
 MENDED = {
     11: ["peak memory of activations"],
@@ -49,3 +56,37 @@ def test_a_repair_of_several_lines_has_the_indentation_of_the_old_line():
 def test_a_repair_that_is_none_is_refused(repairs: dict):
     with pytest.raises(ValueError, match=r"got (0|99|{True|{3: 5})"):
         symptoms(repairs)
+
+
+def test_all_repairs_mend_all_measurements():
+    assert _broken(ALL) == []
+    assert _broken(ALL, config={"lr": 1e-3, "clip": NO_BOUND, "micro_batches": 4}, ranks=2) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "broken"),
+    [
+        ({39: "with torch.autocast(device.type, dtype=torch.bfloat16):"}, "gradients of activations"),
+        ({47: ALL[47].replace('["clip"]', '["lr"]')}, "largest gradient norm"),
+        ({18: "self.up, self.down = nn.Linear(width, width), nn.Linear(width, width)"}, "peak memory"),
+        ({38: "batch_BT = next(batches).to(device)[:1]"}, "peak memory"),
+        ({42: ALL[42].replace("labels, ignore_index=PAD", "labels.clamp(min=1)")}, "labels of the loss"),
+    ],
+)
+def test_a_workaround_is_seen(changed: dict[int, str], broken: str):
+    assert any(name.startswith(broken) for name in _broken(ALL | changed))
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "F.nll_loss(logits_BTV.float().flatten(0, 1).log_softmax(-1), labels, ignore_index=PAD)",
+        'F.cross_entropy(logits_BTV.float().flatten(0, 1), labels, reduction="none")[labels != PAD].mean()',
+    ],
+)
+def test_padding_is_measured_whatever_computes_the_loss(loss: str):
+    assert _broken(ALL | {42: f"loss = {loss}"}) == []
+
+
+def _broken(repairs: dict[int, str], **options: Any) -> list[str]:
+    return [symptom.name for symptom in symptoms(repairs, **options) if not symptom.is_right]

@@ -495,7 +495,8 @@ lab17.symptom_table({})
 #
 # Repair the script: write a dict of numbers of lines and the texts that replace them, as `{12: "PAD = 0"}`. A text may
 # have several lines, and needs no indentation. Imports may be in any line; FP16 remains. A line that you replace must
-# be at fault: if there are more than eight, the check puts each old line back, alone, and something must break.
+# be at fault: the check puts each old line back, alone, and something must break. It also tries another number of ranks
+# and of micro-batches.
 
 
 # %% tags=["exercise"]

@@ -166,7 +166,7 @@ def resume(run, saved):
         (
             "gradients, too",
             _resume(saved={"grads": "[param.grad for param in run.model.parameters()]"}),
-            "bytes of a checkpoint",
+            "bytes of a checkpoint on rank 0",
         ),
         ("seeds instead of states", _resume("torch", before="torch.manual_seed(0)"), "save changes nothing"),
         (
@@ -208,7 +208,67 @@ def resume(run, saved):
     run.steps, generator = kept["rest"]
     torch.set_rng_state(generator)
 """,
-            "KeyError",
+            "saw       16 B on all ranks",
+        ),
+        (
+            "on disk",
+            _resume(
+                copied="kept({})",
+                again="torch.load(saved['path'])",
+                before="import os, tempfile\n    def kept(state):\n        file, path = tempfile.mkstemp()\n"
+                "        os.close(file)\n"
+                "        torch.save(state, path)\n        return {'path': path}",
+            ),
+            "the state is in what save returns",
+        ),
+        (
+            "all steps again",
+            """
+def save(run):
+    return {"seed": torch.initial_seed() - dist.get_rank(), "steps": run.steps, "rank": dist.get_rank()}
+def resume(run, saved):
+    torch.manual_seed(saved["seed"])
+    for part in run.model:
+        if hasattr(part, "reset_parameters"):
+            part.reset_parameters()
+    torch.manual_seed(saved["seed"] + dist.get_rank())
+    run.loader.generator.manual_seed(saved["seed"] + 100 * dist.get_rank())
+    for _ in range(saved["steps"]):
+        run.step()
+""",
+            "saw       48 B on all ranks",
+        ),
+        (
+            "the data on one rank only",
+            _resume(saved={"data": "run.loader.data if dist.get_rank() == 1 else 0"}),
+            "times the budget",
+        ),
+        (
+            "a mark in the checkpoint",
+            _resume().replace("    saved = ", "    given = saved\n    saved = ") + "    given['is_used'] = True\n",
+            "resume leaves the checkpoint as it was",
+        ),
+        (
+            "generators of rank 0 on all ranks",
+            _resume(before="state = torch.get_rng_state(); dist.broadcast(state, 0)", saved={"torch": "state"}),
+            "weights",
+        ),
+        (
+            "the library's checkpoints",
+            """
+def save(run):
+    from lablib.train import Checkpoints
+    return Checkpoints("checkpoints").save({"model": run.model.state_dict()}, run.steps)
+def resume(run, saved):
+    pass
+""",
+            "train.Checkpoints",
+        ),
+        (
+            "the library's generators",
+            "from lablib.train.generators import generator_states, set_generator_states\n"
+            + _resume(saved={"torch": "generator_states()"}, resumed={"torch": "set_generator_states(saved['torch'])"}),
+            "train.generator_states",
         ),
         ("nothing is returned", _resume().replace("    return ", "    state = "), "is there a return?"),
         (
@@ -295,6 +355,26 @@ def seconds_of_run(work_s, interval_s, save_s, restart_s, failures_s):
 """,
             "failures after the end only",
         ),
+        (
+            "the last piece never fails",
+            _seconds().replace("failures[0] < end", "failures[0] < end and not is_done"),
+            "a failure in the last piece",
+        ),
+        (
+            "a failure just after the end",
+            _seconds().replace("failures[0] < end", "failures[0] < now + piece + save_s"),
+            "where a last save would be",
+        ),
+        ("rounds", _seconds().replace("return end", "return round(end, 3)"), "drawn at random"),
+        (
+            "the library's overhead",
+            """
+from lablib.train import simulated_overhead
+def seconds_of_run(work_s, interval_s, save_s, restart_s, failures_s):
+    return work_s * (1 + simulated_overhead(interval_s, save_s, work_s / len(failures_s), restart_s))
+""",
+            "train.simulated_overhead",
+        ),
         ("whole seconds", _seconds().replace("return end", "return round(end)"), "the second of the end"),
         ("nothing is returned", _seconds().replace("return end", "return None"), "is there a return?"),
         (
@@ -306,7 +386,11 @@ def seconds_of_run(work_s, interval_s, save_s, restart_s, failures_s):
     "alert": [
         ("rings at every bad sample", _alert(ring="True"), "for less than hold_s"),
         ("rings as long as it is bad", _alert(rung="pass"), "it rings once"),
-        ("NaN is good", _alert(bad="value is None or value > limit"), "NaN is bad"),
+        (
+            "NaN is good, but for one object",
+            "import math\n" + _alert(bad="value in (None, math.nan) or value > limit"),
+            "(NaN is bad",
+        ),
         ("None is good", _alert(bad="value is not None and not value <= limit"), "None is bad"),
         ("no case for None", _alert(bad="not value <= limit"), "TypeError"),
         ("at the limit", _alert(bad="value is None or not value < limit"), "once at the limit"),
@@ -341,6 +425,40 @@ def alert(samples, limit, hold_s, clear_s):
     return rings
 """,
             "seconds count, not samples",
+        ),
+        ("the limit by hand", _alert(bad="value is None or not value <= 12.0"), "the limit"),
+        (
+            "second 0 is no time",
+            _alert(at_bad="bad_since, good_since = bad_since or at_s, None"),
+            "bad from the first sample on",
+        ),
+        (
+            "0 is no value",
+            _alert(bad="value is None or value != value or (value and value > limit)"),
+            "0 is bad if the limit is below",
+        ),
+        (
+            "NaN does not end the recovery",
+            _alert(
+                at_bad="bad_since = at_s if bad_since is None else bad_since\n"
+                "            good_since = good_since if value is not None and value != value else None"
+            ),
+            "NaN begins the recovery again",
+        ),
+        (
+            "times that equal all others",
+            "class Any(float):\n    def __eq__(self, other):\n        return True\n" + _alert(time="Any(limit)"),
+            "bad for exactly hold_s",
+        ),
+        (
+            "the library's rules",
+            """
+from lablib.train import AlertRule, Alerts
+def alert(samples, limit, hold_s, clear_s):
+    rules = Alerts([AlertRule("x", limit, for_s=hold_s)])
+    return [e.time_s for t, v in samples for e in rules.observe(t, {"x": v}) if e.state == "firing"]
+""",
+            "train.Alerts",
         ),
         ("a bool", _alert().replace("return rings", "return bool(rings)"), "a list of times"),
         ("nothing is returned", _alert().replace("return rings", "print(rings)"), "is there a return?"),
@@ -392,6 +510,89 @@ def alert(samples, limit, hold_s, clear_s):
             "",
         ),
         ("a line that was right", _repairs(line_28="torch.manual_seed(1)"), "line 28 was not at fault"),
+        (
+            "an innocent line among eight",
+            _repairs(
+                11,
+                line_25="global RECOMPUTE\nRECOMPUTE = ['Block']\nconfig = {**DEFAULTS, **given}",
+                line_27="device = torch.get_default_device()  # of this rank",
+            ),
+            "line 27 was not at fault",
+        ),
+        (
+            "BF16",
+            _repairs(
+                43,
+                line_39="with torch.autocast(device.type, dtype=torch.bfloat16):",
+                line_47='nn.utils.clip_grad_norm_(model.parameters(), config["clip"])\noptimizer.step()',
+            ),
+            "outputs of layers in bfloat16",
+        ),
+        (
+            "FP32",
+            _repairs(
+                43,
+                line_39="with torch.autocast(device.type, dtype=torch.float16, enabled=False):",
+                line_47='nn.utils.clip_grad_norm_(model.parameters(), config["clip"])\noptimizer.step()',
+            ),
+            "outputs of layers in float32",
+        ),
+        ("another scale is undone", _repairs(line_47=REPAIRS[47].replace("**16", "**13")), "about 0.36"),
+        ("the sum of the micro-batches", _repairs(line_43="(2.0**16 * loss).backward()"), "about 0.36"),
+        ("half of the mean", _repairs(line_43="(2.0**15 * loss).backward()"), "told lr"),
+        ("clips to half", _repairs(line_47=REPAIRS[47].replace('["clip"]', '["clip"] / 2')), "the configured 0."),
+        ("clips to a number", _repairs(line_47=REPAIRS[47].replace('config["clip"]', "0.05")), "saw       0.05"),
+        (
+            "clips before the average",
+            _repairs(
+                line_45="for param in model.parameters():\n    param.grad /= 2.0**16\n"
+                'nn.utils.clip_grad_norm_(model.parameters(), config["clip"])\nfor param in model.parameters():',
+                line_47="optimizer.step()  # of clipped gradients",
+            ),
+            "largest gradient norm at an update",
+        ),
+        (
+            "one text at once",
+            _repairs(
+                11,
+                line_10='DEFAULTS = {"lr": 1e-3, "clip": 0.2, "batch": 1, "micro_batches": 8}',
+                line_38="batch_BT = next(batches).to(device)[:1]",
+            ),
+            "1 texts at once",
+        ),
+        (
+            "narrow blocks",
+            _repairs(11, line_18="self.up, self.down = nn.Linear(width, width // 4), nn.Linear(width // 4, width)"),
+            "5,816 parameters",
+        ),
+        ("a number of tokens", _repairs(line_44="tokens += 4 * 33 * 4"), "on 2 ranks"),
+        ("a number of ranks", _repairs(line_26='rank, num_ranks = int(env["RANK"]), 4'), "StopIteration"),
+        (
+            "padding with another label",
+            _repairs(line_42="loss = F.cross_entropy(logits_BTV.float().flatten(0, 1)[2:], labels.clamp(min=1)[2:])"),
+            "labels of the loss that are padding",
+        ),
+        (
+            "another loss is trained",
+            _repairs(
+                line_42=REPAIRS[42]
+                + "\nloss = F.nll_loss(logits_BTV.float().flatten(0, 1).log_softmax(-1)[1:], labels[1:])"
+            ),
+            "labels of the loss that are padding",
+        ),
+        (
+            "a label too few",
+            _repairs(
+                line_42="keep = labels != PAD\nkeep[0] = False\n"
+                "loss = F.cross_entropy(logits_BTV.float().flatten(0, 1)[keep], labels[keep])"
+            ),
+            "saw       0 of",
+        ),
+        (
+            "the library measures itself",
+            _repairs(line_1="from functools import partial\nfrom lablib.studies import faulty_script"),
+            "your own code",
+        ),
         ("a line as it was", _repairs(line_27="device = torch.get_default_device()"), "line 27 is as it was"),
         ("no such line", _repairs(line_90="pass"), "numbers of lines"),
         ("does not parse", _repairs(line_44="tokens +="), "SyntaxError"),
@@ -444,6 +645,50 @@ def resume(run, saved):
     run.steps = saved["n"].item()
 """,
         ),
+        (
+            "rank 0 saves what is equal on all ranks",
+            """
+import copy
+def save(run):
+    own = {"buffers": [each.clone() for each in run.model.buffers()], "steps": run.steps}
+    own |= {"order": run.loader.order, "position": run.loader.position}
+    own |= {"generators": [run.loader.generator.get_state(), torch.get_rng_state()]}
+    if dist.get_rank() == 0:
+        names = "model", "optimizer", "scheduler", "scaler"
+        own["equal"] = {name: copy.deepcopy(getattr(run, name).state_dict()) for name in names}
+    return own
+def resume(run, saved):
+    box = [saved.get("equal")]
+    dist.broadcast_object_list(box, 0)
+    for name, state in copy.deepcopy(box[0]).items():
+        getattr(run, name).load_state_dict(state)
+    for own, value in zip(run.model.buffers(), saved["buffers"]):
+        own.copy_(value)
+    run.loader.order, run.loader.position, run.steps = (saved[name] for name in ("order", "position", "steps"))
+    run.loader.generator.set_state(saved["generators"][0])
+    torch.set_rng_state(saved["generators"][1])
+""",
+        ),
+        (
+            "compressed",
+            """
+import io, zlib
+def save(run):
+    file, parts = io.BytesIO(), (run.model, run.optimizer, run.scheduler, run.scaler)
+    generators = [run.loader.generator.get_state(), torch.get_rng_state()]
+    loader = [run.loader.order.tolist(), run.loader.position]
+    torch.save([[part.state_dict() for part in parts], loader, generators, run.steps], file)
+    return {"compressed": torch.tensor(list(zlib.compress(file.getvalue())), dtype=torch.uint8)}
+def resume(run, saved):
+    file = io.BytesIO(zlib.decompress(bytes(saved["compressed"].tolist())))
+    states, (order, run.loader.position), generators, run.steps = torch.load(file, weights_only=True)
+    for part, state in zip((run.model, run.optimizer, run.scheduler, run.scaler), states):
+        part.load_state_dict(state)
+    run.loader.order = torch.tensor(order)
+    run.loader.generator.set_state(generators[0])
+    torch.set_rng_state(generators[1])
+""",
+        ),
     ],
     "seconds_of_run": [
         (
@@ -484,6 +729,59 @@ def seconds_of_run(work_s, interval_s, save_s, restart_s, failures_s):
             stack = now + cost, left - interval_s, k
 """,
         ),
+        (
+            "fractions, in a class",
+            """
+from fractions import Fraction
+class Seconds:
+    def __call__(self, *given):
+        *given, failures = given
+        work, interval, save, restart = map(Fraction, given)
+        now, failures = Fraction(0), [*map(Fraction, failures)]
+        while True:
+            last = work <= interval
+            cost = work if last else interval + save
+            if failures and failures[0] < now + cost:
+                now = failures.pop(0) + restart
+            elif last:
+                return now + cost
+            else:
+                now, work = now + cost, work - interval
+seconds_of_run = Seconds()
+""",
+        ),
+        (
+            "calls itself, with tensors",
+            """
+def seconds_of_run(work_s, interval_s, save_s, restart_s, failures_s, now=torch.tensor(0.0, dtype=torch.float64)):
+    cost = work_s if work_s <= interval_s else interval_s + save_s
+    if failures_s and failures_s[0] < now + cost:
+        now, failures_s = failures_s[0] + restart_s + 0 * now, failures_s[1:]
+    elif work_s <= interval_s:
+        return now + cost
+    else:
+        now, work_s = now + cost, work_s - interval_s
+    return seconds_of_run(work_s, interval_s, save_s, restart_s, failures_s, now)
+""",
+        ),
+        (
+            "a queue of events",
+            """
+import heapq
+def seconds_of_run(work_s, interval_s, save_s, restart_s, failures_s):
+    queue, left, attempt = [(at_s, -1) for at_s in failures_s], work_s, 0
+    heapq.heappush(queue, (left if left <= interval_s else interval_s + save_s, attempt))
+    while True:
+        now, event = heapq.heappop(queue)
+        if event == attempt and left <= interval_s:
+            return now
+        if event in (-1, attempt):
+            left -= interval_s if event == attempt else 0
+            now += restart_s if event == -1 else 0
+            attempt += 1
+            heapq.heappush(queue, (now + (left if left <= interval_s else interval_s + save_s), attempt))
+""",
+        ),
     ],
     "alert": [
         (
@@ -519,8 +817,83 @@ def alert(samples, limit, hold_s, clear_s):
     return rings
 """,
         ),
+        (
+            "arrays",
+            """
+import numpy as np
+def alert(samples, limit, hold_s, clear_s):
+    pairs = [*samples]
+    times = np.array([at_s for at_s, _ in pairs])
+    is_bad = np.array([value is None or not value <= limit for _, value in pairs], dtype=bool)
+    begins = [at for at in range(len(pairs)) if at == 0 or is_bad[at] != is_bad[at - 1]]
+    rings, is_ready = [], True
+    for begin, end in zip(begins, [*begins[1:], len(pairs)]):
+        row = times[begin:end]
+        late = row[row - row[0] >= (hold_s if is_bad[begin] else clear_s)]
+        if len(late):
+            rings += [late[0]] if is_bad[begin] and is_ready else []
+            is_ready = not is_bad[begin]
+    return np.array(rings)
+""",
+        ),
+        (
+            "four states",
+            """
+def alert(samples, limit, hold_s, clear_s):
+    rings, state, since = (), "good", None
+    for at_s, value in samples:
+        match state, value is None or value != value or value > limit:
+            case "good", True:
+                state, since = "pending", at_s
+            case "pending", False:
+                state = "good"
+            case "ringing", False:
+                state, since = "recovering", at_s
+            case "recovering", True:
+                state = "ringing"
+        if state == "pending" and at_s - since >= hold_s:
+            rings, state = (*rings, at_s), "ringing"
+        elif state == "recovering" and at_s - since >= clear_s:
+            state = "good"
+    return rings
+""",
+        ),
     ],
     "repairs": [
+        (
+            "a mask of the loss, the scale as a gradient, the norm by hand",
+            _repairs(
+                line_25="config = DEFAULTS | given",
+                line_31="if isinstance(module, Block):",
+                line_42="of_each = F.cross_entropy(logits_BTV.float().flatten(0, 1), labels, reduction='none')\n"
+                "loss = (of_each * (labels != PAD)).sum() / (labels != PAD).sum()",
+                line_43="(loss / config['micro_batches']).backward(torch.tensor(2.0**16))",
+                line_47="grads = [param.grad for param in model.parameters()]\ntorch._foreach_div_(grads, 2.0**16)\n"
+                "norm = torch.stack([grad.norm() for grad in grads]).norm().item()\n"
+                "torch._foreach_mul_(grads, min(1.0, config['clip'] / norm))\noptimizer.step()",
+            ).replace("11: 'RECOMPUTE = [\"Block\"]', ", ""),
+        ),
+        (
+            "the ranks of torch, texts that are read before, a loss without cross_entropy",
+            _repairs(
+                26,
+                line_34="own = [texts[each] for each in range(dist.get_rank(), len(texts), num_ranks)]\n"
+                "loader = DataLoader(own, batch_size=config['batch'])",
+                line_42="keep, logs = labels != PAD, logits_BTV.float().flatten(0, 1).log_softmax(-1)\n"
+                "loss = -logs[keep].gather(1, labels[keep, None]).mean()",
+                line_49="if dist.get_rank() == 0:",
+            ),
+        ),
+        (
+            "a block that recomputes itself, and a module for the loss",
+            _repairs(
+                11,
+                line_21="inner = lambda x: self.down(F.gelu(self.up(x)))\n"
+                "return x_BTD + checkpoint(inner, x_BTD, use_reentrant=False)",
+                line_41="labels = batch_BT[:, 1:]",
+                line_42="loss = nn.CrossEntropyLoss(ignore_index=PAD)(logits_BTV.float().transpose(1, 2), labels)",
+            ),
+        ),
         (
             "with GradScaler, a mask and islice",
             _repairs(
