@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, takewhile
 from math import exp, expm1, inf, isnan, sqrt
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from lablib.course import checks_for, try_out
 from lablib.course.checks.expect import NotAttempted
@@ -19,6 +19,7 @@ from lablib.figures.chart import Axis, Mark, Panel, ReferenceLine, chart, line, 
 from lablib.launch import launch
 from lablib.phases import phase
 from lablib.run import Run
+from lablib.signature import Finite, NonNegative, Positive, Range, checked
 from lablib.text.units import plural
 from lablib.widgets import LogSlider, explore, guess
 
@@ -49,7 +50,8 @@ def failures_of(mean_s: float, until_s: float, seed: int) -> list[float]:
     return list(takewhile(lambda at_s: at_s < until_s, random_failures(mean_s, seed)))
 
 
-def figure_question(days: float = 4) -> go.Figure:
+@checked
+def figure_question(days: Annotated[float, Range(gt=0, le=60)] = 4) -> go.Figure:
     """The loss of a run without failures, and with failures and no checkpoints."""
 
     def loss(trained_s: float) -> float:  # the form of a scaling law; its constants are made up
@@ -124,6 +126,7 @@ def train_to_the_end(
     return log
 
 
+@checked
 def figure_restarts(log: Sequence[tuple[int, float]], steps: int) -> go.Figure:
     """The step reached, against the steps computed: a drop is a restart. `log`: (step, loss) in the order computed."""
     reached = [step for step, _ in log]
@@ -183,7 +186,7 @@ def lost_share(interval_s: float, save_s: float, restart_s: float, mean_s: float
 
 def exact_lost_share(interval_s: float, save_s: float, restart_s: float, mean_s: float) -> float:
     """The expected share: a piece and its save take M exp(R / M) (exp((tau + delta) / M) - 1) seconds (Daly, 2006)."""
-    piece_s = mean_s * exp(restart_s / mean_s) * expm1(min((interval_s + save_s) / mean_s, 700))
+    piece_s = mean_s * exp(min(restart_s / mean_s, 300)) * expm1(min((interval_s + save_s) / mean_s, 300))
     return 1 - interval_s / piece_s
 
 
@@ -200,8 +203,12 @@ def young_s(save_s: float, mean_s: float) -> float:
 INTERVALS_S = [MINUTE_S * each for each in (2, 3, 5, 7, 10, 14, 20, 28, 40, 60, 90, 130, 180, 240)]
 
 
+@checked
 def figure_intervals(
-    save_s: float, restart_s: float, mean_s: float = MEAN_S, guessed_s: float | None = None
+    save_s: Annotated[float, Range(ge=0.01, le=DAY_S)],
+    restart_s: Annotated[float, Range(ge=0, le=DAY_S)],
+    mean_s: Annotated[float, Range(ge=60, le=1e9)] = MEAN_S,
+    guessed_s: Positive | None = None,
 ) -> go.Figure:
     """Lost share against the interval: simulated runs, and the formula of first order."""
     settings = save_s, restart_s, mean_s
@@ -379,8 +386,9 @@ def clock(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}"
 
 
+@checked
 def figure_night(
-    samples: Sequence[tuple[float, float | None]], limit: float, rings: Mapping[str, Sequence[float]]
+    samples: Sequence[tuple[Finite, float | None]], limit: Finite, rings: Mapping[str, Sequence[Finite]]
 ) -> go.Figure:
     """The stream of a night, its limit, and for each rule the times at which it rings."""
     hours = [each / HOUR_S for each, _ in samples]
@@ -403,8 +411,9 @@ def figure_night(
     )
 
 
+@checked
 def figure_rules(
-    samples: Sequence[tuple[float, float | None]], limit: float, rules: Sequence[tuple[float, float]]
+    samples: Sequence[tuple[Finite, float | None]], limit: Finite, rules: Sequence[tuple[NonNegative, NonNegative]]
 ) -> go.Figure:
     """The night with the simple rule and others. rules: (hold, clear), in minutes."""
     rings = {"value above the limit": [at_s for at_s, value in samples if value is not None and value > limit]}

@@ -87,6 +87,7 @@ def build(
     )
 
 
+@checked
 def make_model(config: TrainConfig) -> GPT:
     """The whole model, with experts if it has any."""
     sizes = config.model
@@ -94,6 +95,7 @@ def make_model(config: TrainConfig) -> GPT:
     return with_experts(model, sizes.num_experts, sizes.num_active, seed=sizes.seed) if sizes.num_experts else model
 
 
+@checked
 def make_step(config: TrainConfig, model: nn.Module, optimizer_fn: OptimizerFn, scaler: LossScaler | None) -> Step:
     """Model and optimizer on the ranks of a configuration that is filled in (`TrainConfig.on`)."""
     axes, precision, micro_batch = config.parallel, config.precision, config.data.micro_batch
@@ -161,6 +163,7 @@ def _combination(config: TrainConfig, low: torch.dtype | None) -> Combination:
     )
 
 
+@checked
 def make_optimizer(config: OptimizerConfig) -> OptimizerFn:
     """The function that makes the optimizer."""
     lr, decay, betas = config.lr, config.weight_decay, config.betas
@@ -174,6 +177,7 @@ def make_optimizer(config: OptimizerConfig) -> OptimizerFn:
     return partial(kind, lr=lr, betas=betas, eps=config.eps, weight_decay=decay, fused=config.fused)
 
 
+@checked
 def make_scaler(config: PrecisionConfig) -> LossScaler | None:
     """The scaler of the loss; None without float16."""
     if config.products != "float16":
@@ -191,6 +195,7 @@ def make_scaler(config: PrecisionConfig) -> LossScaler | None:
     )
 
 
+@checked
 def make_schedule(config: TrainConfig) -> Schedule | None:
     """Factor of the peak rate by the number of updates; None: constant from the start."""
     rate, steps = config.optimizer, config.optimizer.schedule_steps
@@ -207,6 +212,7 @@ def make_schedule(config: TrainConfig) -> Schedule | None:
     return partial(kind, num_steps=end, num_warmup=warmup, final=rate.final)
 
 
+@checked
 def make_loader(config: TrainConfig) -> ResumableBatches:
     """Batches of the text to train on: this rank's part, or with model axes all of it."""
     axes, data = config.parallel, config.data

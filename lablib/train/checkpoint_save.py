@@ -76,7 +76,7 @@ class Save:
         names = {f"rank-{self._rank}.pt", *(result.storage_data.relative_path for result in results)}
         files = {name: size_and_checksum(self.folder / name) for name in names}
         part = self.folder / f".writing-{self._rank}"
-        part.write_bytes(pickle.dumps((results, files)))
+        write_flushed(part, pickle.dumps((results, files)))
         os.replace(part, self.folder / f".written-{self._rank}")  # other ranks find all of it, or nothing
 
     def _is_last(self) -> bool:

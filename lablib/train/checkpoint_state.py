@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
-from lablib.signature import shown
+from lablib.signature import NonNegativeInt, checked, shown
 from lablib.text.messages import safe_str
 from lablib.train.manifest import Manifest
 
@@ -147,7 +147,8 @@ def load_state(path: Path, state: Mapping[Any, Any], rank: int) -> int:
     return Manifest.read(path).step
 
 
-def load_objects(path: str | Path, state: Mapping[Any, Any], rank: int) -> None:
+@checked
+def load_objects(path: str | Path, state: Mapping[Any, Any], rank: NonNegativeInt) -> None:
     """Load only the objects of a state, and leave its tensors. Does not communicate.
 
     For tensors that another function loads, as `lablib.parallel.zero.checkpoint.load_checkpoint` does.

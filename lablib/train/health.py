@@ -60,6 +60,7 @@ def bit_sum(tensor: Tensor) -> Tensor:
     return flat.view(_BITS[flat.element_size()]).sum(dtype=torch.int64)
 
 
+@checked
 def find_drift(named_tensors: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | None = None) -> list[Drift]:
     """Tensors that differ among the replicas of the group: `find_drift(model.named_parameters())`. Communicates.
 
@@ -69,9 +70,9 @@ def find_drift(named_tensors: Iterable[tuple[str, Tensor]], group: dist.ProcessG
     for name, tensor in named_tensors:
         names.append(name)
         sums.append(bit_sum(tensor))
-    num_ranks = dist.get_world_size(group)
-    if not sums:
+    if not sums or not dist.is_initialized():  # one replica
         return []
+    num_ranks = dist.get_world_size(group)
     own = torch.stack(sums)
     everyone = [torch.empty_like(own) for _ in range(num_ranks)]
     dist.all_gather(everyone, own, group=group)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from lablib.signature import checked, fits, shown
-from lablib.text.files import parse_json
+from lablib.text.files import parse_json, system_path
 from lablib.train.manifest import flush_folder
 
 _DTYPES = {
@@ -43,7 +43,7 @@ def write_safetensors(
 
     ValueError: a dtype that the format does not have.
     """
-    path, at = Path(path), 0
+    path, at = Path(system_path(path)), 0
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:
@@ -67,7 +67,7 @@ def write_safetensors(
 @checked
 def read_safetensors(path: str | Path) -> dict[str, Tensor]:
     """All tensors of a file, by name. ValueError: damaged, or a dtype that torch or this reader does not have."""
-    with open(path, "rb") as file:
+    with open(system_path(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):

@@ -17,7 +17,10 @@ from typing import Any
 
 import torch
 
+from lablib.signature import checked
 
+
+@checked
 def flat_optimizer(optimizer: torch.optim.Optimizer, prefix: str = "") -> dict[str, Any]:
     """The state by name; before the first step, the state that the first step will find."""
     saved = optimizer.state_dict() if optimizer.state else _first_state(optimizer)
@@ -30,6 +33,7 @@ def flat_optimizer(optimizer: torch.optim.Optimizer, prefix: str = "") -> dict[s
     return {f"{prefix}optimizer.groups": groups, **states}
 
 
+@checked
 def load_flat_optimizer(optimizer: torch.optim.Optimizer, flat: Mapping[str, Any], prefix: str = "") -> None:
     """Load a mapping of `flat_optimizer`, for the same parameters in the same groups."""
     start, state = f"{prefix}optimizer.state.", dict[int, dict[str, Any]]()

@@ -192,6 +192,7 @@ class ExpertStep(ReplicaStep):
 class ZeroStep(ReplicaStep):
     """`Zero`: its optimizer has this rank's shards."""
 
+    @checked
     def __init__(self, zero: Zero, micro_batch: int | None = None, products: torch.dtype | None = None):
         super().__init__(zero, zero.optimizer, micro_batch, products, zero.group)
         self.zero = zero
@@ -219,6 +220,7 @@ class ZeroStep(ReplicaStep):
 class MeshStep:
     """`CombinedStep` of padded targets, with the scaler of the trainer."""
 
+    @checked
     def __init__(self, combined: CombinedStep):
         self.combined = combined
 
