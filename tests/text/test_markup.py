@@ -34,7 +34,7 @@ from lablib.figures.describe import describe
 from lablib.figures.show import caption_html, picture_bundle
 from lablib.hardware import Cluster, Device, FatTree, Link, load_cluster
 from lablib.kernels.accesses import Access, Launch, Operand
-from lablib.labs import lab02, lab03, lab04, lab05, lab06, lab07, lab11, lab12, lab13, lab14, lab16
+from lablib.labs import lab02, lab03, lab04, lab05, lab06, lab07, lab11, lab12, lab13, lab14, lab16, lab17
 from lablib.memory.ways_to_fit import Way
 from lablib.parallel import Mesh
 from lablib.pipeline import Plan, equal_memory, replay
@@ -221,6 +221,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_expert_load": lambda: lab14.figure_expert_load([[1.0, 2.0]], [0], title=MARK),
     "figure_rank_loads": lambda: lab14.figure_rank_loads({MARK: [1.0, 2.0]}, title=MARK),
     "figure_expert_times": lambda: lab14.figure_expert_times([against_dense_model()], title=MARK),
+    "figure_night": lambda: lab17.figure_night([(0.0, 9.0), (60.0, None)], 12.0, {MARK: [60.0]}),
     "figure_equal_memory": lambda: lab13.figure_equal_memory({4.0: [replace(AFFORDED, schedule=MARK)]}, title=MARK),
     "figure_when_compression_pays": lambda: figures.figure_when_compression_pays(SIZES, {MARK: [2.0, 1.0]}, title=MARK),
 }  # fmt: skip
@@ -228,7 +229,10 @@ FIGURES: dict[str, Callable[[], Any]] = {
 
 NAMELESS = {
     one.__name__: one
-    for one in (lab04.figure_steps_law, lab05.figure_singular_values, lab07.figure_loading, lab16.figure_question)
+    for one in (
+        *(lab04.figure_steps_law, lab05.figure_singular_values, lab07.figure_loading, lab16.figure_question),
+        *(lab17.figure_restarts, lab17.figure_intervals, lab17.figure_rules),
+    )
 }  # given numbers alone
 
 
