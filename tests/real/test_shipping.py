@@ -12,7 +12,7 @@ import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib.process import whose_code
@@ -41,6 +41,7 @@ class _Late:
         sys.modules[self.name] = types.ModuleType(self.name)
 
 
+@settings(max_examples=10)
 @given(st.integers(1, 4000))
 def test_a_collection_may_import_modules_while_the_loaded_ones_are_read(allocations: int):
     name, threshold = "imported_late", gc.get_threshold()
@@ -51,7 +52,7 @@ def test_a_collection_may_import_modules_while_the_loaded_ones_are_read(allocati
         assert types in _Importable()
     finally:
         gc.set_threshold(*threshold)
-        gc.collect()
+        gc.collect(0)
         sys.modules.pop(name, None)
 
 
