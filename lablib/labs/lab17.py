@@ -6,7 +6,7 @@ import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, takewhile
-from math import exp, expm1, inf, isnan, sqrt
+from math import inf, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +21,7 @@ from lablib.phases import phase
 from lablib.run import Run
 from lablib.signature import Finite, NonNegative, Positive, Range, checked
 from lablib.text.units import plural
+from lablib.train.interval import LLAMA3_FAILURES, expected_overhead, young_interval_s
 from lablib.widgets import LogSlider, explore, guess
 
 if TYPE_CHECKING:
@@ -31,10 +32,9 @@ if TYPE_CHECKING:
 # Names of other packages that the notebook uses, as lab17.show.
 __all__ = ["KillRank", "checks_for", "guess", "launch", "phase", "show", "try_out"]
 
-# Llama Team, The Llama 3 Herd of Models, 2024, arXiv 2407.21783, section 3.3.4: 419 unexpected interruptions
-LLAMA_GPUS, LLAMA_DAYS, LLAMA_FAILURES = 16_384, 54, 419
+LLAMA_GPUS, LLAMA_DAYS = LLAMA3_FAILURES.num_devices, LLAMA3_FAILURES.days
 DAY_S, HOUR_S, MINUTE_S = 86_400.0, 3_600.0, 60.0
-MEAN_S = LLAMA_DAYS * DAY_S / LLAMA_FAILURES  # seconds between failures
+MEAN_S = LLAMA3_FAILURES.mean_time_s()  # seconds between failures
 
 
 def random_failures(mean_s: float, seed: int) -> Iterator[float]:
@@ -185,19 +185,13 @@ def lost_share(interval_s: float, save_s: float, restart_s: float, mean_s: float
 
 
 def exact_lost_share(interval_s: float, save_s: float, restart_s: float, mean_s: float) -> float:
-    """The expected share: a piece and its save take M exp(R / M) (exp((tau + delta) / M) - 1) seconds (Daly, 2006)."""
-    piece_s = mean_s * exp(min(restart_s / mean_s, 300)) * expm1(min((interval_s + save_s) / mean_s, 300))
-    return 1 - interval_s / piece_s
+    """The expected share of the time (lablib/train/interval.py has it per second of work)."""
+    return 1 - 1 / (1 + expected_overhead(interval_s, save_s, mean_s, restart_s))
 
 
 def first_order_share(interval_s: float, save_s: float, restart_s: float, mean_s: float) -> float:
     """The share to first order: T = W (1 + delta / tau) + T (tau / 2 + R) / M."""
     return 1 - (1 - (interval_s / 2 + restart_s) / mean_s) / (1 + save_s / interval_s)
-
-
-def young_s(save_s: float, mean_s: float) -> float:
-    """Young's interval, sqrt(2 delta M)."""
-    return sqrt(2 * save_s * mean_s)
 
 
 INTERVALS_S = [MINUTE_S * each for each in (2, 3, 5, 7, 10, 14, 20, 28, 40, 60, 90, 130, 180, 240)]
@@ -218,7 +212,7 @@ def figure_intervals(
     shares = [100 * first_order_share(each, *settings) for each in drawn]
     marks = [points(0, "simulated runs", [each / MINUTE_S for each in short], simulated)]
     marks += [line(1, "formula", [each / MINUTE_S for each in drawn], shares)]
-    best_s = young_s(save_s, mean_s)
+    best_s = young_interval_s(save_s, mean_s)
     least = 100 * exact_lost_share(best_s, save_s, restart_s, mean_s)
     sentence = f"A save takes {save_s:g} s, and a failure comes every {mean_s / HOUR_S:.3g} hours."
     sentence += f" With {best_s / MINUTE_S:.3g} minutes between saves {least:.3g}% of the time is lost."
@@ -247,7 +241,7 @@ def least_losses(save_s: float, restart_s: float) -> str:
     """The time lost at Young's interval: as it is, with saves in 6 s, and with half the failures."""
     settings = {"now": (save_s, MEAN_S), "saves in 6 s": (6.0, MEAN_S), "half the failures": (save_s, 2 * MEAN_S)}
     return ", ".join(
-        f"{name}: {exact_lost_share(young_s(*each), each[0], restart_s, each[1]):.1%}"
+        f"{name}: {exact_lost_share(young_interval_s(*each), each[0], restart_s, each[1]):.1%}"
         for name, each in settings.items()
     )
 

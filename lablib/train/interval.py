@@ -82,9 +82,15 @@ def best_interval_s(save_s: Positive, mean_time_s: Positive) -> float:
 def expected_overhead(
     interval_s: Positive, save_s: NonNegative, mean_time_s: Positive, restart_s: NonNegative = 0.0
 ) -> float:
-    """Expected seconds lost per second of work: in saves, in work done twice, and in restarts."""
-    attempt = math.expm1((interval_s + save_s) / mean_time_s)
-    return mean_time_s * math.exp(restart_s / mean_time_s) * attempt / interval_s - 1
+    """Expected seconds lost per second of work: in saves, in work done twice, and in restarts.
+
+    Infinity if an attempt practically never succeeds.
+    """
+    try:
+        attempt = math.expm1((interval_s + save_s) / mean_time_s)
+        return mean_time_s * math.exp(restart_s / mean_time_s) * attempt / interval_s - 1
+    except OverflowError:
+        return math.inf
 
 
 @checked

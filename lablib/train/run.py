@@ -79,10 +79,10 @@ def run(config: TrainConfig, attach: Iterable[Callable[[Trainer], Any]] = ()) ->
             keep = config.checkpoint
             checkpoints = Checkpoints(keep.folder, keep.keep, asynchronous=keep.asynchronous)
             save_and_resume(trainer, stack.enter_context(checkpoints), config)
-        told = config.monitor
-        if (told.folder or told.rules) and is_first:
-            rules = read_rules(told.rules) if told.rules else TRAINING_RULES
-            writers = [JsonLines(Path(told.folder) / "metrics.jsonl")] if told.folder else []
+        watch = config.monitor
+        if (watch.folder or watch.rules) and is_first:
+            rules = read_rules(watch.rules) if watch.rules else TRAINING_RULES
+            writers = [JsonLines(Path(watch.folder) / "metrics.jsonl")] if watch.folder else []
             monitor = Monitor(rules, writers)
             trainer.on_step.append(partial(record, stack.enter_context(monitor)))
         for function in attach:
@@ -92,7 +92,9 @@ def run(config: TrainConfig, attach: Iterable[Callable[[Trainer], Any]] = ()) ->
 
 
 def save_and_resume(trainer: Trainer, checkpoints: Checkpoints, config: TrainConfig) -> None:
-    """Resume from the newest checkpoint, if there is one, and save every `checkpoint.every` steps. Communicates.
+    """Resume from the newest checkpoint, if there is one; save every `checkpoint.every` steps and at the end.
+
+    Communicates.
 
     ValueError: a checkpoint of other settings; or there are checkpoints, and `resume` is false. OSError: the folder
     cannot be written.
@@ -112,7 +114,7 @@ def save_and_resume(trainer: Trainer, checkpoints: Checkpoints, config: TrainCon
         return {"trainer": shared, "own": PerRank(own), "settings": settings, "is_sharded": is_sharded}
 
     def save(metrics: Metrics) -> None:
-        if metrics["step"] % config.checkpoint.every == 0:
+        if metrics["step"] % config.checkpoint.every == 0 or metrics["step"] == config.num_steps:
             checkpoints.save(metrics["step"], state(), metrics["loss"])
 
     if config.checkpoint.resume and (path := checkpoints.newest()) is not None:

@@ -23,8 +23,8 @@ from lablib.labs.lab17 import (
     random_runs,
     run_seconds,
     train_to_the_end,
-    young_s,
 )
+from lablib.train import young_interval_s
 
 
 def test_a_run_by_hand():
@@ -43,7 +43,7 @@ def test_simulated_runs_lose_the_expected_share(interval_s: float):
 
 @given(save_s=st.floats(1, 120), mean_s=st.floats(2e4, 1e6))
 def test_youngs_interval_is_the_best_of_first_order_and_nearly_of_all(save_s: float, mean_s: float):
-    best_s = young_s(save_s, mean_s)
+    best_s = young_interval_s(save_s, mean_s)
     for share, room in ((first_order_share, 0.01), (exact_lost_share, 0.002)):
         least = min(share(best_s * 1.02**k, save_s, 60.0, mean_s) for k in range(-60, 61))
         assert share(best_s, save_s, 60.0, mean_s) <= least + room
