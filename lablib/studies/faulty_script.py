@@ -231,7 +231,7 @@ def _hooks(told: list[_Seen]) -> Iterator[None]:
 
     def count(grad: torch.Tensor) -> None:
         seen = told[dist.get_rank()]
-        seen.halves += int((grad != 0).sum())  # those of padding are zero, and may be
+        seen.halves += int((grad != 0).sum())  # gradients of padding are zero, and may be
         seen.small += int(((grad != 0) & (grad.abs() < SMALLEST_NORMAL)).sum())
 
     def is_half() -> bool:

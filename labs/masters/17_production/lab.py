@@ -48,13 +48,13 @@ guessed_interval.lock(60, 30)
 # %% [markdown] minutes=21
 # ## Stop and go on
 #
-# What is the whole state of a run? Here is a small training. Its loader deals samples in a random order, a new one for
-# each epoch, from a random number generator of its own, `generator`. A loader works in the host's memory: `"cpu"`.
+# Which state does a run have? Here is a small training. Its loader deals samples in a random order, a new one for each
+# epoch, drawn from a separate random number generator, `generator`. A loader works in the host's memory: `"cpu"`.
 
 
 # %%
 class Loader:
-    """Batches of 8 samples. Each rank has samples and an order of its own."""
+    """Batches of 8 samples. Each rank has other samples, in another order."""
 
     def __init__(self, seed):
         disk = torch.Generator("cpu").manual_seed(dist.get_rank())
@@ -378,7 +378,7 @@ guessed_signs.reveal(lab17.first_signs(runs, steps=20))
 # Three faults are hidden from each. The loss shows NaN alone. After the flip, Adam divides the gradient of one weight
 # by the root of its mean square, which is infinite: that weight hardly moves again. A slow rank changes no number. The
 # drift stays as small as it was, as all ranks take the same update. It is the only one that the hash shows: NaN and the
-# flip reach all ranks alike, in the averaged gradient. So a run needs several monitors, and each needs a rule that
+# flip reach all ranks equally, in the averaged gradient. So a run needs several monitors, and each needs a rule that
 # calls someone.
 #
 # </details>
@@ -484,8 +484,8 @@ from lablib.studies import faulty_script
 print(faulty_script.numbered())
 
 # %% [markdown]
-# It was told `{"lr": 0.003, "clip": 0.1}`. Recomputing a block in backward (lab 03) shall save memory of activations.
-# Here is what monitors see in two steps. Before you read on: which line causes which row?
+# Its configuration is `{"lr": 0.003, "clip": 0.1}`. Recomputing a block in backward (lab 03) should save memory of
+# activations. Here is what monitors see in two steps. Before you read on: which line causes which row?
 
 # %%
 lab17.symptom_table({})
@@ -537,7 +537,7 @@ check.repairs(repairs)
 # %% [markdown] tags=["further"] minutes=6
 # ## Further: garbage collection
 #
-# Python's garbage collector stops a process now and then, each rank at a time of its own. A step waits for the last
+# Python's garbage collector stops a process now and then, each rank at another time. A step waits for the last
 # rank. Say that each rank stops in one step of twenty, for as long as a step takes. With 8 ranks, which share of the
 # steps is delayed? And if all ranks stop in the *same* step of twenty?
 
@@ -580,12 +580,13 @@ guessed_delayed.reveal(f"longer: {table}; {drawn}; {formula}")
 # %% [markdown]
 # A step is fast only if *no* rank stops: with probability (1 - q)^n, 66% for 8 ranks and none in practice for 1,000. So
 # large runs turn the automatic collector off, `gc.disable()`, and call `gc.collect()` on all ranks in the same step
-# (Megatron-LM: `--manual-gc`; torchtitan: `gc_freq`). Any random pause, of the file system for example, counts alike.
+# (Megatron-LM: `--manual-gc`; torchtitan: `gc_freq`). Any random pause, of the file system for example, has
+# the same effect.
 
 # %% [markdown] tags=["further"] minutes=6
 # ## Further: a hang
 #
-# A well-meant rule: skip a step whose loss is NaN. The loss is NaN on rank 1 alone. What will happen?
+# A well-meant rule: skip a step if its loss is NaN. The loss is NaN on rank 1 alone. What will happen?
 
 
 # %%
@@ -637,7 +638,7 @@ except LinkDownError as error:
 
 # %% [markdown]
 # All ranks wait, also those with healthy wires, in the same line. The simulator names the link; NCCL would only time
-# out, on every rank alike. So large runs watch the error counters of links, and test all links before they start.
+# out, on every rank. So large runs watch the error counters of links, and test all links before they start.
 
 # %% [markdown] minutes=2
 # ## Summary
