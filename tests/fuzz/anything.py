@@ -151,3 +151,14 @@ def _is_hashable(value: Any) -> bool:
     except TypeError:
         return False
     return value == value
+
+
+def change_one_value(data: Any, tree: Any, values: st.SearchStrategy[Any]) -> None:
+    """Replace one drawn value, a leaf or a whole branch, in nested lists and dicts."""
+    place = tree
+    while True:
+        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
+        if not isinstance(place[key], (dict, list)) or not place[key] or data.draw(st.integers(0, 3)) == 0:
+            break
+        place = place[key]
+    place[key] = data.draw(values)

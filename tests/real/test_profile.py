@@ -16,6 +16,7 @@ from lablib import Reconciliation, Run, launch
 from lablib.real.measurement.events import read_events
 from lablib.real.measurement.spans import spans_of
 from lablib.record.timeline import COMPUTE
+from tests.fuzz.anything import change_one_value
 
 
 def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> None:
@@ -320,13 +321,7 @@ def test_a_truncated_or_damaged_trace_is_one_error_or_a_run(tmp_path_factory, st
 @given(st.data())
 def test_any_value_in_any_field_is_one_error_or_a_run(tmp_path_factory, data):
     trace = json.loads(TEXT)
-    place: Any = trace
-    while True:
-        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
-        if not isinstance(place[key], (dict, list)) or not place[key] or data.draw(st.integers(0, 3)) == 0:
-            break
-        place = place[key]
-    place[key] = data.draw(plain)
+    change_one_value(data, trace, plain)
     path = tmp_path_factory.getbasetemp() / "changed.json"
     path.write_text(json.dumps(trace))
     try:

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from lablib import Memory, Run
 from lablib.record.memory_snapshot import read_plain_pickle
+from tests.fuzz.anything import change_one_value
 
 PYTHON = {"filename": "/home/me/train.py", "line": 12, "name": "forward"}
 LIBRARY = {"filename": "/usr/lib/python3/site-packages/torch/nn/modules/linear.py", "line": 134, "name": "forward"}
@@ -241,13 +242,7 @@ def test_a_damaged_snapshot_is_one_error_or_a_memory(tmp_path_factory, place, in
 @given(st.data())
 def test_any_value_in_any_field_is_one_error_or_a_memory(tmp_path_factory, data):
     changed: Any = pickle.loads(CONTENT)
-    place = changed
-    while True:
-        key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))
-        if not isinstance(place[key], (dict, list)) or not place[key] or data.draw(st.integers(0, 3)) == 0:
-            break
-        place = place[key]
-    place[key] = data.draw(values)
+    change_one_value(data, changed, values)
     path = tmp_path_factory.getbasetemp() / "changed.pickle"
     path.write_bytes(pickle.dumps(changed))
     try:
