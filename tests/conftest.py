@@ -97,13 +97,11 @@ def calls_of() -> Callable[..., int]:
             is_counted = event == "call" if folder else event in ("call", "c_call")
             count += is_counted and frame.f_code.co_filename.startswith(folder)
 
-        gc.disable()  # late in a test run, with what other tests left, collections took minutes of an action
         sys.setprofile(note)
         try:
             action()
         finally:
             sys.setprofile(None)
-            gc.enable()
         return count
 
     return count_calls

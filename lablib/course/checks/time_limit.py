@@ -6,7 +6,6 @@ backstop ends a block that waits forever. On simulated ranks, `launch` says whic
 
 import _thread
 import contextlib
-import ctypes
 import os
 import signal
 import threading
@@ -15,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import Literal
 
+from lablib.process.thread_errors import raise_in_thread
 from lablib.process.thread_frames import thread_frames
 
 CPU_LIMIT_S = 30.0  # of one answer
@@ -145,7 +145,7 @@ def _interrupt(main: int) -> None:
     Another handler of the signal decides for itself: `launch` has one while it ends its ranks.
     """
     if not callable(signal.getsignal(signal.SIGINT)):
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(KeyboardInterrupt))
+        raise_in_thread(main, KeyboardInterrupt)
     elif hasattr(signal, "pthread_kill"):
         signal.pthread_kill(main, signal.SIGINT)
     else:

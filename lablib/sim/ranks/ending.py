@@ -3,13 +3,13 @@
 A rank that waits for its turn is woken, one at a time, and raises. A rank that runs is interrupted by the interpreter.
 """
 
-import ctypes
 import logging
 import sys
 import threading
 from collections.abc import Callable
 from types import FrameType
 
+from lablib.process.thread_errors import raise_in_thread
 from lablib.process.thread_frames import thread_frames
 from lablib.sim.ranks.rank import Rank
 from lablib.sim.ranks.threads import set_owner
@@ -78,8 +78,7 @@ class RankThread:
             is_free = not self._takes_a_lock_of_logging() or poll > _PATIENCE / 2
             if poll >= next_poll and not self.has_finished and is_free:
                 error = RunEndedForGood if self.is_unwinding else RunEnded
-                # Raised at the thread's next Python instruction.
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident), ctypes.py_object(error))
+                raise_in_thread(self.ident, error)
                 end_wait(self.ident)
                 next_poll = poll + _UNWINDING
                 self.is_unwinding = True
