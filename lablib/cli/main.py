@@ -522,7 +522,9 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
     optimizer = command.add_argument("--optimizer", help="%(names)s (default: adamw)")
     vars(optimizer)["names"] = _OptimizerNames()
     command.add_argument(
-        "--offload", metavar="NAME", help="optimizer, activations or both with a comma: kept in host memory"
+        "--offload",
+        metavar="NAME",
+        help="optimizer, activations, parameters, or several with commas: kept in host memory",
     )
     command.add_argument(
         "--lora", action="store_true", help="train adapters only: the model's weights have no gradients"

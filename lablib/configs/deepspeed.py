@@ -6,6 +6,7 @@
     both, and gradient_accumulation_steps              data = batch / (micro_batch * steps)
     zero_optimization.stage                            zero_stage
     .offload_optimizer.device, .cpu_offload            offload=("optimizer",)
+    .offload_param.device                              offload=("parameters",), with stage 3
     .zero_quantized_weights, _gradients,               zero_plus_plus: "qwZ", "qgZ",
      .zero_hpz_partition_size                          "hpZ" (Wang et al., 2023, arXiv 2306.10209)
     bf16.enabled, fp16.enabled                         precision; float32 if neither is
@@ -84,6 +85,8 @@ def parse_deepspeed(values: dict[str, Any], where: str = "ds_config.json") -> Re
     zero = fields.inner("zero_optimization")
     settings |= _zero(zero, omissions)
     offload = ["optimizer"] if offloads_optimizer(zero) else []
+    if _offloads_parameters(zero):
+        offload.append("parameters")
     checkpointing = fields.inner("activation_checkpointing")
     if checkpointing.flag("cpu_checkpointing", False):
         offload.append("activations")
@@ -146,8 +149,6 @@ def _optimizer(kind: Any) -> str:
 
 def _zero(zero: Fields, omissions: list[Omission]) -> dict[str, Any]:
     stage = zero.count("stage", 0, minimum=0)
-    if zero.inner("offload_param").text("device", "none") != "none":
-        raise ValueError("offload_param keeps the parameters on the host, which is not priced: remove it")
     if not zero.flag("overlap_comm", stage == 3):
         omissions.append(Omission("overlap_comm false: communication is priced as the training software overlaps it"))
     parts = {
@@ -159,6 +160,15 @@ def _zero(zero: Fields, omissions: list[Omission]) -> dict[str, Any]:
     if any(parts.values()):
         settings["zero_plus_plus"] = tuple(name for name, is_on in parts.items() if is_on)
     return settings
+
+
+def _offloads_parameters(zero: Fields) -> bool:
+    device, stage = zero.inner("offload_param").text("device", "none"), zero.count("stage", 0, minimum=0)
+    if device not in ("none", "cpu"):
+        raise ValueError(f"offload_param.device must be cpu or none: got {device!r}, which is not priced")
+    if device == "cpu" and stage < 3:
+        raise ValueError(f"offload_param needs stage 3, which splits the parameters: got stage {stage}; remove it")
+    return device == "cpu"
 
 
 def offloads_optimizer(zero: Fields) -> bool:

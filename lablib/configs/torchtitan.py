@@ -5,6 +5,7 @@
     model.converters                                       precision "float8": quantize.linear.float8, .mx
     training.local_batch_size, global_batch_size, seq_len  micro_batch or micro-batches of a pipeline, batch, seq_len
     training.mixed_precision_param, training.dtype         precision
+    training.enable_cpu_offload                            offload=("parameters",)
     parallelism.data_parallel_replicate_degree, _shard_    data = both, replicas = the first; zero_stage 3 with shards
     .fsdp_reshard_after_forward                            reshard_after_forward; "default": not in a pipeline
     .tensor_, context_, pipeline_, expert_parallel_degree  tensor, context, pipeline, expert
@@ -119,10 +120,7 @@ def parse_torchtitan(
     settings["recompute"] = [_recompute(inner["activation_checkpoint"], layers, settings["stack"], omissions)]
     settings["optimizer"] = _optimizer(inner["optimizer"], omissions)
     if training.flag("enable_cpu_offload", False):
-        raise ValueError(
-            "training.enable_cpu_offload keeps parameters, gradients and states on the host, which is not priced: "
-            "remove it"
-        )
+        settings["offload"] = ("parameters",)
     if inner["fault_tolerance"].flag("enable", False):
         omissions.append(Omission("fault_tolerance: the exchange between replica groups"))
     unknown = _quantization(fields, settings["precision"], omissions)

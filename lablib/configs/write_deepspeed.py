@@ -21,6 +21,8 @@ def write_deepspeed(plan: Draft, gpus_per_node: int | None = None) -> Written:
         plan.refuse(f"zero_stage {stage} with pipeline {plan['pipeline']}")
     if "optimizer" in plan["offload"] and not stage:
         plan.refuse("offload of the optimizer with zero_stage 0")
+    if "parameters" in plan["offload"] and stage < 3:
+        plan.refuse(f"offload of the parameters with zero_stage {stage}")
     if "hpZ" in parts and not gpus_per_node:
         plan.refuse("hpZ without the number of GPUs of a node")
     axes = ("tensor", "pipeline", "context", "expert", "expert_tensor", "chunks", "sequence_parallel")
@@ -29,6 +31,8 @@ def write_deepspeed(plan: Draft, gpus_per_node: int | None = None) -> Written:
     zero = {"stage": stage, "overlap_comm": True}
     if "optimizer" in plan["offload"]:
         zero["offload_optimizer"] = {"device": "cpu"}
+    if "parameters" in plan["offload"]:
+        zero |= {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
     flags = {"qwZ": "zero_quantized_weights", "qgZ": "zero_quantized_gradients"}
     zero |= {flag: True for name, flag in flags.items() if name in parts}
     if "hpZ" in parts:

@@ -30,7 +30,10 @@ def write_torchtitan(plan: Draft) -> Written:
     stack = plan["stack"] or "torch-compile"
     if stack not in _COMPONENTS:
         plan.remark(f"The plan was priced with {stack}; torchtitan is torch-compile.")
-    plan.refuse(plan.named("zero_plus_plus", "compression", "trainable", "offload"))
+    plan.refuse(plan.named("zero_plus_plus", "compression", "trainable"))
+    on_host = plan.choose("offload", {(): False, ("parameters",): True})
+    if on_host and _is_unsharded(plan):
+        plan.refuse("offload of parameters without shards")
     tensor, pipeline = plan["tensor"], plan["pipeline"]
     if tensor > 1 and plan["sequence_parallel"] is False:
         plan.refuse("tensor ranks without sequence_parallel")
@@ -48,6 +51,7 @@ def write_torchtitan(plan: Draft) -> Written:
             "global_batch_size": plan["batch"],
             "seq_len": plan["seq_len"] or model.max_seq_len,
             "mixed_precision_param": precision,
+            **({"enable_cpu_offload": True} if on_host else {}),
         },
         "parallelism": _parallelism(plan),
         "activation_checkpoint": _checkpoint(plan, model.num_layers // pipeline),

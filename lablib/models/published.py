@@ -5,7 +5,8 @@ too. Vocabulary sizes are the weights', with padding: 51,200 for Megatron's GPTs
 pretraining, where it is known, not the longest that rotary positions allow later.
 
 Not modelled: the norm after BLOOM's embedding (28,672 parameters), Qwen3's norms of queries and keys (256 per layer),
-PaLM's parallel attention and MLP, the second prediction module of DeepSeek-V3 (11.5B), Mistral's window. The MPT
+PaLM's parallel attention and MLP, the second prediction module of DeepSeek-V3 (11.5B), Mistral's window, Llama 4's
+chunks of attention (8,192 tokens); every second layer of Llama 4 Maverick is dense, here the lower half. The MPT
 rows are from llm-foundry's table of throughput, with learned positions and biases; the released MPT-7B and MPT-30B have
 neither.
 """
@@ -67,6 +68,11 @@ def _palm(name: str, num_layers: int, d_model: int, num_heads: int) -> Transform
 
 _L2 = {"vocab_size": 32000, "max_seq_len": 4096, "source": _LLAMA2}
 _L3 = {"vocab_size": 128256, "max_seq_len": 8192, "source": _LLAMA3}
+_L4: dict[str, Any] = {
+    "vocab_size": 202048,
+    "max_seq_len": 8192,
+    "source": "config.json of meta-llama/Llama-4-Scout-17B-16E and Llama-4-Maverick-17B-128E",
+}
 _MISTRAL = {"vocab_size": 32000, "max_seq_len": 8192, "source": "Jiang et al. 2023, arXiv 2310.06825, Table 1"}
 _MIXTRAL = {"vocab_size": 32000, "max_seq_len": 32768, "source": "Jiang et al. 2024, arXiv 2401.04088, Table 1"}
 _MIXTRAL_22 = {"vocab_size": 32000, "max_seq_len": 65536, "source": "config.json of the released weights"}
@@ -118,6 +124,8 @@ _RECORDS = (
     # Mixtures of experts: d_ff is the hidden width of the dense layers at the bottom, if there are any.
     _llama("mixtral-8x7b", 32, 4096, 32, 8, 14336, experts=Experts(8, 2, 14336), **_MIXTRAL),
     _llama("mixtral-8x22b", 56, 6144, 48, 8, 16384, experts=Experts(8, 2, 16384), **_MIXTRAL_22),
+    _llama("llama-4-scout", 48, 5120, 40, 8, 16384, experts=Experts(16, 1, 8192, 1), **_L4),
+    _llama("llama-4-maverick", 48, 5120, 40, 8, 16384, experts=Experts(128, 1, 8192, 1, 24), **_L4),
     _llama("qwen3-30b-a3b", 48, 2048, 32, 4, 6144, experts=Experts(128, 8, 768), **_Q3),
     _llama("qwen3-235b-a22b", 94, 4096, 64, 4, 12288, experts=Experts(128, 8, 1536), **_Q3),
     _llama("deepseek-v2-lite", 27, 2048, 16, 16, 10944, latent=_MLA_LITE, experts=Experts(64, 6, 1408, 2, 1), **_V2),

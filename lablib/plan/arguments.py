@@ -30,7 +30,7 @@ from lablib.signature import Count, OneOf, WrongType, check_arguments, shown
 PRECISIONS = ("float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
 NARROW = ("float8", "float4")
 TRAINABLE = ("all", "lora", "qlora")
-OFFLOAD = ("optimizer", "activations")
+OFFLOAD = ("optimizer", "activations", "parameters")
 _AXES = ("data", "tensor", "pipeline", "context", "expert", "chunks", "replicas")
 
 
@@ -62,14 +62,15 @@ def setup_of(
     software = default_stack(cluster.device) if stack is None else Software(find_stack(stack).name, NAMED)
     stack = find_stack(software.name if stack is None else stack)
     _check_stack(stack, parallel, precision)
+    machine = _machine(cluster, stack, USUAL if derating is None else derating, precision)
     return Setup(
         model=model,
         parallel=parallel,
         compression=_find_compression(compression, parallel, trainable),
-        machine=_machine(cluster, stack, USUAL if derating is None else derating, precision),
+        machine=machine,
         recompute=recompute_policy(recompute),
         schedule=schedule,
-        optimizer=find_optimizer(optimizer),
+        optimizer=_with_moments(find_optimizer(optimizer), machine),
         trainable=trainable,
         offload=offload,
         host_link=host_link,
@@ -104,6 +105,15 @@ def find_model(model: str | Transformer | GPTConfig) -> Transformer:
         raise WrongType(f'model must be a name, a Transformer or a GPTConfig: got {shown(model)}; try "llama-3-8b"')
     found = find_transformer(model)
     return found if found.num_expert_layers or found.experts is None else replace(found, experts=None)
+
+
+def _with_moments(optimizer: Optimizer, machine: Machine) -> Optimizer:
+    """The optimizer with moments as wide as the parameters if these have no masters, as torch's have.
+
+    Those of an eager stack are in eager/optimizer.py.
+    """
+    is_narrow = machine.width < 4 and not machine.has_master and not machine.stack.is_eager
+    return replace(optimizer, moment_bytes=machine.width) if is_narrow and optimizer.moment_bytes == 4 else optimizer
 
 
 def _find_link(host_link: str | Link) -> Link:

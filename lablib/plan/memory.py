@@ -1,6 +1,7 @@
 """Peak memory of one rank, by category, for a stage of the pipeline.
 
-    parameter             P w                       / s with ZeRO-3; and with hpZ / ranks of a node
+    parameter             P w                       / s with ZeRO-3; and with hpZ / ranks of a node; none if the host
+                          keeps them, as of the gradient
     gradient              P (g + x)                 / s with ZeRO-2 and 3; none if only adapters are trained. If each
                           step allocates them and ZeRO-3 splits them, a single micro-batch peaks either with them at
                           the end of backward or with the activations at its beginning
@@ -80,10 +81,10 @@ def stage_memory(setup: Setup, step: StepTimes, rank: Numbers) -> RankMemory:
     trained = 1.0 if setup.has_weight_gradients else 0.0
     copies = machine.stack.extra_gradient_bytes if machine.gradient_bytes == 4 else 0
     own = own_parameters(setup, layers * parameters.layer, expert, outside)
-    is_kept = setup.has_weight_gradients and "optimizer" not in setup.offload
+    is_kept, on_device = setup.has_weight_gradients and not setup.has_host_optimizer, 1.0 - setup.has_host_parameters
     state = state_bytes(setup, own) if is_kept else 0.0 * shared
     whole = parameters.layer + parameters.expert_layer * (expert_shards > 1)  # gathered by ZeRO-3 for one layer
-    gradient = split_from((machine.gradient_bytes + copies) * trained, 2)
+    gradient = split_from((machine.gradient_bytes + copies) * trained * on_device, 2)
     buffers = _buffers(setup, shared, rank)
     held_bytes, working, logits = _activations(setup, step, layers, rank)
     at_layer, at_head = _gathered(setup, layers * whole, whole, outside, head)
@@ -99,7 +100,7 @@ def stage_memory(setup: Setup, step: StepTimes, rank: Numbers) -> RankMemory:
         activation = where(has_one, where(is_early, activation, left), activation)
         gradient = where(has_one & is_early, 0.0 * gradient, gradient)
     return RankMemory(
-        parameter=split_from(QUANTIZED_BYTES if setup.has_narrow_weights else machine.width, 3)
+        parameter=on_device * split_from(QUANTIZED_BYTES if setup.has_narrow_weights else machine.width, 3)
         + _copy_bytes(setup, shared, expert),
         gradient=gradient,
         optimizer_state=state,

@@ -1,13 +1,14 @@
 """Time of the optimizer's step on one rank: mostly the time of the bytes that it moves.
 
-    time = max( (bytes that the optimizer moves + 12 per own parameter) / bandwidth, its FLOPs / peak ) + launches
-         + projections, and periodically a new subspace (GaLore)         12: clipping reads a gradient in 32 bits,
-         + x * the pipeline's makespan (Sophia)                              unscaling reads and writes it
+    time = max( (bytes that the optimizer moves + 3 g per own parameter) / bandwidth, its FLOPs / peak ) + launches
+         + projections, and periodically a new subspace (GaLore)         3 g: clipping reads a gradient, unscaling reads
+         + x * the pipeline's makespan (Sophia)                               and writes it; in 32 bits with masters
     own  = P / s + E / n                  with ZeRO-1 and more; P + E without
 
-With the states in the host's memory its link is the limit: gradients go there and parameters come back,
+With the states in the host's memory, gradients go there and parameters come back, while the host updates the others;
+parameters that stay there too have travelled with their layers (step.py):
 
-    time = own parameters * (g + w) / bandwidth of the link
+    time = max( own parameters * (g + w) / the link's bandwidth, G * bytes that the optimizer moves / the host's )
 
 Sophia estimates its Hessian every tenth step from half of the batch: x = 0.05 of all forward and backward passes.
 GaLore projects every gradient to a space of rank k and the update back, and renews the space by a decomposition.
@@ -17,14 +18,14 @@ those that share parameters) send their parts to the owner of each matrix and ge
 and 2 give whole matrices to ranks; without ZeRO every rank of the data axis does the same work.
 
 Legend: P parameters on a rank without experts, s ranks that share their states; E of its experts, n ranks with the same
-ones; g and w bytes of a gradient and of a parameter.
+ones; g and w bytes of a gradient and of a parameter; G GPUs of a node.
 
 Source: Micikevicius et al., 2017, arXiv 1710.03740 (master weights); Rajbhandari et al., 2019, arXiv 1910.02054; Ren et
 al., "ZeRO-Offload", 2021, arXiv 2101.06840 (the host's memory); Liu et al., Sophia, 2023, arXiv 2305.14342, section
 3.1; Zhao et al., GaLore, 2024, arXiv 2403.03507, algorithm 2; others in optimizers.py.
-Simplified: the host computes faster than its link; all parameters of layers are in matrices of D x D, those of
-embedding and head in V x D, none in vectors; estimates of the Hessian and renewals of a space are spread over the
-steps; owners have equally many matrices. An eager stack's passes: eager/optimizer.py.
+Simplified: every host has the same memory; all parameters of layers are in matrices of D x D, those of embedding and
+head in V x D, none in vectors; estimates of the Hessian and renewals of a space are spread over the steps; owners have
+equally many matrices. An eager stack's passes: eager/optimizer.py.
 """
 
 from functools import lru_cache
@@ -39,10 +40,12 @@ from lablib.plan.optimizers import Optimizer
 from lablib.plan.parameters_per_rank import ParametersPerRank
 from lablib.plan.setup import Setup
 
-_CLIPPING_BYTES = 12
 # Share of the float32 peak that a decomposition reaches, by the FLOPs of optimizers.py: 10 minutes for a 7B model on an
 # A100 (Zhang et al., Q-GaLore, 2024, arXiv 2407.08296, section 1; from memory, not verified).
 _DECOMPOSITION_SHARE = 0.01
+# Memory of a node's host: two sockets of eight channels of DDR4-3200, 410 GB/s, of which reads and writes together
+# reach some three quarters; an estimate.
+_HOST_BYTES_PER_S = 300e9
 
 
 class Own(NamedTuple):
@@ -95,9 +98,11 @@ def optimizer_step_s(setup: Setup, parameters: ParametersPerRank, passes_s: Numb
     estimate_s = optimizer.extra_gradients * passes_s
     ends = parameters.embedding + setup.has_both_ends * parameters.head
     own = own_parameters(setup, setup.layers * parameters.layer, setup.layers * parameters.expert_layer, ends)
-    if "optimizer" in setup.offload:
+    if setup.has_host_optimizer:
         link_s = own.total * (machine.gradient_bytes + machine.width) / setup.host_link.bandwidth_bytes_per_s
-        return link_s + estimate_s
+        rate = _HOST_BYTES_PER_S / minimum(setup.num_ranks, machine.cluster.devices_per_node)
+        host_s = _moved_bytes(setup, own, clips=False) / rate
+        return maximum(link_s * (not setup.has_host_parameters), host_s) + estimate_s
     if eager_optimizer.is_torchs(setup):
         return eager_optimizer.seconds(setup, eager_optimizer.step(setup, parameters)) + estimate_s
     tensors = maximum(setup.layers * _tensors_of_layer(setup.model) / (setup.shards if setup.zero_stage else 1), 1)
@@ -108,10 +113,11 @@ def optimizer_step_s(setup: Setup, parameters: ParametersPerRank, passes_s: Numb
     return update_s + _projection_s(setup, own.layers) + _newton_schulz_s(setup, own.layers) + estimate_s
 
 
-def _moved_bytes(setup: Setup, own: Own) -> Numbers:
+def _moved_bytes(setup: Setup, own: Own, clips: bool = True) -> Numbers:
     machine, optimizer, width = setup.machine, setup.optimizer, setup.model.d_model
-    same = {"has_master": machine.has_master, "param_bytes": machine.width, "grad_bytes": 4}
-    clipping = _CLIPPING_BYTES * own.total
+    read_bytes = 4 if machine.has_master else machine.gradient_bytes
+    same = {"has_master": machine.has_master, "param_bytes": machine.width, "grad_bytes": read_bytes}
+    clipping = 3 * read_bytes * own.total * clips
     if not _has_shapes(optimizer):
         return optimizer.moved_bytes(own.total, **same) + clipping
     rows, columns = _shape_of_ends(optimizer, setup.model)

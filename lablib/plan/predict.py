@@ -69,7 +69,8 @@ def predict(
         stack: the software, a name or a record of stack.py; None: the usual one for the device today
             (default_stack.py). The result names it.
         compression: of the data axis's gradients, a name or a record of gradient_compression.py.
-        offload: any of "optimizer" and "activations": kept in the host's memory.
+        offload: any of "optimizer", "activations" and "parameters" (ZeRO-3's, with gradients and optimizer): kept in
+            the host's memory.
         trainable: "all"; "lora": the model's own weights have no gradients; "qlora": and 4 bits each (Dettmers et al.,
             2023, arXiv 2305.14314), which every pass of a layer widens.
         derating: losses of real machines; `lablib.plan.derating.IDEAL` predicts measurements of the simulator.

@@ -15,7 +15,7 @@ A rule is a test on numbers or arrays, and a message. `predict` raises the messa
     15 own tokens   expert_tensor other than tensor     14 torus       has so many nodes
                     needs sequence parallelism          16 expert's width  expert_tensor divides it
     17 pairs        dualpipe-v: 2 micro-batches         18 ZeRO-2      not with eager stacks: torch has none
-                    per stage, or more
+                    per stage, or more                  19 offload     of parameters: with ZeRO-3, not with eager stacks
 """
 
 from collections.abc import Callable
@@ -227,6 +227,15 @@ RULES = (
         lambda setup: (
             "torch splits optimizer states (ZeRO-1, ZeroRedundancyOptimizer) or all (ZeRO-3, fully_shard): got "
             f"zero_stage={setup.zero_stage} with a stack of torch's own; try 1, or 3 with reshard_after_forward=False"
+        ),
+    ),
+    Rule(
+        "offload",
+        lambda setup: setup.has_host_parameters and (setup.zero_stage < 3 or setup.is_eager),
+        lambda setup: (
+            'offload of "parameters" is that of ZeRO-3\'s shards, with a stack that is not eager: got '
+            f"zero_stage={setup.zero_stage} with stack {setup.machine.stack.name!r}; try zero_stage=3 and "
+            "stack='torch-compile'"
         ),
     ),
 )

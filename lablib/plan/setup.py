@@ -35,7 +35,8 @@ class Setup:
         schedule: of the pipeline.
         optimizer, compression: records of optimizers.py and gradient_compression.py.
         trainable: "all", or "lora": the model's own weights have no gradients and no states; "qlora": and 4 bits each.
-        offload: any of "optimizer" and "activations": kept in the host's memory.
+        offload: any of "optimizer", "activations" and "parameters", these with their gradients and the optimizer: kept
+            in the host's memory.
         host_link: the link between device and host.
         software: the stack's name, and the reason for it.
         data, tensor, pipeline, context, expert, chunks, replicas: numbers or arrays, as in `Parallel`.
@@ -94,6 +95,16 @@ class Setup:
     def has_weight_gradients(self) -> bool:
         """Whether the model's own weights are trained."""
         return self.trainable == "all"
+
+    @property
+    def has_host_parameters(self) -> bool:
+        """Whether each rank's shard of the parameters, and of the gradients, is in the host's memory."""
+        return "parameters" in self.offload
+
+    @property
+    def has_host_optimizer(self) -> bool:
+        """Whether the optimizer runs on the host."""
+        return "optimizer" in self.offload or self.has_host_parameters
 
     @property
     def has_narrow_weights(self) -> bool:

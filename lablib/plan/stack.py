@@ -23,6 +23,8 @@ stack describes such software in physical terms; there is one record per generat
     transformers-2022   Hugging Face's models before fused attention: scores are scaled, masked and cast one by one
     transformers        the same with flash attention; RMS norms, rotation and loss are sequences of operators
     transformers-deepspeed  the same under DeepSpeed: 16-bit gradients, ZeRO-3 gathers one matrix at a time
+    transformers-te     Hugging Face's programs with Transformer Engine's layers: the kernels of megatron-core; the loss
+                        is a sequence of operators
     liger               Hugging Face's models with fused norms, rotation, gate, and a loss in chunks without logits
     xla-2023            JAX programs: a chain of cheap operators is one kernel, the host does nothing; attention unfused
     xla                 the same with cuDNN's or Splash attention
@@ -175,9 +177,14 @@ _HUGGING_FACE: dict[str, Any] = _EAGER | {
     "copies": 1,
     "calls_per_kernel": 6.0,  # Python modules: 125 ms per micro-step of 7B on one A100 (QwenLM/Qwen, README)
 }
+# GPT-2 under autocast, in 16-bit widths. Norms, powers and losses are in 32 bits, so is the residual stream; what a
+# product takes is cast. A norm: read and written (4), cast (3); backward a cast (3), the gradient of its input (6) and
+# of its weights (4). GELU is x^3 (7 with a cast), products and sums (4, 5, 4, 4, 2, 5), tanh (4), and a cast (3); in
+# backward each again, x^2, and three gradients that are added.
 _HUGGING_FACE_2022: dict[str, Any] = _HUGGING_FACE | {
     **{"attention": "unfused", "passes_scores": (10, 14), "copies": 3, "has_dropout": True},
-    "passes_activation": (14, 25),  # GPT-2's GELU of seven operators
+    **{"passes_norm": (7, 13), "passes_activation": (38, 59), "passes_residual": (5, 9)},
+    "loss_bytes": 46,  # without its last position: one more copy of the logits, and of their gradient with zeros
 }
 _LIGER: dict[str, Any] = _HUGGING_FACE | {
     **{"passes_norm": (2, 3), "passes_rms_norm": (2, 3), "passes_rotary": (2, 2), "passes_activation": (2, 3)},
@@ -253,6 +260,14 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
                 gradient_bytes=2,
                 narrow_gradient_bytes=2,
                 gathers_matrices=True,
+            ),
+            Stack(
+                "transformers-te",
+                attention_generation=4,
+                loss_bytes=_EAGER["loss_bytes"],
+                loss_peak_bytes=_EAGER["loss_peak_bytes"],
+                narrow_gradient_bytes=2,
+                keeps_gradients=False,
             ),
             Stack("liger", **_LIGER),
             Stack("xla-2023", **_XLA, attention="unfused"),

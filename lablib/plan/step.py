@@ -29,7 +29,6 @@ from lablib.pipeline.closed_form import V_SHAPED, StageTime, makespan_s
 from lablib.pipeline.sums import where
 from lablib.plan.data_axis import Waiting, data_axis, sharded_layer
 from lablib.plan.eager.messages import mixed_makespan_s, sent_s
-from lablib.plan.layer import Work
 from lablib.plan.machine import AxisTime, PassTime
 from lablib.plan.optimizer_step import exchanged_s, optimizer_step_s
 from lablib.plan.pieces import Pieces, accumulated, pieces_of
@@ -177,7 +176,7 @@ def _layer_of(setup: Setup, pieces: Pieces) -> _Layer:
     sharded = sharded_layer(setup, pieces.parameters, forward_s, backward_s)
     # The host's link is another wire: its traffic also hides behind the waiting for parameters.
     busy_s = (forward_s + sharded.forward_s, backward_s + sharded.backward_s)
-    moved = _offloaded_layer(setup, pieces.layer, *busy_s)
+    moved = _offloaded_layer(setup, pieces, *busy_s)
     time = StageTime(
         forward_s + (sharded.forward_s + moved.forward_s),
         input_s + recomputed_s + (sharded.backward_s + moved.backward_s),
@@ -263,13 +262,31 @@ def _message(setup: Setup) -> tuple[Numbers, Numbers]:
     return size / part, send_s
 
 
-def _offloaded_layer(setup: Setup, work: Work, forward_s: Numbers, backward_s: Numbers) -> Waiting:
-    """Activations kept by the host: each layer's are sent while the next computes, and return ahead of backward."""
-    if "activations" not in setup.offload:
+def _offloaded_layer(setup: Setup, pieces: Pieces, forward_s: Numbers, backward_s: Numbers) -> Waiting:
+    """States kept by the host: the link carries them in both directions at once, while other layers compute.
+
+    Activations go to the host in forward, and return ahead of backward. A rank's shard of the parameters comes ahead of
+    each gather, and its gradients go to the host.
+    """
+    if not {"activations", "parameters"} & {*setup.offload}:
         return Waiting()
-    size = setup.recompute.saved_bytes(work, setup.machine.stack, setup.entering_bytes, setup.layers)
-    one_way_s = size / setup.host_link.bandwidth_bytes_per_s
-    return Waiting(maximum(one_way_s - forward_s, 0.0), maximum(one_way_s - backward_s, 0.0), 2 * one_way_s)
+    saved = setup.recompute.saved_bytes(pieces.layer, setup.machine.stack, setup.entering_bytes, setup.layers)
+    saved, own = saved * ("activations" in setup.offload), setup.has_host_parameters * _own_layer(setup, pieces)
+    shard, gradient = own * setup.machine.width, own * setup.machine.gradient_bytes * setup.has_weight_gradients
+    rate = setup.host_link.bandwidth_bytes_per_s
+    again = shard * setup.reshard_after_forward
+    in_forward, in_backward = maximum(saved, shard) / rate, maximum(saved + again, gradient) / rate
+    return Waiting(
+        maximum(in_forward - forward_s, 0.0),
+        maximum(in_backward - backward_s, 0.0),
+        in_forward + in_backward,
+    )
+
+
+def _own_layer(setup: Setup, pieces: Pieces) -> Numbers:
+    """Parameters of a layer in one rank's shard."""
+    expert = pieces.parameters.expert_layer / setup.expert_shards if setup.model.experts else 0.0
+    return pieces.parameters.layer / setup.shards + expert
 
 
 def _scaled(time: StageTime, n: Numbers) -> StageTime:

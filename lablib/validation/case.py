@@ -1,6 +1,6 @@
 """Arguments of the predictor for a row: every convention is a numbered rule.
 
-C1 to C15 are listed here (C5 is applied in row_software.py, C4, C6 and C12 to C15 in software.py, C1, C8 and C9 in
+C1 to C16 are listed here (C5 is applied in row_software.py, C4, C6 and C12 to C16 in software.py, C1, C8 and C9 in
 splits.py), A1 to A7 in architecture.py, M1 to M6 in machine.py.
 
     C1  Ranks: dp, tp, pp, cp as stated; dp not stated is gpus / (tp pp cp). Their product must be the number of GPUs.
@@ -21,9 +21,9 @@ splits.py), A1 to A7 in architecture.py, M1 to M6 in machine.py.
             faster only with it), otherwise "fsdp". "torch.compile" or "eager" in the notes of another program that is
             not Megatron: the same two. Compiled programs of 2024 or earlier: "torch-compile-2024". Hugging Face's
             models: "transformers", to 2022 and without flash attention "transformers-2022", with DeepSpeed
-            "transformers-deepspeed". Megatron and software built on it, on GPUs before Hopper: "megatron-deepspeed" if
-            DeepSpeed, BLOOM or vTrain (which measured it) is named; "megatron-core" if Megatron-Core, Megatron-Bridge
-            or NeMo is named, unless its date is earlier.
+            "transformers-deepspeed", with Transformer Engine's layers "transformers-te". Megatron and software built on
+            it, on GPUs before Hopper: "megatron-deepspeed" if DeepSpeed, BLOOM or vTrain (which measured it) is named;
+            "megatron-core" if Megatron-Core, Megatron-Bridge or NeMo is named, unless its date is earlier.
         C5c The usual software (default_stack.py) at the row's `date`, or the latest year in title and address (arXiv
             numbers among them), or in its notes; on Hopper and later GPUs 2023 at the earliest. "flash attention" in
             the text is 2023 at the earliest, without it ("no flash attention") 2022 at the latest.
@@ -48,9 +48,11 @@ splits.py), A1 to A7 in architecture.py, M1 to M6 in machine.py.
     C12 Dispatcher: DeepEP and HybridEP send a token once to each node and rank ("deduplicated"); others, or none
         stated, once for each of its experts. ep_overlap: exchanges overlap with another micro-batch.
     C13 Optimizer: the name in the text; AdamW if not stated. Other texts are refused.
-    C14 Offload: "optimizer" and "activations" in the text of `offload` are kept on the host. A text without an object
-        ("cpu", "true") means the optimizer, as in ZeRO-Offload. Parameters and others are refused.
-    C15 Masters: none, and gradients of 16 bits, where the notes say so ("no masters", "all of the model in bf16").
+    C14 Offload: "optimizer", "activations" and "parameters" in the text of `offload` are kept on the host. A text
+        without an object ("cpu", "true") means the optimizer, as in ZeRO-Offload. Others are refused.
+    C15 Masters: none, and gradients and moments of 16 bits, where the notes say so ("no masters", "all of the model in
+        bf16").
+    C16 fms-fsdp sums its gradients in 16 bits (its fms_fsdp/policies/mixed_precision.py: reduce_dtype of bfSixteen).
 
 A row that these rules cannot interpret raises ValueError, and is reported as skipped with that reason.
 """

@@ -20,6 +20,7 @@ PROGRAMS = (
     (r"jax|xla|maxtext|paxml|levanter|t5x|palm|gspmd|tpu|gaudi\d?", "xla", "XLA's"),
 )
 TORCH = "torchtitan|torchtune|fms-fsdp|automodel"
+TE_LAYERS = r"transformer ?engine(?:'s)?(?: transformer)? ?layers?|te layers?"
 HUGGING_FACE = "hugging ?face|transformers"
 MEGATRON_CORE = ("megatron[-/ ]core", "megatron-bridge", "nemo")
 DEEPSPEED = ("deepspeed", "bloom", "bigscience", "vtrain")
@@ -67,6 +68,8 @@ def software_of(row: PublishedRow, cluster: Cluster) -> RowSoftware:
         return RowSoftware("xla-2023" if name == "xla" and not has_flash else name, why, "C5b")
     year = _year_with_flash(row, f"{row.source.get('title', '').lower()} {notes}", is_old)
     if not is_megatron and is_named(words, HUGGING_FACE):
+        if is_named(notes, TE_LAYERS):
+            return RowSoftware("transformers-te", "Hugging Face's with Transformer Engine's layers", "C5b")
         is_2022 = not has_flash or (year or WITH_FLASH) <= WITHOUT_FLASH
         deepspeed = "-deepspeed" if is_named(words, "deepspeed") else ""
         return RowSoftware("transformers-2022" if is_2022 else f"transformers{deepspeed}", "Hugging Face's", "C5b")

@@ -1,4 +1,4 @@
-"""Precision, recomputation, optimizer and offload of a row: rules C4, C6 and C12 to C15 of case.py."""
+"""Precision, recomputation, optimizer and offload of a row: rules C4, C6 and C12 to C16 of case.py."""
 
 import re
 from dataclasses import replace
@@ -28,8 +28,10 @@ _NO_MASTERS = r"no (?:fp32|32-bit|float32)?[ -]?masters?|all (?:of the model |st
 
 
 def stack_as_stated(row: PublishedRow, name: str) -> str | Stack:
-    """The software with the dispatcher of tokens to experts (rule C12), and without masters (rule C15)."""
+    """The software with the dispatcher of tokens to experts (C12), without masters (C15), with its sums (C16)."""
     changes = {}
+    if is_named(f"{row.source.get('title', '')} {row.text('notes')}".lower(), "fms-fsdp"):
+        changes["gradient_bytes"] = 2
     if any(name in row.text("dispatcher") for name in ("deepep", "hybridep")):
         changes["dispatcher"] = "deduplicated"
     if row.parallel.get("ep_overlap", False):
@@ -60,11 +62,13 @@ def offload_of(row: PublishedRow) -> tuple[str, ...]:
     """Rule C14: the states kept by the host.
 
     Raises:
-        ValueError: a text without any of the words, or that also offloads parameters, which is not modelled.
+        ValueError: a text without any of the words, or with NVMe, which is not modelled.
     """
     text = offload_named(row.parallel.get("offload", ""))
     found = tuple(name for name in OFFLOAD if is_named(text, f"{name.rstrip('s')}s?"))
-    if (text and not found) or is_named(text, r"param\w*|weights?|nvme"):
+    if is_named(text, r"param\w*|weights?") and "parameters" not in found:
+        found = (*found, "parameters")
+    if (text and not found) or is_named(text, "nvme"):
         raise ValueError(f"parallel.offload must name {' or '.join(OFFLOAD)}: got {row.parallel['offload']!r}")
     return found
 

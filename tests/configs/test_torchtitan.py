@@ -128,7 +128,6 @@ def test_a_choice_that_is_not_priced_is_named(config, text):
         ({"model": {"name": "lama3"}}, "unknown model.name 'lama3': did you mean 'llama3'"),
         ({"model": {"flavor": "80B"}}, "unknown model.flavor of llama3 '80B'.* Valid: debugmodel, 8B, 70B, 405B"),
         ({"model": {"converters": ["int4"]}}, "unknown model.converters 'int4'"),
-        ({"training": {"enable_cpu_offload": True}}, "keeps parameters, gradients and states on the host"),
         ({"activation_checkpoint": {"mode": "memory_budget"}}, "memory_budget is not priced"),
         ({"activation_checkpoint": {"mode": "selectiv"}}, "unknown mode of .* 'selectiv': did you mean 'selective'"),
         ({"parallelism": PIPELINE | {"pipeline_parallel_schedule": "ZBVZeroBuble"}}, "did you mean 'ZBVZeroBubble'"),

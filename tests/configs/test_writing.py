@@ -38,7 +38,7 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
         "optimizer": ["adamw", "adam", "lamb", "lion", "sgd", "muon"],
         "zero_stage": [0, 1, 2, 3],
         "zero_plus_plus": [(), ("qwZ",), ("qwZ", "hpZ"), ("hpZ", "qgZ")],
-        "offload": [(), ("optimizer",), ("optimizer", "activations"), ("activations",)],
+        "offload": [(), ("optimizer",), ("optimizer", "activations"), ("activations",), ("optimizer", "parameters")],
     },
     "megatron": {
         **{"tensor": [1, 2, 4], "pipeline": [1, 2, 3], "context": [1, 2], "chunks": [1, 2], "expert": [1, 2]},
@@ -59,6 +59,7 @@ CHOICES: dict[str, dict[str, list[Any]]] = {
         },
         "precision": ["bfloat16", "float32", "float8"],
         "optimizer": ["adamw", "adam"],
+        "offload": [(), (), ("parameters",)],
         "recompute": ["none", "selective", "full", "first 4"],
         "schedule": ["1f1b", "gpipe", "interleaved", "breadth-first", "zb-v", "dualpipe-v"],
     },

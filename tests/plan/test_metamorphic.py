@@ -56,6 +56,7 @@ def questions(draw, stacks=(*STACKS, "torch", "torch-megatron")):
     trainable = draw(st.sampled_from(["all", "all", "lora"]))
     is_summed = zero_stage < 3 and trainable == "all"
     refused = NARROW if find_stack(stack).is_eager else ()
+    moved = [("parameters",)] if zero_stage == 3 and not find_stack(stack).is_eager else []
     return {
         "model": model,
         "cluster": CLUSTERS[draw(st.sampled_from(["dgx-v100", "pcie-a100", "dgx-h100", "gb200-nvl72"]))],
@@ -69,7 +70,9 @@ def questions(draw, stacks=(*STACKS, "torch", "torch-megatron")):
         "optimizer": draw(st.sampled_from(sorted(OPTIMIZERS))),
         "stack": stack,
         "compression": draw(st.sampled_from(["none", *COMPRESSIONS])) if is_summed else "none",
-        "offload": draw(st.sampled_from([(), (), ("optimizer",), ("activations",), ("optimizer", "activations")])),
+        "offload": draw(
+            st.sampled_from([(), (), ("optimizer",), ("activations",), ("optimizer", "activations"), *moved])
+        ),
         "trainable": trainable,
         "derating": draw(st.sampled_from([None, IDEAL])),
         "host_link": draw(st.sampled_from(["pcie3", "pcie4"])),

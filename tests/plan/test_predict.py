@@ -1,11 +1,14 @@
 """The planner's front door: what adds up, what scales as theory says, and what is refused."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from lablib.hardware import CLUSTERS
+from lablib.hardware import CLUSTERS, LINKS
 from lablib.models import transformer_parameters
 from lablib.models.published import find_transformer
 from lablib.plan import IDEAL, Parallel, predict, predict_many
@@ -221,6 +224,38 @@ def test_activations_on_the_host_free_memory_and_take_its_link():
     narrow = gpt3(recompute="none", offload=("activations",), host_link="pcie3", derating=IDEAL)
     assert narrow.communication["host"][1] > 0
     assert narrow.communication["host"][0] == pytest.approx(total_s * 31 / 15.75)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    data=st.sampled_from([2, 8, 64]),
+    micro_batch=st.integers(1, 4),
+    keeps=st.booleans(),
+    link=st.sampled_from(["pcie3", "pcie4"]),
+    model=st.sampled_from(["gpt3-13b", "llama-3-8b", "mixtral-8x7b"]),
+)
+def test_parameters_on_the_host_leave_one_or_two_layers_on_the_device(data, micro_batch, keeps, link, model):
+    question: dict[str, Any] = {"cluster": "dgx-a100", "batch": data * micro_batch, "micro_batch": micro_batch}
+    question["parallel"] = Parallel(data=data, zero_stage=3, reshard_after_forward=not keeps)
+    plain, moved = (
+        predict(model, stack="torch-compile", derating=IDEAL, host_link=link, offload=each, **question)
+        for each in ((), ("parameters",))
+    )
+    sizes = transformer_parameters(find_transformer(model))
+    shard, layers = sizes.layers / data / find_transformer(model).num_layers, find_transformer(model).num_layers
+    assert [moved.memory[0][name] for name in ("parameter", "gradient", "optimizer state")] == [0, 0, 0]
+    assert moved.peak_memory_bytes < plain.peak_memory_bytes and moved.step_time_s > plain.step_time_s
+    # The shard comes before forward and, if it was dropped, before backward, while its gradient of 4 bytes goes.
+    rate, total_s = LINKS[link].bandwidth_bytes_per_s, moved.communication["host"][0]
+    assert total_s == pytest.approx(layers * shard * (2 + 4) / rate, rel=1e-6)
+    assert 0 <= moved.communication["host"][1] <= total_s
+
+
+@pytest.mark.parametrize("change", [{"parallel": Parallel(data=8, zero_stage=2)}, {"stack": "torch"}])
+def test_parameters_on_the_host_are_shards_of_zero_3(change):
+    question: dict[str, Any] = {"batch": 8, "parallel": Parallel(data=8, zero_stage=3), "stack": "torch-compile"}
+    with pytest.raises(ValueError, match='offload of "parameters" is that of ZeRO-3\'s shards.*; try zero_stage=3'):
+        predict("gpt2", "dgx-a100", offload=("parameters",), **(question | change))
 
 
 def test_what_is_computed_again_is_a_part_of_its_own():

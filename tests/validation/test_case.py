@@ -219,10 +219,13 @@ def test_no_offload_is_none_however_it_is_spelled(row, value):
 
 
 def test_an_offload_of_what_is_not_modelled_is_refused(row):
-    for value in ("optimizer, params", "nvme", "weights", "no activations"):
+    for value in ("nvme", "parameters on nvme", "no activations"):
         with pytest.raises(ValueError, match=r"parallel.offload must name optimizer or activations"):
             cases_of(row({"parallel.offload": value}))
     assert only(row({"parallel.offload": "optimizer, not activations"})).offload == ("optimizer",)
+    zero3 = {"parallel.fsdp": "FULL_SHARD", "notes": "torchtitan, compile"}
+    for value in ("optimizer, params", "optimizer and weights"):
+        assert only(row(zero3 | {"parallel.offload": value})).offload == ("optimizer", "parameters")
 
 
 @pytest.mark.parametrize("value", [True, "true", "Yes", "on", 1, "1"])

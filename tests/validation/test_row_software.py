@@ -39,6 +39,7 @@ def test_each_published_row_says_how_its_software_is_known(published, mixtures):
         ({"notes": "Hugging Face Trainer"}, "transformers", "named"),
         ({"notes": "Hugging Face Trainer", "date": "2022"}, "transformers-2022", "named"),
         ({"notes": "Hugging Face with DeepSpeed"}, "transformers-deepspeed", "named"),
+        ({"notes": "Hugging Face with Transformer Engine's layers"}, "transformers-te", "named"),
         ({"notes": "MaxText"}, "xla", "named"),
         ({"notes": "JAX, no flash attention"}, "xla-2023", "named"),
         ({"notes": "XTuner"}, "internevo", "named"),

@@ -34,7 +34,7 @@ def peak(setup: Setup, step: StepTimes, rank: Numbers, layers: Numbers, in_fligh
     return (
         _parameter_bytes(setup, own if is_sharded else numbers) + found.parameter,
         found.gradient,
-        _state_bytes(setup, whole, own, numbers) * (trains and "optimizer" not in setup.offload),
+        _state_bytes(setup, whole, own, numbers) * (trains and not setup.has_host_optimizer),
         found.activation,
         found.communication + buckets,
         found.other,
@@ -56,7 +56,7 @@ def _moments(setup: Setup, stage: Stage, numbers: Numbers, own: Numbers, in_flig
         moments = sharded_moments(stage, in_flight, m, numbers / own, reshards, has_replicas, overlaps, wider)
     else:
         moments = backward_moments(stage, in_flight, m)
-    if setup.has_weight_gradients and "optimizer" not in setup.offload:
+    if setup.has_weight_gradients and not setup.has_host_optimizer:
         gradients = (own if is_sharded else numbers) * eager_optimizer.state_width(setup.machine)
         is_torchs = eager_optimizer.is_torchs(setup)
         temporary = own * eager_optimizer.temporary_bytes(setup) if is_torchs else update_bytes(setup, own)
