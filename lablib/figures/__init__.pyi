@@ -4,6 +4,7 @@ from .units import format_quantity as format_quantity, unit_for as unit_for
 from .run.timeline import figure_timeline as figure_timeline
 from .run.reconcile import figure_reconcile as figure_reconcile
 from .run.memory import figure_memory as figure_memory
+from .run.allocator import figure_allocator as figure_allocator
 from .plans.pipeline import figure_pipeline as figure_pipeline
 from .plans.pipeline_simulation import figure_pipeline_simulation as figure_pipeline_simulation
 from .run.ranks import figure_peaks as figure_peaks, figure_traffic as figure_traffic

@@ -6,6 +6,11 @@ allocations.py    storages, in columns
 memory.py         the memory of a run, by rank and category
 memory_snapshot.py  snapshots of CUDA's allocator
 memory_text.py    a run's memory in words
+allocator_settings.py   PYTORCH_ALLOC_CONF as a record
+allocator_blocks.py     blocks of an allocator's segments
+caching_allocator.py    torch's caching allocator: rounding, splitting, fragmentation
+expandable_segments.py  the allocator with pages mapped on demand
+allocator_replay.py     a run's memory replayed through the allocator
 step_terms.py     a measured step by term, from a number, a file or a trace
 summary.py        time per rank: compute, communication, waiting, idle
 spent.py          time per part, to compare two runs

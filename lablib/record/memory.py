@@ -14,7 +14,8 @@ Categories. An allocation has one, the last that was known:
     communication   buffers that collectives fill or send, and none of the above
     other           the rest: data, buffers of modules, temporaries of backward and of the optimizer
 
-Simplified: an allocator's rounding and fragmentation, and the workspaces inside kernels, are not counted.
+Simplified: an allocator's rounding and fragmentation are counted by `replay_allocator` only; workspaces inside kernels
+are not counted.
 """
 
 from __future__ import annotations
@@ -22,17 +23,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import nan
+from math import inf, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
 from lablib.record import memory_text
 from lablib.record.allocations import CATEGORIES, NEVER, Allocation, Allocations, MemoryTimeline
+from lablib.record.allocator_replay import AllocatorReplay, replay_allocator
+from lablib.record.allocator_settings import AllocatorSettings
 from lablib.record.draw import draw
 from lablib.record.timeline import check_rank
-from lablib.signature import check_type, checked
+from lablib.signature import Range, check_type, checked
 from lablib.text.markup import table_html
 from lablib.text.units import plural
 
@@ -205,6 +208,25 @@ class Memory:
             rows[phases[label]] = [max(row[0], held), row[1] + size, row[2] + 1]
         columns = ["peak_bytes", "allocated_bytes", "num_allocations"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("phase")
+
+    @checked
+    def replay_allocator(
+        self, settings: str = "", capacity_bytes: Annotated[float, Range(gt=0)] = inf, rank: int | None = None
+    ) -> AllocatorReplay:
+        """Reserved memory and fragmentation of a rank: its record replayed through torch's caching allocator.
+
+        Args:
+            settings: as in the environment variable PYTORCH_ALLOC_CONF: "expandable_segments:True".
+            capacity_bytes: memory of the device for the allocator; infinite: requests never fail.
+
+        Raises ValueError: settings that torch refuses, or a memory without allocations.
+        """
+        if self.allocator_peaks:
+            raise ValueError(
+                "replay_allocator must have the allocations of a run: got the allocator's peaks; run it on the "
+                "simulator, or read a snapshot with Memory.from_snapshot"
+            )
+        return replay_allocator(self._curve(rank), AllocatorSettings.parse(settings), capacity_bytes)
 
     # ---- text, table, figure ----
 

@@ -62,6 +62,7 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
             {"one": examples.some_traffic(), "the same": examples.some_traffic()}, 4
         ),
         "memory": figures.figure_memory(memory, device=device),
+        "allocator": figures.figure_allocator(memory.replay_allocator(capacity_bytes=3 * 2**20)),
         "memory under timeline": figures.figure_memory(memory, step, rank=0),
         "pipeline simulation": figures.figure_pipeline_simulation(simulate(make("zb-h1", 3, 4), None, 2.0), 7.0),
         "pipeline deadlock": figures.figure_pipeline_simulation(simulate(read_plan("F0 B0 F1 B1\nF0 F1 B0 B1"))),

@@ -171,6 +171,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_timeline": lambda: figures.figure_timeline(timeline(), title=MARK),
     "figure_reconcile": lambda: figures.figure_reconcile(timeline(), timeline(2.0), labels=(MARK, f"{MARK}2")),
     "figure_memory": lambda: figures.figure_memory(MEMORY, timeline(), device=DEVICE),
+    "figure_allocator": lambda: figures.figure_allocator(MEMORY.replay_allocator(), title=MARK),
     "figure_pipeline_simulation": lambda: figures.figure_pipeline_simulation(
         simulate(Plan.parse(MARK, ["0F0 0B0"])), 1.0
     ),
