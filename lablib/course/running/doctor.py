@@ -3,6 +3,7 @@
     ok       python         3.11.2
     ok       sim            2 simulated ranks agree, 9 ms
     missing  nccl           no CUDA device; NCCL needs an NVIDIA GPU. Everything runs without.
+    warning  NCCL_BUFSIZE   must be a known variable: got NCCL_BUFSIZE; did you mean NCCL_BUFFSIZE?
     FAILED   kernel         ...
 
 A probe is a function that returns its finding or raises; any exception becomes a finding, so one broken part never
@@ -28,6 +29,10 @@ class Absent(Exception):
     """An optional part is missing; the message says what does not work without it."""
 
 
+class Doubtful(Exception):
+    """A part works, but probably not as intended; the message says why, with a remedy."""
+
+
 @dataclass(frozen=True)
 class Probe:
     """One thing to examine: `look` returns the finding, or raises for a failure, which has this remedy."""
@@ -40,7 +45,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """Result of a probe: `state` is "ok", "missing" (and not required) or "FAILED"."""
+    """Result of a probe: `state` is "ok", "warning", "missing" (and not required) or "FAILED"."""
 
     name: str
     state: str
@@ -66,6 +71,8 @@ def look(probe: Probe) -> ProbeResult:
         return ProbeResult(probe.name, "ok", probe.look())
     except KeyboardInterrupt:
         raise
+    except Doubtful as error:
+        return ProbeResult(probe.name, "warning", " ".join(str(error).split())[:_LONGEST])
     except BaseException as error:  # a library may even call sys.exit
         words = " ".join(str(error).split())[:_LONGEST]
         what = words if isinstance(error, Absent) else f"{type(error).__name__}: {words}"
@@ -76,7 +83,8 @@ def look(probe: Probe) -> ProbeResult:
 
 def all_probes() -> list[Probe]:
     """All probes, the simplest first."""
-    from lablib.course.running.doctor_gpus import gpu_probes  # here: doctor_gpus imports this file
+    from lablib.course.running.doctor_gpus import gpu_probes  # here: these import this file
+    from lablib.course.running.doctor_settings import settings_probes
 
     packages = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "plotly", "papermill", "nbconvert")
     return [
@@ -93,6 +101,7 @@ def all_probes() -> list[Probe]:
             "the labs still run on `sim`; check that 127.0.0.1 accepts connections",
         ),
         *gpu_probes(),
+        *settings_probes(),
         Probe(
             "c++",
             _cpp_compiler,
