@@ -20,7 +20,7 @@ are not counted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf, nan
@@ -35,7 +35,7 @@ from lablib.record.allocator_replay import AllocatorReplay, replay_allocator
 from lablib.record.allocator_settings import AllocatorSettings
 from lablib.record.draw import draw
 from lablib.record.timeline import check_rank
-from lablib.signature import Range, check_type, checked
+from lablib.signature import Fraction, Range, check_type, checked
 from lablib.text.markup import table_html
 from lablib.text.units import plural
 
@@ -252,9 +252,9 @@ class Memory:
         return draw("figure_memory", self, timeline=timeline, **options)
 
     @checked
-    def notes(self, device: Device) -> list[str]:
-        """Warnings: the ranks that need more memory than a device has."""
-        return memory_text.too_large(self, device)
+    def notes(self, device: Device, fractions: Mapping[int, Fraction] | None = None) -> list[str]:
+        """Warnings: the ranks that need more memory than a device has, or the fraction of it that a rank may use."""
+        return memory_text.too_large(self, device, fractions or {})
 
     def __len__(self) -> int:
         return len(self.allocations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from lablib.text.units import format_quantity
@@ -65,17 +66,20 @@ def _line(allocation: AllocationGroup) -> str:
     return line if len(line) <= _LONGEST else line[: _LONGEST - 4] + " ..."
 
 
-def too_large(memory: Memory, device: Device) -> list[str]:
-    """A sentence when ranks need more memory than a device has; none when all fit."""
+def too_large(memory: Memory, device: Device, fractions: Mapping[int, float]) -> list[str]:
+    """A sentence when ranks need more memory than a device has, or than their fraction of it; none if all fit."""
     needed = {rank: memory.peak_bytes(rank) for rank in memory.ranks}
-    over = [rank for rank, size in needed.items() if size > device.memory_bytes]
+    over = [rank for rank, size in needed.items() if size > fractions.get(rank, 1.0) * device.memory_bytes]
     if not over:
         return []
     worst = max(over, key=lambda rank: needed[rank])
     others = f" (so do {len(over) - 1} more ranks)" if len(over) > 1 else ""
+    limit = f"{_article(device.name)} {device.name} has {format_quantity(device.memory_bytes, 'B')}"
+    if (fraction := fractions.get(worst, 1.0)) < 1:
+        allowed = format_quantity(fraction * device.memory_bytes, "B")
+        limit += f", of which set_per_process_memory_fraction({fraction:g}) allows {allowed}"
     return [
-        f"rank {worst}{others} needs {format_quantity(needed[worst], 'B')} at its peak, "
-        f"{_article(device.name)} {device.name} has {format_quantity(device.memory_bytes, 'B')}: "
+        f"rank {worst}{others} needs {format_quantity(needed[worst], 'B')} at its peak, {limit}: "
         "a real device would stop with an out-of-memory error."
     ]
 

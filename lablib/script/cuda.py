@@ -1,6 +1,7 @@
 """`torch.cuda` and `torch.accelerator` on a simulated rank.
 
     device_count, get_device_properties, ...   from the records of the cluster (lablib/hardware)
+    set_per_process_memory_fraction            a limit, which a note of the run compares with the peak
     memory_allocated, max_memory_allocated     from the rank's memory tracker; reserved equals allocated
     Event, Stream, synchronize                 virtual time (streams.py)
     manual_seed, get_rng_state, ...            the device's own generator (placement.py)
@@ -125,6 +126,20 @@ def _mem_get_info(process: Process, device: Any = None) -> tuple[int, int]:
     return total - _allocated(process, device), total
 
 
+def _set_memory_fraction(process: Process, fraction: float, device: Any = None) -> None:
+    """With torch's checks. A peak above the fraction becomes a note of the run: the simulator ends no program."""
+    if not isinstance(fraction, float):
+        raise TypeError("Invalid type for fraction argument, must be `float`")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0~1")
+    if _index(process, device) == process.local_rank:
+        process.rank.memory_fraction = fraction
+
+
+def _memory_fraction(process: Process, device: Any = None) -> float:
+    return process.rank.memory_fraction if _index(process, device) == process.local_rank else 1.0
+
+
 def _memory_stats(process: Process, device: Any = None) -> dict[str, int]:
     held, peak = _allocated(process, device), _peak(process, device)
     kinds = ("allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes")
@@ -220,7 +235,8 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "memory_stats": _memory_stats,
     "memory_summary": _memory_summary,
     "mem_get_info": _initialized(_mem_get_info),
-    "set_per_process_memory_fraction": _nothing,
+    "set_per_process_memory_fraction": _initialized(_set_memory_fraction),
+    "get_per_process_memory_fraction": _initialized(_memory_fraction),
     "manual_seed": lambda process, seed: process.placement.generator.manual_seed(int(seed)),
     "manual_seed_all": lambda process, seed: process.placement.generator.manual_seed(int(seed)),
     "seed": _seed,

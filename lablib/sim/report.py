@@ -85,7 +85,7 @@ def result_of(
         backend="sim",
         cluster=parts.cluster.name,
         wall_s=time.perf_counter() - parts.began_s,
-        notes=(*notes, *memory.notes(parts.cluster.device)),
+        notes=(*notes, *memory.notes(parts.cluster.device, {rank.rank: rank.memory_fraction for rank in parts.ranks})),
         memory=memory,
         device=parts.cluster.device,
         fidelity=parts.fidelity,

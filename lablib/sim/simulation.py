@@ -35,6 +35,7 @@ from lablib.sim.memory.storages import heard_changes
 from lablib.sim.notebook import Notebook
 from lablib.sim.operators.clock import Clock, call
 from lablib.sim.operators.compiled import Compiled
+from lablib.sim.operators.kernel_choices import chosen_kernels, kernel_choice_notes
 from lablib.sim.operators.meta_kernels import Answer, MetaKernels
 from lablib.sim.operators.shapes import OnMeta, torch_without_values
 from lablib.sim.ranks.by_thread import own_environments, own_streams
@@ -171,7 +172,8 @@ class _Simulation:
         for note in notes:
             warnings.warn(note, stacklevel=4)
         findings = warn_of_findings(parts, stacklevel=4)
-        return result_of(parts, [*notes, *findings, *self._compiled.notes(), *self._notebook.notes()])
+        notes += [*findings, *self._compiled.notes(), *self._notebook.notes(), *kernel_choice_notes(parts.ranks)]
+        return result_of(parts, notes)
 
     def _body(self, number: int) -> None:
         rank = self._parts.by_number[number]
@@ -191,6 +193,7 @@ class _Simulation:
                 with environment, on_meta, clock, faults:
                     try:
                         rank.value = _returned(fn, args)
+                        rank.chosen_kernels = chosen_kernels()
                     except Exception as error:
                         if self._environment is None:
                             note_missing_cuda(error, 'device="cuda"')

@@ -64,3 +64,20 @@ def test_a_machine_that_does_not_say_leaves_the_worker_where_it_is(monkeypatch, 
     monkeypatch.setattr(numa.cores_near, "__defaults__", (tmp_path,))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace())
     stay_near(GPU)  # no PCI address either
+
+
+@given(
+    owners=st.lists(st.integers(0, 3), min_size=1, max_size=64),
+    places=st.dictionaries(st.sampled_from(["0000:1b:00.0", "0000:dc:00.0", "0001:01:00.0"]), st.integers(-1, 3)),
+)
+def test_each_gpu_of_a_larger_machine_has_the_cores_of_its_node(tmp_path_factory, owners, places):
+    """`owners`: the node of each core; `places`: of each GPU."""
+    root = tmp_path_factory.mktemp("sys")
+    nodes = [{core for core, owner in enumerate(owners) if owner == node} for node in range(4)]
+    for number, cores in enumerate(nodes):
+        (root / f"devices/system/node/node{number}").mkdir(parents=True)
+        (root / f"devices/system/node/node{number}/cpulist").write_text(",".join(map(str, cores)) + "\n")
+    for gpu, node in places.items():
+        (root / "bus/pci/devices" / gpu).mkdir(parents=True)
+        (root / "bus/pci/devices" / gpu / "numa_node").write_text(f"{node}\n")
+    assert all(cores_near(gpu, root) == (nodes[node] if node >= 0 else set()) for gpu, node in places.items())

@@ -354,6 +354,36 @@ torch.cuda.empty_cache()
     assert run.memory.peak_bytes(0) == 16 * 2**20  # what is on the host is not the device's
 
 
+def test_a_memory_fraction_limits_a_rank_as_torch_checks_it(simulated):
+    """Rank 1 may use 0.05% of an H100's 80 GB, less than its 48 MB; rank 0 has the whole device."""
+    run = simulated(
+        SETUP
+        + """
+for wrong in (1, 1.5, -0.1):
+    try:
+        torch.cuda.set_per_process_memory_fraction(wrong)
+    except (TypeError, ValueError) as error:
+        print(error)
+print(torch.cuda.get_per_process_memory_fraction())
+if local_rank == 1:
+    torch.cuda.set_per_process_memory_fraction(0.0005)
+    torch.cuda.set_per_process_memory_fraction(0.1, 0)
+print(torch.cuda.get_per_process_memory_fraction(), torch.cuda.get_per_process_memory_fraction(0))
+x = torch.empty(48 * 10**6 // 4, device="cuda")
+""",
+        cluster="dgx-h100",
+    )
+    wrong = [
+        "Invalid type for fraction argument, must be `float`",
+        *(f"Invalid fraction value: {value}. Allowed range: 0~1" for value in (1.5, -0.1)),
+    ]
+    assert run.stdout[0].splitlines()[-5:] == [*wrong, "1.0", "1.0 1.0"]
+    assert run.stdout[1].splitlines()[-5:] == [*wrong, "1.0", "0.0005 1.0"]
+    (note,) = [note for note in run.notes if "out-of-memory" in note]
+    assert note.startswith("rank 1 needs 48 MB at its peak")
+    assert "set_per_process_memory_fraction(0.0005) allows 4" in note
+
+
 def test_nothing_of_the_device_is_left_outside(simulated):
     simulated(SETUP + "torch.ones(1, device='cuda')", ranks=1)
     assert torch.ones(1).device.type == "cpu"

@@ -6,4 +6,5 @@ shapes        `fidelity="shapes"`: tensors without values
 meta_kernels  fast meta kernels
 autocast      `torch.autocast` with shapes alone
 compiled      compiled functions, run eagerly
+kernel_choices  settings of cuDNN, which choose kernels on a GPU only
 """

@@ -63,6 +63,8 @@ class Rank(RankClock):
         pending: unfinished results with a future that the program holds.
         unwaited: communications issued on this rank and not waited for, in that order.
         in_flight: their tensors, while it runs with a clock (in_flight.py).
+        chosen_kernels: settings of cuDNN that were on at its end (kernel_choices.py).
+        memory_fraction: share of its device that it may use (`torch.cuda.set_per_process_memory_fraction`).
         overlaps: calls with an invalid overlap of output and input: name, valid overlap, line of the program.
     """
 
@@ -83,6 +85,8 @@ class Rank(RankClock):
         self.unwaited: dict[IssuedWork, SimWork] = {}
         self.in_flight: InFlight | None = None
         self.overlaps: list[tuple[str, str, ProgramLine]] = []
+        self.chosen_kernels: tuple[str, ...] = ()
+        self.memory_fraction = 1.0
         self.memory_tracker: MemoryTracker | None = None
         self.counts: Callable[[torch.UntypedStorage], bool] | None = None
         self.stdout = io.StringIO()
