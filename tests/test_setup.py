@@ -378,6 +378,37 @@ def test_the_devcontainers_image_has_what_set_up_reads_and_the_workspace_goes_on
     assert installed_by(checkout)[-1] == PROJECT  # of the workspace, not of the image
 
 
+def test_the_training_image_installs_the_lock_for_cuda_and_starts_torchrun(checkout, programs):
+    """Its text: known instructions, shell that parses, files that are there. Its installation runs with a stand-in."""
+    folder, image = ROOT / "docker", checkout.parent / "image"
+    text = re.sub(r"\\\n\s*", "", (folder / "Dockerfile").read_text())
+    steps = [line.split(" ", 1) for line in text.splitlines() if line and not line.startswith("#")]
+    assert {name for name, _ in steps} == set("FROM ARG RUN USER ENV WORKDIR COPY ENTRYPOINT CMD".split())
+    assert re.fullmatch(r"nvidia/cuda:13\.\d\.\d-devel-ubuntu24\.04", steps[0][1])
+    assert [json.loads(value) for name, value in steps if name in ("ENTRYPOINT", "CMD")] == [["torchrun"], ["--help"]]
+    commands = [value for name, value in steps if name == "RUN"]
+    assert all(subprocess.run(["sh", "-n", "-c", command]).returncode == 0 for command in commands)
+
+    sent = (folder / "Dockerfile.dockerignore").read_text().splitlines()
+    for *files, target in [value.removeprefix("--chown=trainer ").split() for name, value in steps if name == "COPY"]:
+        for name in files:
+            assert (ROOT / name).exists() and f"!{name.split('/')[0]}" in sent
+            if (ROOT / name).is_file():
+                (image / target).mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, image / target)
+    script(programs / "uv", UV)
+    python = checkout.parent / "venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    script(python, PYTHON)
+    variables = {"VIRTUAL_ENV": str(python.parents[1]), "CALLS": str(checkout / "calls"), "PATH": str(programs)}
+    command = commands[-1].replace("/tmp/install.log", str(checkout / "install.log"))
+    done = subprocess.run(["sh", "-c", command], cwd=image, env=variables, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lock, project = installed_by(checkout)
+    assert "--torch-backend=cu130" in lock and lock.endswith("--requirement requirements.lock")
+    assert project == PROJECT
+
+
 def test_binder_installs_the_lock_and_the_project_into_its_own_python(checkout, programs):
     (programs / "bash").symlink_to(str(shutil.which("bash")))
     for name in ("python", "lab", "jupyter"):

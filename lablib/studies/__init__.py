@@ -16,6 +16,7 @@ batches, optimizers, compression, precision     recorded runs of a small GPT
 optimizer_experiment, optimizer_trial, optimizer_search, optimizer_choice
                                                 method of the optimizers' runs, and a choice by memory
 faulty_script                                   a training script with eight faults, and the measurements that show them
+thresholds                                      circulating thresholds for runs, recomputed by the planner
 compression_pays                                seconds saved on the network against seconds of packing
 """
 

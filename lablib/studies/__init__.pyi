@@ -88,3 +88,4 @@ from .zero_latency import (
     zero3_time as zero3_time,
     smallest_batch as smallest_batch,
 )
+from .thresholds import RunNumbers as RunNumbers, run_numbers as run_numbers, kept_thresholds as kept_thresholds
