@@ -114,6 +114,7 @@ def test_each_variable_that_is_set_is_a_line_and_none_fails(system, capsys):
     }
     assert examine(settings_probes(variables, system)) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "everything the labs need works here. Warnings: GLOO_ABC, NCCL_SOCKET_IFNAME."
     states = [line.split()[:2] for line in lines[:-1]]
     assert states == [
         ["warning", "GLOO_ABC"],

@@ -1,6 +1,7 @@
 """The model of torch's allocator: against a naive one, torch's own parser, and peaks measured on an H200."""
 
 import json
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -382,6 +383,33 @@ def test_rounding_brings_predicted_peaks_nearer_to_those_of_an_h200(tag):
     assert memory.peak_bytes() < replay.peak_allocated_bytes < row["peak_bytes"]
     assert replay.peak_allocated_bytes == pytest.approx(row["peak_bytes"], rel=0.013)
     assert replay.num_retries == 0 and replay.peak_reserved_bytes < 1.2 * row["peak_bytes"]
+
+
+RECORDED = """
+import sys, torch
+torch.cuda.memory._record_memory_history()
+model = torch.nn.Sequential(*[torch.nn.Linear(2048, 2048) for _ in range(6)]).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for rows in (512, 3000, 1024, 4096):
+    model(torch.randn(rows, 2048, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+torch.cuda.memory._dump_snapshot(sys.argv[1])
+print(torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved())
+"""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("text", ["", "expandable_segments:True", "max_split_size_mb:20", "roundup_power2_divisions:4"])
+def test_a_recorded_run_on_a_gpu_has_the_peaks_of_its_replay(tmp_path, text):
+    """Steps of changing size; the whole history is in the snapshot."""
+    asked = [sys.executable, "-c", RECORDED, str(tmp_path / "snapshot.pickle")]
+    variables = os.environ | {"PYTORCH_ALLOC_CONF": text}
+    found = subprocess.run(asked, capture_output=True, text=True, timeout=240, check=True, env=variables)
+    allocated, reserved = map(int, found.stdout.split())
+    replay = Memory.from_snapshot(tmp_path / "snapshot.pickle").replay_allocator(text)
+    assert replay.peak_allocated_bytes == pytest.approx(allocated, rel=0.01)
+    assert replay.peak_reserved_bytes == pytest.approx(reserved, rel=0.05)
 
 
 def test_a_replay_is_drawn_with_its_failure():

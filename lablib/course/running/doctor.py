@@ -56,12 +56,14 @@ def examine(probes: list[Probe] | None = None) -> int:
     """Print the findings of all probes as they come; returns 1 if a required probe fails, or 0."""
     chosen = all_probes() if probes is None else probes
     width = max((len(probe.name) for probe in chosen), default=0)
-    failed = []
+    failed, doubtful = list[str](), list[str]()
     for probe in chosen:
         finding = look(probe)
         print(f"{finding.state:<8} {finding.name:<{width}}  {finding.text}", flush=True)
         failed += [finding.name] if finding.state == "FAILED" else []
-    print(f"failed: {', '.join(failed)}" if failed else "everything the labs need works here.")
+        doubtful += [finding.name] if finding.state == "warning" else []
+    warnings = f" Warnings: {', '.join(doubtful)}." if doubtful else ""
+    print(f"failed: {', '.join(failed)}" if failed else f"everything the labs need works here.{warnings}")
     return 1 if failed else 0
 
 
