@@ -4,8 +4,12 @@
 
 The plain loop is torch alone: DistributedDataParallel, AdamW, a cosine `LambdaLR`, `clip_grad_norm_`, and the mean loss
 of all ranks, which is read in every step as the trainer's is. Both take the batches of the same loader from the same
-start, and their losses must be equal. In every repeat each takes its turn, in an order that rotates; the ratio is the
-median of the ratios within a repeat. On a CPU processor time is compared too, which other programs disturb less.
+start, and their losses must be equal. The trainer also adds up the tokens with a loss over all ranks, which a plain
+loop for text without padding leaves out: "plain, counted" has this. The trainers use torch's DDP, lablib's DataParallel
+with buckets of 25 MiB, and with buckets of 1 MiB, as DDP's first one.
+
+In every repeat each takes its turn, in an order that rotates; the ratio is the median of the ratios within a repeat. On
+a CPU processor time is compared too, which other programs disturb less.
 """
 
 import argparse
@@ -13,6 +17,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,22 +28,24 @@ from lablib.batches.schedules import cosine
 from lablib.train.build import build, make_loader, make_model
 from lablib.train.read_config import parse_config
 
+TRAINERS = {"DDP": {"library": "torch"}, "25 MiB": {}, "1 MiB": {"bucket_bytes": 2**20}}
 PLAIN, NUM_WARMUP, MAX_NORM, LR = "plain loop", 10, 1.0, 1e-3
 
 
-def config_of(width: int, num_steps: int, library: str):
+def config_of(width: int, num_steps: int, parallel: dict[str, Any]):
     tables = {
         "num_steps": num_steps,
         "model": {"num_layers": 6, "d_model": width, "num_heads": 4, "vocab_size": 256, "max_seq_len": 128},
         "data": {"corpus": "python-stdlib", "batch_size": 8, "seq_len": 128},
         "optimizer": {"lr": LR, "schedule": "cosine", "num_warmup": NUM_WARMUP, "max_norm": MAX_NORM},
-        "parallel": {"library": library},
+        "parallel": parallel,
     }
     return parse_config(tables, "benchmark").on(dist.get_world_size())
 
 
-def plain_step(width: int, num_steps: int) -> Callable[[], float]:
-    config = config_of(width, num_steps, "torch")
+def plain_step(width: int, num_steps: int, counts_tokens: bool = False) -> Callable[[], float]:
+    """`counts_tokens`: one more all-reduce before backward, for the tokens of all ranks, as padding needs."""
+    config = config_of(width, num_steps, {"library": "torch"})
     model, loader, world_size = make_model(config), make_loader(config), dist.get_world_size()
     replica = torch.nn.parallel.DistributedDataParallel(model) if world_size > 1 else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
@@ -51,6 +58,8 @@ def plain_step(width: int, num_steps: int) -> Callable[[], float]:
     def step() -> float:
         inputs, targets = next(loader)
         optimizer.zero_grad()
+        if counts_tokens and world_size > 1:
+            dist.all_reduce((targets != -100).sum())
         loss = F.cross_entropy(replica(inputs).flatten(0, 1), targets.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_NORM)
@@ -64,16 +73,16 @@ def plain_step(width: int, num_steps: int) -> Callable[[], float]:
     return step
 
 
-def trainer_step(width: int, num_steps: int, library: str) -> Callable[[], float]:
-    trainer = build(config_of(width, num_steps, library))
+def trainer_step(width: int, num_steps: int, parallel: dict[str, Any]) -> Callable[[], float]:
+    trainer = build(config_of(width, num_steps, parallel))
     return lambda: trainer.train_step()["loss"]
 
 
 def program(width: int, repeats: int, num_steps: int) -> dict[str, tuple[list[float], list[float], list[float]]]:
     """For each loop the seconds and processor seconds of a step in every repeat, and its losses."""
     total = (repeats + 1) * num_steps
-    steps = {PLAIN: plain_step(width, total)}
-    steps |= {f"trainer, {name}": trainer_step(width, total, name) for name in ("lablib", "torch")}
+    steps = {PLAIN: plain_step(width, total), "plain, counted": plain_step(width, total, True)}
+    steps |= {f"trainer, {name}": trainer_step(width, total, parallel) for name, parallel in TRAINERS.items()}
     taken = {name: ([], [], []) for name in steps}
     for repeat in range(repeats + 1):
         names = list(steps)
