@@ -209,10 +209,15 @@ def _prove(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    from lablib.course.overview import list_labs, list_sections
+    from lablib.course.overview import list_labs, list_sections, list_track, list_tracks
 
     folder = find_labs_folder()
-    print(list_sections(find_lab(options.lab, folder)) if options.lab else list_labs(folder))
+    if options.track is not None:
+        if options.lab:
+            raise CourseError(f"lab list takes a lab or --track: got {options.lab} and --track; leave out one.")
+        print(list_track(folder, options.track) if options.track else list_tracks(folder))
+    else:
+        print(list_sections(find_lab(options.lab, folder)) if options.lab else list_labs(folder))
     return 0
 
 
@@ -395,8 +400,10 @@ def _parser() -> Parser:
     command.add_argument("--min-scaling", type=float, metavar="X", help="limit, for example 0.8")
     command.add_argument("--json", metavar="FILE", help="write the result as JSON")
 
-    command = commands.add_parser("list", help="the labs: question, minutes, whether built, exercises done")
+    command = commands.add_parser("list", help="the labs: question, minutes, labs before it, exercises done")
     command.add_argument("lab", nargs="?", metavar="LAB", help="the sections of one lab, with their minutes")
+    help_text = "the steps of a track, for example performance; without a name: all tracks"
+    command.add_argument("--track", nargs="?", const="", metavar="TRACK", help=help_text)
 
     command = commands.add_parser("progress", help="exercises done, with dates")
     command.add_argument("--reset", metavar="LAB", help="forget the progress of one lab")

@@ -8,6 +8,7 @@ places         the labs folder and the files of each lab
 work           the learner's copies
 progress       results of checks, saved
 overview       `lab list` and `lab progress`
+tracks         orders of labs for one audience, with hours
 report         progress as JSON, as HTML, and for a class
 show_source    a solution, folded
 table, errors  tables; errors of the command line

@@ -69,7 +69,7 @@ def test_build_check_and_list(lab: Lab, capsys: pytest.CaptureFixture):
     assert said(capsys, "build", "--check")[:2] == (0, "Up to date with the masters: 1 lab.\n")
     code, out, _ = said(capsys, "list")
     words = " ".join(out.splitlines()[1].split())
-    assert (code, words) == (0, "90 An example 7.5 0/2 not begun What does a master look like?")
+    assert (code, words) == (0, "90 An example 7.5 08 0/2 not begun What does a master look like?")
 
 
 def test_a_master_with_a_syntax_error_is_one_sentence_and_nothing_is_overwritten(

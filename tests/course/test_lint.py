@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from lablib.course.building.lint import declared_checks, lint
-from lablib.course.building.master import read_master
+from lablib.course.building.master import Prerequisites, read_master
 from lablib.course.errors import CourseFailure
 from lablib.course.places import Lab
 
@@ -27,6 +27,7 @@ def test_the_example_keeps_every_rule(lab: Lab):
     master = read_master(lab)
     assert lint(master) == []
     assert (master.title, master.question) == ("An example", "What does a master look like?")
+    assert master.prerequisites == Prerequisites(("08",), ("02", "03"))
     assert [check.check_name for _, check in master.exercises] == ["mean", "size"]
     assert [check.points for _, check in master.exercises] == [2.0, 1.0]
 
@@ -39,6 +40,9 @@ MOVED = "# %%\n1\n\n# %%\n2\n\n" + PARAMETERS
     ("change", "line", "message"),
     [
         (swap("# # Lab 90: An example", "# An example"), 1, "`# Lab 90: Title`"),
+        (swap("**Prerequisites.** Lab 08", "Lab 08"), 1, "add `**Prerequisites.** Lab 00.`"),
+        (swap("labs 02 and 03", "labs 90 and 91"), 1, "prerequisites must be labs before 90: got 90, 91"),
+        (swap("and 03.", "and 03. **Time.** 9 minutes."), 1, "the sum of the sections: got 9 and 7.5"),
         (swap("Lab 90:", "Lab 91:"), 1, "must have the file's number, 90"),
         (swap("**Question.**", "A question:"), 1, "must ask the lab's question"),
         (swap(PARAMETERS, "# %%"), 1, "exactly one cell must be tagged `parameters`: got 0"),

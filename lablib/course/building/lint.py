@@ -13,6 +13,8 @@
 11  a cell's displayed value, a figure or a source, is its last line: a notebook drops the values of other lines
 12  a line of code is at most 96 characters wide: next to a file list a notebook cuts off longer lines
 13  no line inside a paragraph begins with `-`, `+`, `*` or `12.` and a space: a notebook would show a list
+14  the first cell states the prerequisites, `**Prerequisites.** Lab 08; helpful: lab 02.`: earlier labs, or `None`; and
+    if it states the time, `**Time.** 60 minutes`, that is the sum of its sections
 
 A finding is one sentence with file and line.
 """
@@ -38,6 +40,7 @@ def lint(master: Master) -> list[CourseError]:
     rules = (
         *(_heading, _parameters, _checks_for, _pairs, _solutions, _check_names),
         *(_trials, _minutes, _further, _used_parameters, _dropped, _width, _lists),
+        _prerequisites,
     )
     return [at(master, cell, message) for rule in rules for cell, message in rule(master)]
 
@@ -228,3 +231,15 @@ def _lists(master: Master) -> Findings:
             goes_on = before.strip() and not before.startswith(" ") and not _ITEM.match(before)
             if goes_on and _ITEM.match(line):
                 yield cell, f"a line in a paragraph would begin a list: got {line[:30]!r}; break the line elsewhere."
+
+
+def _prerequisites(master: Master) -> Findings:
+    first, stated, own = master.cells[0] if master.cells else None, master.prerequisites, master.lab.number
+    if stated is None:
+        yield first, "the first cell must name the labs before it: add `**Prerequisites.** Lab 00.`, or `None.`"
+    late = [number for number in (*stated.needed, *stated.helpful) if number >= own] if stated else []
+    if late:
+        yield first, f"prerequisites must be labs before {own}: got {', '.join(late)}; name earlier ones."
+    if master.stated_minutes and float(master.stated_minutes) != master.minutes:
+        both = f"{master.stated_minutes} and {master.minutes:g}"
+        yield first, f"the stated time must be the sum of the sections: got {both}; correct one of them."

@@ -24,6 +24,9 @@ from lablib.text.files import read_text
 _CELL = re.compile(r"^# %%(\s|$)")
 _TITLE = re.compile(r"^# (?:Lab )?(?P<number>\d\d)\W+(?P<title>\w.*)$")
 _QUESTION = re.compile(r"\*\*Question\.?\*\*\.?\s*(?P<question>.+?)(?:\n\s*\n|$)", re.DOTALL)
+_MINUTES = re.compile(r" \([\d.]+ min\)$")
+_PREREQUISITES = re.compile(r"\*\*Prerequisites\.\*\*\s*(?P<labs>[^.]+)\.")
+_TIME = re.compile(r"\*\*Time\.\*\*\s*(?P<minutes>\d+) minutes")
 
 
 @dataclass(frozen=True)
@@ -47,9 +50,9 @@ class Cell:
 
     @property
     def heading(self) -> str:
-        """Title of the section that a text cell begins (`## title`); ""."""
+        """Title of the section that a text cell begins (`## title`, in notebooks `## title (8 min)`); ""."""
         first = self.source.split("\n", 1)[0]
-        return first[3:].strip() if self.kind == "markdown" and first.startswith("## ") else ""
+        return _MINUTES.sub("", first[3:].strip()) if self.kind == "markdown" and first.startswith("## ") else ""
 
     def tagged(self, tag: str) -> bool:
         return tag in self.tags
@@ -82,6 +85,14 @@ class Section:
     cells: tuple[Cell, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Prerequisites:
+    """Numbers of the labs that come before a lab; `helpful` ones may be skipped."""
+
+    needed: tuple[str, ...] = ()
+    helpful: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Master:
     """A lab's source: its cells in order."""
@@ -98,6 +109,18 @@ class Master:
     def question(self) -> str:
         """The lab's question, from the paragraph that begins `**Question.**` in the first text cell; or ""."""
         return " ".join(_find(_QUESTION, self._first_text, "question").split())
+
+    @cached_property
+    def prerequisites(self) -> Prerequisites | None:
+        """From `**Prerequisites.** Lab 08; helpful: labs 02 and 03.` in the first text cell; None if it states none."""
+        text = _find(_PREREQUISITES, self._first_text, "labs")
+        needed, helpful = (tuple(re.findall(r"\b\d\d\b", part)) for part in (text + ";").split(";")[:2])
+        return Prerequisites(needed, helpful) if text else None
+
+    @property
+    def stated_minutes(self) -> str:
+        """From `**Time.** 60 minutes` in the first text cell; or ""."""
+        return _find(_TIME, self._first_text, "minutes")
 
     @cached_property
     def parameters(self) -> list[Parameter]:

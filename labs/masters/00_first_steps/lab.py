@@ -3,9 +3,11 @@
 #
 # **Question.** What does a distributed program look like?
 #
-# You need Python and a little PyTorch, and no GPU. You will run one program on eight simulated GPUs and on real
-# processes. You will see which rank works, which one waits and how much data is sent. Then you will make it hang, and
-# break it.
+# You need no GPU. You will run one program on eight simulated GPUs and on real processes. You will see which rank
+# works, which one waits and how much data is sent. Then you will make it hang, and break it.
+#
+# **Prerequisites.** None but Python and a little PyTorch. **Time.** 57 minutes, without the folded sections, called
+# *further*.
 
 # %% [markdown] minutes=2
 # ## How to use a lab

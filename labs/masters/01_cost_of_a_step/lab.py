@@ -7,7 +7,7 @@
 # counts answer both: the *FLOPs* (additions and multiplications) that a step computes, the bytes that it moves, and the
 # bytes that it keeps. You count them by hand, and compare each count with the measurement of a simulator or torch.
 #
-# The lab takes an hour. Folded sections, called *further*, go beyond it.
+# **Prerequisites.** Lab 00. **Time.** 60 minutes, without the folded sections, called *further*.
 
 # %%
 from dataclasses import replace

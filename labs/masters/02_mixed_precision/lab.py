@@ -7,7 +7,7 @@
 # units multiply 32-bit numbers. So nearly all large models are trained in 16 bits. But 16 bits represent fewer numbers
 # than 32. Which numbers are lost, and which methods compensate?
 #
-# The lab takes an hour. Folded sections, called *further*, go beyond it.
+# **Prerequisites.** Lab 00; helpful: lab 01. **Time.** 60 minutes, without the folded sections, called *further*.
 
 # %%
 import math

@@ -7,7 +7,7 @@
 # needs numbers that forward has computed. Until then they stay in memory, and often they take most of it. You will see
 # which tensors are kept and why. Then you keep fewer: compute them again, or move them away. How much does each cost?
 #
-# The lab takes an hour. Folded sections, called *further*, go beyond it.
+# **Prerequisites.** Lab 01. **Time.** 60 minutes, without the folded sections, called *further*.
 
 # %%
 from contextlib import nullcontext

@@ -7,7 +7,7 @@
 # move the weights against it. The text of one step is the *batch*. You will split batches over time, GPUs and documents
 # without changing the gradient. Then you will see the gain of a larger batch, and where the gain ends.
 #
-# The lab takes an hour. Folded sections, called *further*, go beyond it.
+# **Prerequisites.** Lab 01; helpful: lab 02. **Time.** 60 minutes, without the folded sections, called *further*.
 
 # %%
 import math

@@ -7,7 +7,8 @@
 # their *state*, which takes memory. You will build AdamW, the most common one, shrink its state, build a step that
 # treats a matrix as a whole, and choose an optimizer by evidence.
 #
-# The lab takes an hour. Folded sections, called *further*, go beyond it.
+# **Prerequisites.** Lab 01; helpful: labs 02 and 04. **Time.** 60 minutes, without the folded sections, called
+# *further*.
 
 # %%
 import math

@@ -7,7 +7,7 @@
 # GPU's memory (*HBM*, high-bandwidth memory), calculates on the chip, and writes numbers back. You will count the bytes
 # of kernels, write one, and use the same count for FlashAttention.
 #
-# The lab takes an hour. Folded sections, called *further*, go beyond it.
+# **Prerequisites.** Lab 01. **Time.** 60 minutes, without the folded sections, called *further*.
 
 # %%
 import math

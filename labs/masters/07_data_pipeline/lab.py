@@ -7,7 +7,7 @@
 # batches come too slowly, the most expensive part of the machine does nothing. You will find out why it waits and what
 # helps, and check the data that arrives: every sample once, in an order that changes, also after a stop.
 #
-# The lab takes an hour. Folded sections, called *further*, go beyond it.
+# **Prerequisites.** Lab 00. **Time.** 60 minutes, without the folded sections, called *further*.
 
 # %%
 import pandas as pd

@@ -7,7 +7,7 @@
 # You build that step in three ways. In the last one the GPUs communicate while they compute. How much time does that
 # save?
 #
-# The lab takes an hour. Folded sections, called *further*, go beyond it.
+# **Prerequisites.** Lab 08; helpful: lab 04. **Time.** 60 minutes, without the folded sections, called *further*.
 
 # %%
 import copy

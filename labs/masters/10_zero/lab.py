@@ -7,7 +7,8 @@
 # never. So each GPU keeps the piece that it updates, and gathers and frees the rest when needed. You build this in
 # three stages. How much memory does it save, and what does it cost in bytes and seconds?
 #
-# The lab takes an hour. Folded sections, called *further*, go beyond it.
+# **Prerequisites.** Lab 09; helpful: labs 02, 03, 04 and 05. **Time.** 60 minutes, without the folded sections,
+# called *further*.
 
 # %%
 from functools import partial

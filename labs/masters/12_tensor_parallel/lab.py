@@ -8,7 +8,8 @@
 # matrices cut, and which data must be sent? You build it for an MLP, for the norm in front of it, and for the loss.
 # Then: how many GPUs can share a layer?
 #
-# The lab takes an hour. Folded sections, called *further*, go beyond it.
+# **Prerequisites.** Lab 09; helpful: labs 03 and 10. **Time.** 60 minutes, without the folded sections, called
+# *further*.
 
 # %%
 from collections import Counter

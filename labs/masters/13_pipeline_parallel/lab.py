@@ -7,7 +7,8 @@
 # time. You change only the order of work. Before anything runs you compute the time and memory of an order; then you
 # run it.
 #
-# The lab takes an hour. Folded sections, called *further*, go beyond it.
+# **Prerequisites.** Lab 09; helpful: labs 01, 03, 04 and 10. **Time.** 60 minutes, without the folded sections,
+# called *further*.
 
 # %%
 import pandas as pd

@@ -9,7 +9,8 @@
 # groups must communicate over slow wires. Which ones? You place them. Then you add two more kinds of parallelism: for
 # long sequences and for experts.
 #
-# The lab takes an hour. Folded sections, called *further*, go beyond it.
+# **Prerequisites.** Labs 10, 12 and 13; helpful: labs 01, 03, 04 and 06. **Time.** 60 minutes, without the folded
+# sections, called *further*.
 
 # %%
 import itertools

@@ -7,7 +7,8 @@
 # the timeline of a small simulated run. You build that sum, test it on published runs, and then search for the cheapest
 # plan.
 #
-# The lab takes an hour. Folded sections, called *further*, go beyond it.
+# **Prerequisites.** Labs 01, 10, 12 and 13; helpful: labs 03 and 11. **Time.** 60 minutes, without the folded
+# sections, called *further*.
 
 # %%
 from lablib.labs import lab16

@@ -7,7 +7,8 @@
 # interval, and if someone notices what went wrong. You build a resume that is exact to the bit, the cost of an
 # interval, and an alert.
 #
-# The lab takes an hour. Folded sections, called *further*, go beyond it.
+# **Prerequisites.** Lab 09; helpful: labs 02, 03 and 04. **Time.** 60 minutes, without the folded sections, called
+# *further*.
 
 # %%
 import torch

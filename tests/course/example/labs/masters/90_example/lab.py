@@ -4,7 +4,7 @@
 # **Question.** What does a master
 # look like?
 #
-# Two exercises: one on a function, one on a number.
+# Two exercises: a function and a number. **Prerequisites.** Lab 08; helpful: labs 02 and 03.
 
 # %% tags=["parameters"]
 backend: str = "sim"  # sim | gloo | nccl
