@@ -227,9 +227,11 @@ def _progress(options: argparse.Namespace) -> int:
 
     folder = find_labs_folder()
     if options.merge:
+        from lablib.course.class_page import class_html
+
         exercises = exercises_of_labs(find_labs(folder))
         learners, left_out = report.read_learners([Path(file) for file in options.merge])
-        made = {"csv": report.class_csv, "html": report.class_html, "json": report.class_json}
+        made = {"csv": report.class_csv, "html": class_html, "json": report.class_json}
         print(made.get(options.form, report.class_text)(exercises, learners).rstrip("\n"))
         for sentence in left_out:
             print(f"lab: {sentence}", file=sys.stderr)

@@ -10,6 +10,7 @@ progress       results of checks, saved
 overview       `lab list` and `lab progress`
 tracks         orders of labs for one audience, with hours
 report         progress as JSON, as HTML, and for a class
+class_page     the class on one screen: who is stuck
 show_source    a solution, folded
 table, errors  tables; errors of the command line
 

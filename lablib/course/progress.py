@@ -1,7 +1,8 @@
 """A learner's progress, kept between kernels in one small file.
 
     {"version": 1, "labs": {"08": {"ring_all_reduce": {
-        "attempts": 3, "hints": 1, "status": "passed", "passed_at": "2025-03-01T10:15:00+01:00"}}}}
+        "attempts": 3, "hints": 1, "status": "passed", "passed_at": "2025-03-01T10:15:00+01:00",
+        "last_at": "2025-03-01T10:15:00+01:00"}}}}
 
 The file is `$LAB_PROGRESS`, or `progress.json` in the platform's user data folder. `LAB_PROGRESS=off` keeps nothing,
 and so does a run of nbgrader: that would be the grader's progress.
@@ -12,7 +13,7 @@ A damaged file is renamed, never deleted, and a new one begun. A passed exercise
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,16 @@ _OFF = "off"
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One exercise: `status` of the last attempt, `passed_at` of the first success ("" before it)."""
+    """One exercise: `status` of the last attempt, `passed_at` of the first success ("" before it).
+
+    `last_at` is the time of the last attempt or hint; two entries that differ in it alone are equal.
+    """
 
     attempts: int = 0
     hints: int = 0
     status: str = "not attempted"
     passed_at: str = ""
+    last_at: str = field(default="", compare=False)
 
     def attempted(self, status: str) -> "Entry":
         """This entry after one more check ended in `status`. A stub and a check without a verdict are no attempts."""
@@ -40,9 +45,16 @@ class Entry:
             return self
         if status == "not attempted":
             return replace(self, status=status)
-        now = datetime.now().astimezone().isoformat(timespec="seconds")
-        passed_at = self.passed_at or (now if status == "passed" else "")
-        return replace(self, attempts=self.attempts + 1, status=status, passed_at=passed_at)
+        passed_at = self.passed_at or (_now() if status == "passed" else "")
+        return replace(self, attempts=self.attempts + 1, status=status, passed_at=passed_at, last_at=_now())
+
+    def hinted(self, total: int) -> "Entry":
+        """This entry after one more hint, of `total`."""
+        return replace(self, hints=min(self.hints + 1, total), last_at=_now())
+
+
+def _now() -> str:
+    return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 Labs = dict[str, dict[str, Entry]]
@@ -167,7 +179,7 @@ def _parse(data: Any) -> Labs:
     """Entries from JSON, without fields that this version does not have."""
     if not isinstance(data, dict) or data.get("version") != 1:
         raise ValueError("it has no version 1")
-    kinds = {"attempts": int, "hints": int, "status": str, "passed_at": str}
+    kinds = {"attempts": int, "hints": int, "status": str, "passed_at": str, "last_at": str}
     labs: Labs = {}
     for lab, entries in data["labs"].items():
         for name, fields in entries.items():

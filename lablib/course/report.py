@@ -1,4 +1,4 @@
-"""Reports of progress: JSON, an HTML page, and one table for a class.
+"""Reports of progress: JSON, an HTML page, and one table for a class (as a page: class_page.py).
 
     lab progress --json > ada.json                   one learner; progress.json itself has the same form
     lab progress --html > progress.html              one self-contained page
@@ -93,20 +93,6 @@ def class_json(exercises: Exercises, learners: dict[str, Labs]) -> str:
     """Each learner's progress, in the form of `as_json`."""
     counted = {learner: _counted(exercises, labs) for learner, labs in learners.items()}
     return json.dumps({"version": 1, "learners": counted}, indent=1)
-
-
-def class_html(exercises: Exercises, learners: dict[str, Labs]) -> str:
-    """The class as a page: one row per learner, one column per exercise."""
-    rows = [
-        [
-            learner,
-            f"{_passed(exercises, labs)} of {len(exercises)}",
-            *(_state(entry_of(labs, *one)) for one in exercises),
-        ]
-        for learner, labs in learners.items()
-    ]
-    heading = ["learner", "passed", *(f"{number} {name}" for number, name in exercises)]
-    return _page("Progress of the class", f"Exercises passed by {len(learners)} learners.", heading, rows)
 
 
 def _page(title: str, caption: str, heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,17 @@ def test_the_first_success_keeps_its_date(tmp_path: Path):
     progress.change("08", "ring", lambda e: Entry(passed_at="2025-01-01T00:00:00+00:00"))
     entry, _ = progress.change("08", "ring", passed)
     assert entry.passed_at.startswith("2025-01-01")
+
+
+def test_an_attempt_and_a_hint_are_the_last_activity_and_a_stub_is_none(tmp_path: Path):
+    progress = Progress(tmp_path / "progress.json")
+    assert progress.change("08", "ring", lambda e: e.attempted("not attempted"))[0].last_at == ""
+    for change in (lambda e: e.attempted("failed"), lambda e: e.hinted(3), passed):
+        before = datetime.now().astimezone().replace(microsecond=0)
+        entry, _ = progress.change("08", "ring", change)
+        assert before <= datetime.fromisoformat(entry.last_at) <= datetime.now().astimezone()
+    assert read_progress(tmp_path / "progress.json")["08"]["ring"].last_at == entry.last_at
+    assert entry == Entry(2, 1, "passed", entry.passed_at)  # the time of the last activity does not count
 
 
 def test_two_kernels_lose_nothing_of_each_other(tmp_path: Path):

@@ -62,9 +62,7 @@ class Check:
     def hint(self) -> Hint:
         """The next hint, with those before it. Saves the hints taken."""
         total = len(self.exercise.hints)
-        entry, _ = self._progress.change(
-            self.lab, self.exercise.name, lambda e: replace(e, hints=min(e.hints + 1, total))
-        )
+        entry, _ = self._progress.change(self.lab, self.exercise.name, lambda e: e.hinted(total))
         return Hint(self.exercise.title, self.exercise.hints[: entry.hints], total - entry.hints)
 
     def solution(self) -> ShownSource:

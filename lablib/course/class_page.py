@@ -1,0 +1,175 @@
+"""The class page: one row per learner, those who need help first; 30 learners fit a screen of 1280 x 720.
+
+    stuck      the last exercise that was tried has 3 attempts or more and is not passed
+    quiet      exercises are left, and there was no attempt and no hint for 7 days; or none at all
+    working    exercises are left
+    done       every exercise is passed
+
+The stuck come in order of attempts and hints, the quiet in order of their last activity, those who work in order of
+exercises passed. The page needs no script and no other file.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from lablib.course.progress import Entry, Labs, entry_of
+from lablib.text.markup import in_html
+from lablib.text.units import plural
+
+Exercises = Sequence[tuple[str, str]]  # number of the lab, name of the exercise; in order
+STUCK_ATTEMPTS = 3
+QUIET = timedelta(days=7)
+_STATES = ("stuck", "quiet", "working", "done")
+_CSS = """
+:root { color-scheme: light dark; --line: #8888; --stuck: #9a1b1b; --quiet: #7a4b00; --full: #1b7a3d33; }
+@media (prefers-color-scheme: dark) { :root { --stuck: #ff9b94; --quiet: #f0bd68; --full: #5fd08a33; } }
+body { font: 12px/16px system-ui, sans-serif; margin: 8px 12px; }
+h1 { font-size: 16px; line-height: 20px; margin: 0; }
+table { border-collapse: collapse; white-space: nowrap; }
+caption { text-align: left; white-space: normal; padding: 2px 0 6px; }
+th, td { text-align: left; padding: 1px 7px; border-bottom: 1px solid var(--line); }
+thead th { position: sticky; top: 0; background: Canvas; vertical-align: bottom; }
+tbody th { max-width: 150px; overflow: hidden; text-overflow: ellipsis; font-weight: normal; }
+td:nth-child(3) { max-width: 200px; overflow: hidden; text-overflow: ellipsis; }
+td:nth-child(n+4), thead th:nth-child(n+4) { text-align: right; font-variant-numeric: tabular-nums; }
+td:nth-child(n+8), thead th:nth-child(n+8) { padding: 1px 5px; text-align: center; }
+.stuck td:nth-child(2) { color: var(--stuck); font-weight: bold; }
+.quiet td:nth-child(2) { color: var(--quiet); font-weight: bold; }
+td.all { background: var(--full); font-weight: bold; }
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A learner's row. Attributes:
+
+    state: "stuck", "quiet", "working" or "done".
+    exercise: lab and name of the exercise tried last; "" before the first.
+    attempts, hints: at that exercise.
+    last_at: time of the last attempt or hint; None if it is unknown.
+    passed: number of exercises passed.
+    """
+
+    learner: str
+    state: str
+    exercise: str
+    attempts: int
+    hints: int
+    last_at: datetime | None
+    passed: int
+
+
+def standing_of(learner: str, exercises: Exercises, labs: Labs, now: datetime) -> Standing:
+    """A learner's standing at the time `now`, which has a time zone."""
+    entries = [(f"{number} {name}", entry_of(labs, number, name)) for number, name in exercises]
+    begun = [(name, entry) for name, entry in entries if entry.attempts or entry.hints or _is_passed(entry)]
+    # A file of an earlier version has no times but those of successes: there a failed exercise counts as the last.
+    has_times = any(entry.last_at for _, entry in begun)
+    times = [time for _, entry in begun if (time := _time(entry))]
+    name, entry = max(begun, key=lambda one: _order(one[1], has_times), default=("", Entry()))
+    passed, last_at = sum(_is_passed(entry) for _, entry in begun), max(times, default=None)
+    if passed == len(entries):
+        state = "done"
+    elif entry.attempts >= STUCK_ATTEMPTS and not _is_passed(entry):
+        state = "stuck"
+    elif not begun or (last_at and now - last_at > QUIET):
+        state = "quiet"
+    else:
+        state = "working"
+    return Standing(learner, state, name, entry.attempts, entry.hints, last_at, passed)
+
+
+def standings(exercises: Exercises, learners: dict[str, Labs], now: datetime) -> list[Standing]:
+    """All learners' standings, those who need help first."""
+    rows = [standing_of(learner, exercises, labs, now) for learner, labs in learners.items()]
+    return sorted(rows, key=_urgency)
+
+
+def class_html(exercises: Exercises, learners: dict[str, Labs], now: datetime | None = None) -> str:
+    """The class as a page; `now` is the time with which last activities are compared, default: the present."""
+    now = now or datetime.now().astimezone()
+    rows = standings(exercises, learners, now)
+    counts = {state: sum(row.state == state for row in rows) for state in _STATES}
+    by_lab: dict[str, list[str]] = {}
+    for number, name in exercises:
+        by_lab.setdefault(number, []).append(name)
+    heading = ["learner", "state", "last exercise", "attempts", "hints", "last activity", f"passed of {len(exercises)}"]
+    head = "".join(f'<th scope="col">{in_html(cell)}</th>' for cell in heading)
+    head += "".join(
+        f'<th scope="col" title="lab {number}, {plural(len(names), "exercises")}">{in_html(number)}</th>'
+        for number, names in by_lab.items()
+    )
+    body = "\n".join(_row(row, by_lab, learners[row.learner], now) for row in rows)
+    summary = ", ".join(f"{counts[state]} {state}" for state in _STATES)
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>Progress of the class</title>
+<style>{_CSS}</style>
+</head>
+<body>
+<main>
+<h1>Progress of the class, {now:%Y-%m-%d}</h1>
+<table>
+<caption>{plural(len(rows), "learners")}: {summary}. Stuck: {STUCK_ATTEMPTS} or more attempts at the last exercise.
+Quiet: no attempt or hint for {QUIET.days} days. On the right: exercises passed per lab.</caption>
+<thead><tr>{head}</tr></thead>
+<tbody>
+{body}
+</tbody>
+</table>
+</main>
+</body>
+</html>"""
+
+
+def _row(row: Standing, by_lab: dict[str, list[str]], labs: Labs, now: datetime) -> str:
+    cells = [row.state, row.exercise, str(row.attempts), str(row.hints), _age(row.last_at, now), str(row.passed)]
+    parts = [f'<th scope="row" title="{in_html(row.learner)}">{in_html(row.learner)}</th>']
+    parts += [f"<td>{in_html(cell)}</td>" for cell in cells]
+    for number, names in by_lab.items():
+        passed = sum(_is_passed(entry_of(labs, number, name)) for name in names)
+        parts.append(f'<td class="all">{passed}</td>' if passed == len(names) else f"<td>{passed or '-'}</td>")
+    return f'<tr class="{row.state}">{"".join(parts)}</tr>'
+
+
+def _is_passed(entry: Entry) -> bool:
+    return bool(entry.passed_at) or entry.status == "passed"
+
+
+def _time(entry: Entry) -> datetime | None:
+    """Time of the last attempt or hint, or of the success; a learner's file may hold any text."""
+    for text in (entry.last_at, entry.passed_at):
+        try:
+            return datetime.fromisoformat(text).astimezone()
+        except (ValueError, OverflowError):
+            continue
+    return None
+
+
+def _order(entry: Entry, has_times: bool) -> tuple[bool, float, int]:
+    """Sort key of the exercise that was tried last."""
+    time = _time(entry)
+    is_failed = entry.status == "failed" and not _is_passed(entry)
+    return (is_failed and not has_times, time.timestamp() if time else 0.0, entry.attempts)
+
+
+def _urgency(row: Standing) -> tuple[int, float, str]:
+    order = {
+        "stuck": -(row.attempts + row.hints),
+        "quiet": row.last_at.timestamp() if row.last_at else 0.0,
+        "working": row.passed,
+        "done": 0.0,
+    }
+    return (_STATES.index(row.state), order[row.state], row.learner)
+
+
+def _age(time: datetime | None, now: datetime) -> str:
+    """ "today", "3 days ago", or "-" for an unknown time."""
+    if time is None:
+        return "-"
+    days = (now.astimezone().date() - time.date()).days
+    return "today" if days <= 0 else f"{plural(days, 'days')} ago"
