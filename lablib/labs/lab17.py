@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, takewhile
+from itertools import chain, groupby, pairwise, takewhile
 from math import inf, isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,13 +14,13 @@ from lablib.course import checks_for, try_out
 from lablib.course.checks.expect import NotAttempted
 from lablib.errors import RankKilledError
 from lablib.faults import CorruptGradient, Fault, KillRank, SlowRank
-from lablib.figures import show
+from lablib.figures import show, style
 from lablib.figures.chart import Axis, Mark, Panel, ReferenceLine, chart, line, points
 from lablib.launch import launch
 from lablib.phases import phase
 from lablib.run import Run
 from lablib.signature import Finite, NonNegative, Positive, Range, checked
-from lablib.text.units import plural
+from lablib.text.units import format_quantity, plural
 from lablib.train.interval import LLAMA3_FAILURES, expected_overhead, young_interval_s
 from lablib.widgets import LogSlider, explore, guess
 
@@ -418,6 +418,51 @@ def figure_rules(
 
 
 # ---- a script as it circulates ----
+
+
+def figure_evidence(repairs: Mapping[int, str]) -> go.Figure:
+    """Timeline of the ranks, activations on rank 0, and losses, of the script with some lines repaired."""
+    from lablib.studies.faulty_script import evidence
+
+    run, losses = evidence(repairs)
+    lanes, ends = _script_lanes(run)
+    times_s, kept = run.memory.curve(0)
+    stroke = {"shape": "hv", "color": "#5A5A5A", "width": 2}
+    memory = Mark("activations", list(times_s), list(kept["activation"]), (), look={"mode": "lines", "line": stroke})
+    columns = {f"loss of rank {rank}": [each for each, _ in own] for rank, own in enumerate(losses)}
+    sizes = enumerate(zip(columns.items(), ends, strict=True))
+    marks = [points(i, name, at_s[: len(own)], own, size=18 - 4 * i) for i, ((name, own), at_s) in sizes]
+    columns["rank 0, words alone"] = [each for _, each in losses[0]]
+    marks.append(line(4, "rank 0, words alone", ends[0][: len(losses[0])], columns["rank 0, words alone"]))
+    are_equal = len({tuple(own) for own in losses}) == 1
+    sentence = f"Rank 0 keeps up to {format_quantity(max(kept['activation']), 'B')} of activations; "
+    sentence += f"the ranks' losses are {'equal' if are_equal else 'different'}."
+    time = Axis("simulated time", "s", span=(0, run.timeline.makespan_s * 1.02))
+    rows = Axis("rank", ticks={rank: str(rank) for rank in range(run.ranks)}, span=(run.ranks - 0.5, -0.7))
+    axes = (rows, Axis("rank 0 keeps", "B", from_zero=True), Axis("loss"))
+    panels = [Panel(time, *both) for both in zip(axes, (lanes, [memory], marks), strict=True)]
+    return chart("Two steps of the script", panels, sentence, columns, pixels=(150, 110, 150))
+
+
+def _script_lanes(run: Run) -> tuple[list[Mark], list[list[float]]]:
+    """A row for each rank, one bar for neighbouring spans of one kind; and when each forward ended, by rank."""
+    kinds = ("forward", "recompute", "backward", "optimizer", "communication")
+    work: dict[str, tuple[list[Any], list[Any]]] = {kind: ([], []) for kind in kinds}
+    ends: list[list[float]] = []
+    for rank in range(run.ranks):
+        spans = sorted(run.timeline.select(rank), key=lambda span: span.start_s)
+        for kind, group in groupby(spans, style.kind_of_span):
+            if kind in work:
+                first, *_, last = [*group] * 2
+                work[kind][0].extend((first.start_s, last.end_s, None))
+                work[kind][1].extend((rank, rank, None))
+        phases = [(span.phase, span.end_s) for span in spans if span.is_compute]
+        ends.append([end_s for (one, end_s), (later, _) in pairwise(phases) if (one, later) == ("forward", "backward")])
+    drawn = {kind: {"mode": "lines", "line": {"width": 14, "color": style.LOOKS[kind].color}} for kind in kinds}
+    lanes = [Mark(kind, *xy, (), look=drawn[kind]) for kind, xy in work.items() if xy[0]]
+    log = [(span.end_s, span.rank - 0.35) for span in run.timeline.spans if span.phase == "log"]
+    lanes.append(points(7, "writes the log", [x for x, _ in log], [y for _, y in log], size=11))
+    return lanes, ends
 
 
 def symptom_table(repairs: Any) -> pd.DataFrame:

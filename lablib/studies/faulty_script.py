@@ -23,16 +23,19 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from threading import Lock
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
 from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import Dataset
 
 from lablib.launch import launch
+from lablib.phases import phase
+from lablib.run import Run
 from lablib.signature import Count, checked
 from lablib.text.units import format_quantity
 
@@ -201,20 +204,64 @@ def _before() -> tuple[_Seen, float]:
 
 
 def _measured(source: str, words: torch.Tensor, config: Mapping[str, float], ranks: int) -> tuple[list[_Seen], float]:
-    code = compile(source, "the script", "exec")
     told = [_Seen() for _ in range(ranks)]
+    notes = _Notes(lambda rank, index: told[rank].read.append(index), lambda rank, n: told[rank].logged.append(n))
+    with _MEASURING, _hooks(told):
+        run = _launched(source, words, config, ranks, notes)
+    return told, float(max(run.memory.curve(0)[1]["activation"]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Notes:
+    """Called with the rank and: the index of a text that is read, tokens that are logged, the names of the script."""
+
+    read: Callable[[int, int], None] = lambda rank, index: None
+    log: Callable[[int, int], None] = lambda rank, tokens: None
+    names: Callable[[int, dict[str, Any]], None] = lambda rank, names: None
+
+
+def _launched(source: str, words: torch.Tensor, config: Mapping[str, float], ranks: int, notes: _Notes) -> Run:
+    """Run the script on simulated ranks, two on each node."""
+    code = compile(source, "the script", "exec")
 
     def program() -> None:
         rank, own = dist.get_rank(), dict[str, Any](__name__="script")
         env = {"RANK": str(rank), "LOCAL_RANK": str(rank % LOCAL_RANKS), "WORLD_SIZE": str(ranks)}
         exec(code, own)
-        own["train"](
-            dict(config), env, _Texts(words, told[rank].read.append), lambda _, tokens: told[rank].logged.append(tokens)
-        )
+        notes.names(rank, own)
+        texts = _Texts(words, partial(notes.read, rank))
+        own["train"](dict(config), env, texts, lambda _, tokens: notes.log(rank, tokens))
 
-    with _MEASURING, _hooks(told):
-        run = launch(program, ranks=ranks, cluster="dgx-h100")
-    return told, float(max(run.memory.curve(0)[1]["activation"]))
+    return launch(program, ranks=ranks, cluster="dgx-h100")
+
+
+@checked
+def evidence(repairs: Mapping[int, str], seed: int = 0) -> tuple[Run, list[list[tuple[float, float]]]]:
+    """The run of the script, with phases "log" where a rank writes the log; per rank the losses of its micro-batches.
+
+    A loss is a pair: of all labels, as the script computes it, and of labels that are words. Without a call of
+    `F.cross_entropy(logits, labels, ...)` there are none. Raises as `symptoms`.
+    """
+    source, words = repaired(repairs), _words(seed)
+    losses: list[list[tuple[float, float]]] = [[] for _ in range(RANKS)]
+
+    def log(rank: int, tokens: int) -> None:
+        with phase("log"):
+            torch.zeros(1)  # a span, so that the timeline shows it
+
+    def note_losses(rank: int, names: dict[str, Any]) -> None:
+        def cross_entropy(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
+            loss = F.cross_entropy(logits, labels, **options)
+            with torch.no_grad():
+                of_words = F.cross_entropy(logits, labels, ignore_index=0)
+            losses[rank].append((loss.item(), of_words.item()))
+            return loss
+
+        names["F"] = SimpleNamespace(**{**vars(F), "cross_entropy": cross_entropy})
+
+    run = _launched(source, words, CONFIG, RANKS, _Notes(log=log))
+    _launched(source, words, CONFIG, RANKS, _Notes(names=note_losses))  # apart: it takes time and memory
+    return run, losses
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from lablib.labs.lab17 import (
     alerts,
     exact_lost_share,
     failures_of,
+    figure_evidence,
     first_order_share,
     least_losses,
     lost_share,
@@ -105,3 +106,16 @@ def test_random_runs_count_with_the_learners_function(capsys):
     assert random_runs(run_seconds, 86_400, 60, 600) == "not done after 1,080 days"  # a failure every 3.1 hours
     with pytest.raises(ValueError, match="must return seconds above 0: got -1.0"):
         random_runs(lambda *_: -1.0, 1200, 60, 600)
+
+
+def test_the_picture_of_the_script_has_its_losses_and_who_writes_the_log():
+    figure = figure_evidence({})
+    names = [trace.name for trace in figure.data]
+    assert {"forward", "backward", "optimizer", "communication", "activations"} <= set(names)
+    (log,) = [trace for trace in figure.data if trace.name == "writes the log"]
+    assert {round(y + 0.35) for y in log.y} == {0, 2} and len(log.x) == 4  # two ranks, two steps
+    losses = [tuple(trace.y) for trace in figure.data if trace.name.startswith("loss of rank")]
+    assert len(losses) == 4 and len(set(losses)) == 1 and len(losses[0]) == 4
+    # A loss of another call has no points, and the picture remains.
+    other = figure_evidence({42: "loss = nn.functional.cross_entropy(logits_BTV.float().flatten(0, 1), labels)"})
+    assert [len(trace.y) for trace in other.data if trace.name.startswith("loss of rank")] == [0] * 4

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lablib.studies.faulty_script import NO_BOUND, SCRIPT, repaired, symptoms
+from lablib.studies.faulty_script import NO_BOUND, SCRIPT, evidence, repaired, symptoms
 
 REPAIRS = {
     11: 'RECOMPUTE = ["Block"]',
@@ -33,6 +33,23 @@ MENDED = {
 
 def test_the_script_has_eight_faults():
     assert [symptom.is_right for symptom in symptoms({})] == [False] * 8
+
+
+def test_four_faults_show_in_timeline_memory_and_losses():
+    run, losses = evidence({})
+    assert {span.rank for span in run.timeline.spans if span.phase == "log"} == {0, 2}
+    assert not any(span.is_recompute for span in run.timeline.spans)
+    assert len({tuple(own) for own in losses}) == 1  # the same texts on all ranks
+    assert len(losses[0]) == 4 and all(loss < of_words for loss, of_words in losses[0])  # padding is easy to predict
+
+
+def test_the_evidence_of_the_repaired_script_is_right():
+    run, losses = evidence(ALL)
+    assert {span.rank for span in run.timeline.spans if span.phase == "log"} == {0}
+    assert any(span.is_recompute for span in run.timeline.spans)
+    assert max(run.memory.curve(0)[1]["activation"]) < 0.6 * max(evidence({})[0].memory.curve(0)[1]["activation"])
+    assert len({tuple(own) for own in losses}) == 4
+    assert [loss for own in losses for loss, _ in own] == pytest.approx([words for own in losses for _, words in own])
 
 
 @pytest.mark.parametrize("number", REPAIRS)

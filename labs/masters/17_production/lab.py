@@ -3,24 +3,15 @@
 #
 # **Question.** How does a training run survive its failures, and who notices the silent ones?
 #
-# A run of weeks on thousands of GPUs fails every few hours. It survives if its *whole* state is saved, at the right
-# interval, and if someone notices what went wrong. You build a resume that is exact to the bit, the cost of an
-# interval, and an alert.
+# A run on thousands of GPUs fails every few hours. You build a resume, the cost of saving, and an alert.
 #
-# **Prerequisites.** Lab 09; helpful: labs 02, 03 and 04. **Time.** 60 minutes, without the folded sections, called
-# *further*.
+# **Prerequisites.** Lab 09; helpful: labs 02, 03 and 04. **Time.** 60 minutes, without *further* sections.
 
 # %%
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
-
 from lablib.labs import lab17
-from lablib.labs.lab17 import KillRank, guess, launch, phase, show, try_out
 
 check = lab17.checks_for("17")
-show(lab17.figure_question())
+lab17.show(lab17.figure_question())
 
 # %% tags=["parameters"]
 ranks: int = 4  # simulated GPUs, 2 to 8
@@ -33,14 +24,14 @@ quick: bool = True  # the lab is as short either way
 # %% [markdown] minutes=4
 # ## A first guess
 #
-# Llama 3 405B was trained on up to 16,384 GPUs. In 54 days there were 419 unexpected interruptions: one every 3.1
-# hours (Llama Team, 2024). A *checkpoint* is a saved state from which a run can go on. Assume that the training stops
-# for 60 s while one is saved, and that a restart takes 10 minutes. How often would you save? And which share of the 54
-# days is then lost, by saves, restarts, and work that is done again? Lock two guesses.
+# Llama 3 405B, trained on up to 16,384 GPUs, had 419 unexpected interruptions in 54 days: one every 3.1 hours (Llama
+# Team, 2024). A *checkpoint* is a saved state. Saving takes 60 s, a restart 10 minutes. How often would you save, and
+# which share of the time is lost to saves, restarts and repeated work?
 
 # %%
 my_interval = None  # or two numbers, if you have no fields below
-guessed_interval = guess(("minutes between saves", "lost time, %"), my_interval, interactive)
+asked = ("minutes between saves", "lost time, %")
+guessed_interval = lab17.guess(asked, my_interval, interactive)
 guessed_interval
 
 # %% tags=["instructor"]
@@ -54,6 +45,10 @@ guessed_interval.lock(60, 30)
 
 
 # %%
+import torch
+import torch.distributed as dist
+
+
 class Loader:
     """Batches of 8 samples. Each rank has other samples, in another order."""
 
@@ -81,6 +76,10 @@ class Loader:
 
 
 # %%
+import torch.nn.functional as F
+from torch import nn
+
+
 class Training:
     """A training on one rank; what changes from step to step is in it, or in torch."""
 
@@ -110,10 +109,21 @@ class Training:
 
 # %% [markdown]
 # Now kill a rank. `KillRank(1, at_s)` ends the process of rank 1 at the second `at_s` of a launch, in simulated time
-# (`makespan_s` is the time of a whole launch). Predict what the other ranks do.
+# (`makespan_s` is the time of a whole launch), here halfway. How many ranks finish their ten steps?
+
+# %%
+my_finished = None  # or a list of one number
+guessed_finished = lab17.guess(["ranks that finish"], my_finished, interactive)
+guessed_finished
+
+# %% tags=["instructor"]
+guessed_finished.lock(3)
 
 
 # %%
+from lablib.labs.lab17 import KillRank, launch, try_out
+
+
 def ten_steps():
     run = Training(seed=1)
     return [run.step() for _ in range(10)]
@@ -122,6 +132,7 @@ def ten_steps():
 whole = launch(ten_steps, ranks=ranks, cluster=cluster)
 half_s = whole.timeline.makespan_s / 2
 try_out(ten_steps, ranks=ranks, cluster=cluster, faults=[KillRank(1, half_s)])
+guessed_finished.reveal("none")
 
 # %% [markdown]
 # They wait for its gradients: one dead rank stops all. (On real GPUs they wait until a timeout, by default 10 minutes
@@ -132,18 +143,17 @@ try_out(ten_steps, ranks=ranks, cluster=cluster, faults=[KillRank(1, half_s)])
 # ### Exercise 1: exact resume
 #
 # Write two functions, so that the run goes on as if it had never stopped: the same samples, learning rates, losses and
-# weights, to the bit. Look through both classes: what does the next step depend on, and the step after the next epoch
-# begins? Three rules:
+# weights, to the bit. What does the next step depend on, and the step after the next epoch begins? `model`,
+# `optimizer`, `scheduler` and `scaler` have `state_dict()` and `load_state_dict(...)`, a generator `get_state()` and
+# `set_state(...)`.
+
+# %% [markdown]
+# - Nothing in `saved` may change later: `import copy`, then `copy.deepcopy(...)` copies all of a dict.
+# - `resume` leaves `saved` as it was: a checkpoint may be needed twice.
+# - No data, no gradients: the check counts bytes. Only tensors, numbers, texts, lists and dicts, as
+#   `torch.load(..., weights_only=True)` demands: other objects may run code.
 #
-# - The training goes on while a file is written. So nothing in `saved` may change later: `import copy`, then
-#   `copy.deepcopy(...)` copies all of a dict.
-# - A checkpoint may be needed twice: `resume` leaves `saved` as it was.
-# - No data, no gradients: a new process has the data, and the next step computes gradients. The check counts bytes.
-#   And only tensors, numbers, texts, lists and dicts: a file with other objects may run code when it is loaded, so
-#   `torch.load(..., weights_only=True)` refuses it.
-#
-# `model`, `optimizer`, `scheduler` and `scaler` have `state_dict()` and `load_state_dict(...)`, a generator
-# `get_state()` and `set_state(...)`. Stuck? Run `check.exact_resume.hint()` in a new cell.
+# Stuck? Run `check.exact_resume.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
@@ -222,7 +232,7 @@ kills = [KillRank(1, 18 * step_s), KillRank(ranks - 1, 26 * step_s), KillRank(0,
 alone = lab17.train_to_the_end(train, [], ranks, cluster)
 log = lab17.train_to_the_end(train, kills, ranks, cluster)
 print(f"the same losses, to the bit: {dict(log) == dict(alone)}")
-show(lab17.figure_restarts(log, 60))
+lab17.show(lab17.figure_restarts(log, 60))
 
 # %% [markdown]
 # A failure costs the steps since the last complete checkpoint, here at most 10, and the time of a restart. Saving after
@@ -231,12 +241,12 @@ show(lab17.figure_restarts(log, 60))
 # %% [markdown] minutes=16
 # ## How often?
 #
-# Count the seconds of a run. It saves after each `interval_s` seconds of *work*, for `save_s` seconds, in which it does
-# not train. At a failure it loses all work since the last *finished* save, and takes `restart_s` to begin again from
-# there; a failure during the restart begins the restart again.
+# Count the seconds of a run. It saves after each `interval_s` seconds of *work*, for `save_s` seconds without training.
+# A failure loses all work since the last *finished* save, and costs `restart_s`; a failure in a restart begins it
+# again.
 #
 #     work 10, interval 4, save 1, restart 2, failures at 8 and 9:
-#     0 work 4 save 5 work 8 (failure) restart 9 (failure) restart 11 work 15 save 16 work 18
+#     0 work 4 save 5 work 8 restart 9 restart 11 work 15 save 16 work 18
 
 # %% [markdown]
 # ### Exercise 2: seconds of a run
@@ -283,10 +293,11 @@ my_save_every_s = 3600.0  # try others
 try_out(lab17.random_runs, seconds_of_run, my_save_every_s, save_s, restart_s)
 
 # %% [markdown]
-# Before you see the curve, derive it. Let tau be the seconds of work between saves, delta the seconds of a save, R of a
-# restart, and M the mean seconds between failures. Saves cost a share delta / tau. A failure costs half an interval on
+# Derive the curve first. Let tau be the seconds of work between saves, delta those of a save, R of a restart, and M the
+# mean between failures. Saves cost a share delta / tau. A failure costs half an interval on
 # average, and a restart. Write the sum of the shares on paper: at which tau is it least?
-#
+
+# %% [markdown]
 # <details><summary>Answer</summary>
 #
 # The sum is delta / tau + (tau / 2 + R) / M. Its derivative, -delta / tau^2 + 1 / (2 M), is zero at tau = sqrt(2 delta
@@ -298,18 +309,19 @@ try_out(lab17.random_runs, seconds_of_run, my_save_every_s, save_s, restart_s)
 guessed_interval.reveal(lambda minutes, _: lab17.show_intervals(save_s, restart_s, minutes))
 
 # %% [markdown]
-# The formula's line is that sum, as a share of the whole time: T seconds have T / M failures, and the rest is work and
-# saves. For long intervals it is too high: where several failures fall into one interval, each loses less than half of
-# it. The minimum is flat: half or twice the best interval loses about 2% of the time more.
+# The formula's line is that sum, as a share of the whole time. For long intervals it is too high: where several
+# failures fall into one interval, each loses less than half of it. The minimum is flat: half or twice the best interval
+# loses about 2% of the time more.
 
 # %% [markdown]
-# Llama 3 reports more than 90% effective training time, so its saves or restarts must have been faster than assumed
-# here. What is better: saves in 6 s, or half as many failures? Predict the time lost at the best interval of each. Then
-# move the controls: each GPU fails equally often there, so half the GPUs have half the failures.
+# Llama 3 reports more than 90% effective training time: its saves or restarts must have been faster. What is better:
+# saves in 6 s, or half as many failures? Predict the time lost at the best interval of each. Then move the controls:
+# half the GPUs have half the failures.
 
 # %%
 my_losses = None  # or two numbers
-guessed_losses = guess(("saves in 6 s, %", "half the failures, %"), my_losses, interactive)
+asked = ("saves in 6 s, %", "half the failures, %")
+guessed_losses = lab17.guess(asked, my_losses, interactive)
 guessed_losses
 
 # %% tags=["instructor"]
@@ -332,17 +344,17 @@ guessed_losses.reveal(lab17.least_losses(save_s, restart_s))
 # %% [markdown] minutes=17
 # ## Who notices?
 #
-# A killed rank stops the run, and everybody notices. Other faults stop nothing. Four runs of 20 steps, each with one
-# fault at step 11:
+# Other faults stop nothing. Four runs, each with one fault at step 11 of 20:
 #
-# - *NaN*: one number of one gradient on rank 1 becomes NaN, "not a number".
-# - *bit flip*: in one number of one gradient on rank 1 the highest bit of the exponent flips; it becomes about 1e36.
-# - *slow*: from then on the last rank computes at a third of its speed, as a hot GPU does.
-# - *drift*: one weight on rank 1 changes by 0.001, as by a fault of its memory.
-#
+# - *NaN*: a gradient on rank 1 becomes "not a number".
+# - *bit flip*: one becomes about 1e36: a bit of its exponent flips.
+# - *slow*: the last rank computes at a third of its speed.
+# - *drift*: a weight on rank 1 changes by 0.001.
+
+# %% [markdown]
 # Four monitors: the loss of rank 0, the norm of the averaged gradient, the compute time of a step on the slowest rank
-# (`phase` names the step in the record), and a *hash* of the weights on each rank: a number that is equal on all ranks
-# only if all bits of the weights are. A sign is a change by more than a fifth, or hashes that differ.
+# (`phase` names the step), and a *hash* of the weights on each rank: equal on all ranks only if all bits are. A sign is
+# a change by more than a fifth, or hashes that differ.
 
 
 # %%
@@ -352,7 +364,7 @@ def watched(drift):
     for step in range(20):
         if drift and step == 10 and dist.get_rank() == 1:
             run.model[0].weight.data[0, 0] += 0.001
-        with phase(f"step {step}"):
+        with lab17.phase(f"step {step}"):
             loss = run.step()
         told.append((loss, lab17.gradient_norm(run.model), lab17.hash_of_weights(run.model)))
     return told
@@ -363,7 +375,8 @@ def watched(drift):
 
 # %%
 my_signs = None  # or two numbers
-guessed_signs = guess(("hidden from the loss", "hidden from the hash"), my_signs, interactive)
+asked = ("hidden from the loss", "hidden from the hash")
+guessed_signs = lab17.guess(asked, my_signs, interactive)
 guessed_signs
 
 # %% tags=["instructor"]
@@ -376,29 +389,26 @@ guessed_signs.reveal(lab17.first_signs(runs, steps=20))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Three faults are hidden from each. The loss shows NaN alone. After the flip, Adam divides the gradient of one weight
-# by the root of its mean square, which is infinite: that weight hardly moves again. A slow rank changes no number. The
-# drift stays as small as it was, as all ranks take the same update. It is the only one that the hash shows: NaN and the
-# flip reach all ranks equally, in the averaged gradient. So a run needs several monitors, and each needs a rule that
-# calls someone.
+# Three faults are hidden from each. The loss shows NaN alone. After the flip, Adam divides one gradient by a huge
+# number: that weight hardly moves again. A slow rank changes no number. The drift stays small, and only the hash shows
+# it: NaN and the flip reach all ranks equally. So a run needs several monitors, with rules.
 #
 # </details>
 
 # %% [markdown]
 # ### An alert
 #
-# Here is the step time of another run, a made-up one, asked once a minute through a night. At 22:40 one step takes
-# long, from 0:30 a shared file system is slow now and then, from 1:40 a GPU is hot, and at 3:12 the run *hangs*: all
-# ranks wait for a message that never comes. The simplest rule rings at each sample above the limit of 12 s. How often
-# would it ring, and would it ring for the hang?
+# A made-up step time, once a minute through a night: at 22:40 one long step, from 0:30 a file system that is slow
+# now and then, from 1:40 a hot GPU, and at 3:12 a *hang*: all ranks wait for a message that never comes. The
+# simplest rule rings at each sample above 12 s: how often?
 
 # %%
 samples, limit = lab17.night(), 12.0
-show(lab17.figure_night(samples, limit, {}))
+lab17.show(lab17.figure_night(samples, limit, {}))
 
 # %%
 my_rings = None  # or a list of one number
-guessed_rings = guess(["how many times"], my_rings, interactive)
+guessed_rings = lab17.guess(["how many times"], my_rings, interactive)
 guessed_rings
 
 # %% tags=["instructor"]
@@ -415,11 +425,11 @@ guessed_rings.reveal(f"{len(simple)} times, the last time at {lab17.clock(simple
 # %% [markdown]
 # ### Exercise 3: an alert that neither flaps nor sleeps
 #
-# A sample is *bad* if there is no value (None), if the value is NaN, or if it is above the limit. A run is bad *since*
-# the first of an unbroken row of bad samples. The alert rings at the first sample at which it has been bad for `hold_s`
-# seconds or more. Then it is silent until a sample at which it has been good for `clear_s` seconds or more; from
-# then on it may ring again.
-#
+# A sample is *bad* if it is None, NaN, or above the limit. A run is bad *since* the first of a row of bad samples. The
+# alert rings at the first sample where it has been bad for `hold_s` seconds; then it is silent until it has been good
+# for `clear_s`.
+
+# %% [markdown]
 #     limit 12, hold 2, clear 3:  seconds  0  1  2  3  4  5  6  7  8  9 10 11
 #                                 samples  9 13 13 13  9 13 13 13  9  9  9  9
 #     It rings at 3: bad since 1. Not at 7: good only at 4.
@@ -459,18 +469,16 @@ check.alert(alert)
 
 # %% [markdown]
 # The same night, with the simple rule and three of exercise 3. Which faults does each miss, and how late does it ring
-# for the hang? Try other durations.
+# for the hang? Change the durations.
 
 # %%
-rules = [(1, 0), (5, 10), (60, 10)]  # hold_s and clear_s, in minutes
-show(lab17.figure_rules(samples, limit, rules))
+my_rules = [(1, 0), (5, 10), (60, 10)]  # hold_s and clear_s, in minutes: try others
+lab17.show(lab17.figure_rules(samples, limit, my_rules))
 
 # %% [markdown]
-# Held for 1 minute and ready at once, it flaps. Held for 5 minutes, it rings for the hot GPU and for the hang, each 5
-# minutes late, and misses the file system, which is never slow for 5 minutes on end. Held for 60, it misses the hot
-# GPU, too, and the hang costs an hour of 16,384 GPUs: at 2 dollars per GPU and hour, 33,000 dollars. (Prometheus, a
-# system for such monitors, calls the two durations `for` and `keep_firing_for`; a missing value needs a rule with
-# `absent`.)
+# Held for 1 minute and ready at once, it flaps. Held for 5 minutes, it rings for the hot GPU and the hang, each 5
+# minutes late, and misses the file system. Held for 60, it misses the hot GPU, too: the hang costs 16,384 GPU hours,
+# 33,000 dollars. (Prometheus calls the two durations `for` and `keep_firing_for`.)
 
 # %% [markdown] tags=["further"] minutes=25
 # ## Further: a script as it circulates
@@ -486,18 +494,34 @@ print(faulty_script.numbered())
 
 # %% [markdown]
 # Its configuration is `{"lr": 0.003, "clip": 0.1}`. Recomputing a block in backward (lab 03) should save memory of
-# activations. Here is what monitors see in two steps. Before you read on: which line causes which row?
+# activations. Run it for two steps of two micro-batches. How many of the eight faults show in the timeline, the memory
+# and the losses?
 
 # %%
+lab17.show(lab17.figure_evidence({}))
+
+# %%
+my_seen = None  # or a list of one number
+guessed_seen = lab17.guess(["faults in the picture"], my_seen, interactive)
+guessed_seen
+
+# %% tags=["instructor"]
+guessed_seen.lock(2)
+
+# %%
+seen = "two ranks log; no block is recomputed; all ranks have one loss; padding lowers it"
+guessed_seen.reveal(f"four: {seen}")
 lab17.symptom_table({})
+
+# %% [markdown]
+# The table measures all eight. Before you read on: which line causes which row?
 
 # %% [markdown]
 # ### Exercise 4: eight repairs
 #
-# Repair the script: write a dict of numbers of lines and the texts that replace them, as `{12: "PAD = 0"}`. A text may
-# have several lines, and needs no indentation. Imports may be in any line; FP16 remains. A line that you replace must
-# be at fault: the check puts each old line back, alone, and something must break. It also tries another number of ranks
-# and of micro-batches.
+# Write a dict of numbers of lines and the texts that replace them, as `{12: "PAD = 0"}`. A text may have several lines,
+# and needs no indentation. Imports may be in any line; FP16 remains. The check puts each old line back, alone:
+# something must break. It also tries other numbers of ranks and micro-batches.
 
 
 # %% tags=["exercise"]
@@ -531,21 +555,21 @@ try_out(lab17.try_repairs, repairs)
 check.repairs(repairs)
 
 # %% [markdown]
-# No single monitor finds all eight, and none of them is an error. What would have found them *before* the run: a line
-# of the log with the configuration as it is used, a count of the blocks that are recomputed, the indices of the first
-# batch on each rank, and one batch of padding alone, which must have no loss.
+# No single monitor finds all eight, and none of them is an error. What would have found them *before* the run: a log of
+# the configuration as it is used, a count of the recomputed blocks, the indices of the first batch on each rank, and
+# the loss of one batch of padding alone.
 
 # %% [markdown] tags=["further"] minutes=6
 # ## Further: garbage collection
 #
-# Python's garbage collector stops a process now and then, each rank at another time. A step waits for the last
-# rank. Say that each rank stops in one step of twenty, for as long as a step takes. With 8 ranks, which share of the
-# steps is delayed? And if all ranks stop in the *same* step of twenty?
+# Python's garbage collector stops a process now and then, each rank at another time. A step waits for the last rank.
+# Say that each rank stops in one step of twenty, for the time of a step. With 8 ranks, which share of the steps is
+# delayed? And if all ranks stop in the *same* step?
 
 # %%
 my_delayed = None  # or two numbers
 asked = ("separately, %", "together, %")
-guessed_delayed = guess(asked, my_delayed, interactive)
+guessed_delayed = lab17.guess(asked, my_delayed, interactive)
 guessed_delayed
 
 # %% tags=["instructor"]
@@ -587,7 +611,7 @@ guessed_delayed.reveal(f"longer: {table}; {drawn}; {formula}")
 # %% [markdown] tags=["further"] minutes=6
 # ## Further: a hang
 #
-# A well-meant rule: skip a step if its loss is NaN. The loss is NaN on rank 1 alone. What will happen?
+# A well-meant rule: skip a step if its loss is NaN. The loss is NaN on rank 1 alone. How many ranks are done?
 
 
 # %%
@@ -602,13 +626,22 @@ def careful(decide):
     return "done"
 
 
+# %%
+my_done = None  # or a list of one number
+guessed_done = lab17.guess(["ranks that are done"], my_done, interactive)
+guessed_done
+
+# %% tags=["instructor"]
+guessed_done.lock(4)
+
+# %%
 try_out(careful, torch.isnan, ranks=4)
+guessed_done.reveal("one, rank 1")
 
 # %% [markdown]
-# Rank 1 made one call fewer. Its last all-reduce was paired with one of an earlier step of the others, and the values
-# were wrong without a word. Then the others waited for a call that never came: a hang begins where ranks *disagree*,
-# before they stop. The error names the waiting ranks with their lines, and the rank that is not there. (For NCCL,
-# PyTorch's flight recorder keeps the last calls of each rank.) So ranks must decide together:
+# Rank 1 made one call fewer. Its last all-reduce was paired with an earlier one of the others: wrong values, without a
+# word. Then the others waited for a call that never came. A hang begins where ranks *disagree*. (For NCCL, PyTorch's
+# flight recorder keeps the last calls of each rank.) So ranks must decide together:
 
 
 # %%
@@ -621,10 +654,12 @@ def on_any_rank(loss):
 try_out(careful, on_any_rank, ranks=4)
 
 # %% [markdown]
-# Another hang: the wire between ranks 0 and 1 breaks. Who waits? Read the error from its first line.
+# Another hang: the wire between two ranks breaks. Who waits? Read the error from its first line, then break another.
 
 # %%
 from lablib import DropLink, LinkDownError
+
+my_wire = 0, 1  # try another
 
 
 def many_steps():
@@ -633,7 +668,7 @@ def many_steps():
 
 
 try:
-    launch(many_steps, ranks=4, cluster=cluster, faults=[DropLink(0, 1, at_s=1e-4)])
+    launch(many_steps, ranks=4, cluster=cluster, faults=[DropLink(*my_wire, at_s=1e-4)])
 except LinkDownError as error:
     print(error)
 
@@ -644,19 +679,18 @@ except LinkDownError as error:
 # %% [markdown] minutes=2
 # ## Summary
 #
-# - The state of a run is more than its weights: optimizer, schedule, scaler, place in the data, all generators. Whether
-#   it is whole shows only if a resumed run is compared to the bit.
-# - A save costs time, a failure costs the work since the last save. Both cost the same at sqrt(2 delta M).
+# - The state of a run is more than its weights: optimizer, schedule, scaler, place in the data, all generators.
+# - Saves and repeated work cost the same at sqrt(2 delta M).
 # - A fault may show in one monitor only. No answer and NaN are bad values, too.
-# - An alert needs two durations, one to ring and one to be ready again.
+# - An alert needs two durations: one to ring, one to be ready again.
 
 # %% [markdown]
 # ### Sources
 #
 # - Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783, section 3.3.4 (466 interruptions in 54 days, 419
 #   of them unexpected; more than 90% effective training time).
-# - J. W. Young, "A first order approximation to the optimum checkpoint interval", Communications of the ACM 17(9),
-#   1974.
+# - J. W. Young, 1974, "A first order approximation to the optimum checkpoint interval", Communications of the ACM
+#   17(9).
 # - J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future Generation
 #   Computer Systems 22(3), 2006 (exponential gaps).
 # - PyTorch, "Reproducibility", and the documentation of `torch.load` (`weights_only`).

@@ -753,6 +753,8 @@ seconds_of_run = Seconds()
         (
             "calls itself, with tensors",
             """
+import torch
+
 def seconds_of_run(work_s, interval_s, save_s, restart_s, failures_s, now=torch.tensor(0.0, dtype=torch.float64)):
     cost = work_s if work_s <= interval_s else interval_s + save_s
     if failures_s and failures_s[0] < now + cost:
