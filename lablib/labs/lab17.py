@@ -420,6 +420,9 @@ def figure_rules(
 # ---- a script as it circulates ----
 
 
+SEEN_FAULTS = "4: two ranks log; no block is recomputed; all ranks have one loss; padding lowers it"
+
+
 def figure_evidence(repairs: Mapping[int, str]) -> go.Figure:
     """Timeline of the ranks, activations on rank 0, and losses, of the script with some lines repaired."""
     from lablib.studies.faulty_script import evidence

@@ -1,6 +1,7 @@
 """Lab 17: simulated failures next to formulas, alerts by their definition."""
 
 from math import inf, nan
+from typing import Any
 
 import pytest
 import torch
@@ -109,7 +110,7 @@ def test_random_runs_count_with_the_learners_function(capsys):
 
 
 def test_the_picture_of_the_script_has_its_losses_and_who_writes_the_log():
-    figure = figure_evidence({})
+    figure: Any = figure_evidence({})
     names = [trace.name for trace in figure.data]
     assert {"forward", "backward", "optimizer", "communication", "activations"} <= set(names)
     (log,) = [trace for trace in figure.data if trace.name == "writes the log"]
@@ -117,5 +118,5 @@ def test_the_picture_of_the_script_has_its_losses_and_who_writes_the_log():
     losses = [tuple(trace.y) for trace in figure.data if trace.name.startswith("loss of rank")]
     assert len(losses) == 4 and len(set(losses)) == 1 and len(losses[0]) == 4
     # A loss of another call has no points, and the picture remains.
-    other = figure_evidence({42: "loss = nn.functional.cross_entropy(logits_BTV.float().flatten(0, 1), labels)"})
+    other: Any = figure_evidence({42: "loss = nn.functional.cross_entropy(logits_BTV.float().flatten(0, 1), labels)"})
     assert [len(trace.y) for trace in other.data if trace.name.startswith("loss of rank")] == [0] * 4

@@ -109,15 +109,15 @@ class Training:
 
 # %% [markdown]
 # Now kill a rank. `KillRank(1, at_s)` ends the process of rank 1 at the second `at_s` of a launch, in simulated time
-# (`makespan_s` is the time of a whole launch), here halfway. How many ranks finish their ten steps?
+# (`makespan_s` is the time of a whole launch), here halfway. How many ranks cannot go on?
 
 # %%
-my_finished = None  # or a list of one number
-guessed_finished = lab17.guess(["ranks that finish"], my_finished, interactive)
-guessed_finished
+my_waiting = None  # or a list of one number
+guessed_waiting = lab17.guess(["ranks that wait"], my_waiting, interactive)
+guessed_waiting
 
 # %% tags=["instructor"]
-guessed_finished.lock(3)
+guessed_waiting.lock(1)
 
 
 # %%
@@ -131,8 +131,8 @@ def ten_steps():
 
 whole = launch(ten_steps, ranks=ranks, cluster=cluster)
 half_s = whole.timeline.makespan_s / 2
-try_out(ten_steps, ranks=ranks, cluster=cluster, faults=[KillRank(1, half_s)])
-guessed_finished.reveal("none")
+options = {"ranks": ranks, "cluster": cluster, "faults": [KillRank(1, half_s)]}
+guessed_waiting.reveal(lambda _: try_out(ten_steps, **options))
 
 # %% [markdown]
 # They wait for its gradients: one dead rank stops all. (On real GPUs they wait until a timeout, by default 10 minutes
@@ -509,12 +509,13 @@ guessed_seen
 guessed_seen.lock(2)
 
 # %%
-seen = "two ranks log; no block is recomputed; all ranks have one loss; padding lowers it"
-guessed_seen.reveal(f"four: {seen}")
-lab17.symptom_table({})
+guessed_seen.reveal(lab17.SEEN_FAULTS)
 
 # %% [markdown]
-# The table measures all eight. Before you read on: which line causes which row?
+# Here are all eight, measured. Before you read on: which line causes which row?
+
+# %%
+lab17.symptom_table({})
 
 # %% [markdown]
 # ### Exercise 4: eight repairs
@@ -635,8 +636,7 @@ guessed_done
 guessed_done.lock(4)
 
 # %%
-try_out(careful, torch.isnan, ranks=4)
-guessed_done.reveal("one, rank 1")
+guessed_done.reveal(lambda _: try_out(careful, torch.isnan, ranks=4))
 
 # %% [markdown]
 # Rank 1 made one call fewer. Its last all-reduce was paired with an earlier one of the others: wrong values, without a
