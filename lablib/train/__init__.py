@@ -8,7 +8,8 @@ trainer            the loop: rate, gradients, clipping, update, report; its stat
 steps              gradients and update of one device, data parallelism, ZeRO, FSDP2 and a mesh, in one interface
 build              a trainer from a configuration
 run                the program of `lab train`: read, build, train, print, save, record
-state              optimizer state as a flat mapping
+state              parameters and optimizer state by the names of the whole model
+boxes              a rank's boxes of a whole tensor, for torch.distributed.checkpoint
 
 Checkpoints, restarts after faults, and the health of replicas:
 checkpoint         save and load a run: asynchronous, atomic, checked; the last and the best are kept

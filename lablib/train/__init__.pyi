@@ -29,7 +29,7 @@ from .build import (
     make_schedule as make_schedule,
     make_loader as make_loader,
 )
-from .state import flat_optimizer as flat_optimizer, load_flat_optimizer as load_flat_optimizer
+from .state import Held as Held, named_state as named_state, load_named_state as load_named_state
 from .checkpoint import Checkpoints as Checkpoints
 from .checkpoint_state import PerRank as PerRank, load_objects as load_objects
 from .generators import generator_states as generator_states, set_generator_states as set_generator_states

@@ -5,8 +5,7 @@
     lab sim --ranks 4 --cluster dgx-h100 examples/train.py train.toml optimizer.lr=1e-3
 
 Source: torchrun's environment variables (torch 2.13, "torchrun (Elastic Launch)").
-Simplified: rank 0 prints and records; a resumed run repeats the lines of the steps since its checkpoint. Shards of ZeRO
-and of a mesh resume on as many ranks as saved them.
+Simplified: rank 0 prints and records; a resumed run repeats the lines of the steps since its checkpoint.
 """
 
 import os
@@ -94,7 +93,8 @@ def run(config: TrainConfig, attach: Iterable[Callable[[Trainer], Any]] = ()) ->
 def save_and_resume(trainer: Trainer, checkpoints: Checkpoints, config: TrainConfig) -> None:
     """Resume from the newest checkpoint, if there is one; save every `checkpoint.every` steps and at the end.
 
-    Communicates.
+    A run may go on with other axes, another ZeRO stage and another number of ranks: to rounding, and with the same ones
+    to the bit. Communicates.
 
     ValueError: a checkpoint of other settings; or there are checkpoints, and `resume` is false. OSError: the folder
     cannot be written.
@@ -109,9 +109,7 @@ def save_and_resume(trainer: Trainer, checkpoints: Checkpoints, config: TrainCon
         own = {key.removeprefix(prefix): value for key, value in flat.items() if key.startswith(prefix)}
         shared = {key: value for key, value in flat.items() if not key.startswith(prefix)}
         settings = {name: asdict(getattr(config, name)) for name in ("model", "data", "optimizer", "precision")}
-        settings["parallel"] = asdict(config.parallel)
-        is_sharded = any(not key.startswith("generators.") for key in own)
-        return {"trainer": shared, "own": PerRank(own), "settings": settings, "is_sharded": is_sharded}
+        return {"trainer": shared, "own": PerRank(own), "settings": settings}
 
     def save(metrics: Metrics) -> None:
         if metrics["step"] % config.checkpoint.every == 0 or metrics["step"] == config.num_steps:
@@ -136,8 +134,6 @@ def _require_same_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -> 
     if "float16" in (saved.get("settings.precision.products"), own["settings.precision.products"]):  # its loss scale
         kept.append("precision.products")
     beginnings = ["settings.model.", *(f"settings.{name}" for name in kept)]
-    if saved.get("is_sharded") or own["is_sharded"]:
-        beginnings.append("settings.parallel.")
     for name, now in own.items():
         if name.startswith(tuple(beginnings)) and (was := saved.get(name, now)) != now:
             raise ValueError(

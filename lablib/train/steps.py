@@ -33,14 +33,22 @@ from torch.distributed.tensor import DTensor
 from lablib.batches.accumulation import IGNORED, backward_all
 from lablib.batches.clipping import clip_grad_norm_
 from lablib.data import Batch
+from lablib.models.gpt import GPT
 from lablib.parallel.data.overlapped import DataParallel
 from lablib.parallel.experts.gradients import expert_parameters
+from lablib.parallel.mesh.checkpoint import boxes_of_buffer, name_in_model
+from lablib.parallel.mesh.optimizer import Buffer
 from lablib.parallel.mesh.step import CombinedStep
+from lablib.parallel.tensor.regions import shard_range
+from lablib.parallel.tensor.state import each_parameter
+from lablib.parallel.zero.checkpoint import whole_tensors
 from lablib.parallel.zero.module import Zero
 from lablib.precision.autocast import autocast
 from lablib.precision.loss_scaling import LossScaler
 from lablib.signature import Count, checked
-from lablib.train.state import flat_optimizer, load_flat_optimizer
+from lablib.torch_compat import disable_current_modes
+from lablib.train.boxes import BoxedTensor, LocalBox, boxed_shard
+from lablib.train.state import Held, load_named_state, named_state
 
 
 class Step(Protocol):
@@ -131,13 +139,19 @@ class ReplicaStep:
             scaler.update()
 
     def state_dict(self) -> dict[str, Any]:
-        """Parameters and optimizer state by name, the same on all ranks (`DTensor`s after `fully_shard`)."""
-        model = {f"model.{name}": tensor for name, tensor in self._module.state_dict().items()}
-        return {**model, **flat_optimizer(self.optimizer)}
+        """Parameters, buffers and optimizer state by the names of the whole model (lablib/train/state.py)."""
+        return named_state(self.optimizer, self._held())
 
     def load_state_dict(self, state: Mapping[str, Any], has_stepped: bool = True) -> None:
-        self._module.load_state_dict({name: state[f"model.{name}"] for name in self._module.state_dict()})
-        _load_optimizer(self.optimizer, state, "", has_stepped)
+        load_named_state(self.optimizer, self._held(), state, has_stepped)
+
+    def _held(self) -> list[Held]:
+        """The tensors of the module, in boxes where ranks share the experts."""
+        parameters = [
+            Held(param, partial(_expert_part, name, owner, key))
+            for name, param, owner, key in each_parameter(self._module)
+        ]
+        return parameters + _buffers(self._module)
 
     @property
     def _module(self) -> nn.Module:
@@ -181,13 +195,6 @@ class ExpertStep(ReplicaStep):
         norm = clip_grad_norm_(self.model.parameters(), max_norm, sharded_over=self.expert_group, replicated=dense)
         return norm, overflowed
 
-    def state_dict(self) -> dict[str, Any]:
-        """All parameters of this rank, with the rank in their names."""
-        return _shards(self.optimizer)
-
-    def load_state_dict(self, state: Mapping[str, Any], has_stepped: bool = True) -> None:
-        _load_shards(self.optimizer, state, has_stepped)
-
 
 class ZeroStep(ReplicaStep):
     """`Zero`: its optimizer has this rank's shards."""
@@ -205,13 +212,15 @@ class ZeroStep(ReplicaStep):
     def update(self, scaler: LossScaler | None = None) -> None:
         self.zero.step(scaler)
 
-    def state_dict(self) -> dict[str, Any]:
-        """This rank's shards and their optimizer state, with the rank in their names."""
-        return _shards(self.optimizer)
-
     def load_state_dict(self, state: Mapping[str, Any], has_stepped: bool = True) -> None:
-        _load_shards(self.optimizer, state, has_stepped)
+        super().load_state_dict(state, has_stepped)
         self.zero.sharded.after_step()
+
+    def _held(self) -> list[Held]:
+        shards = [
+            Held(unit.master, partial(boxed_shard, unit.layout, dist.get_rank(unit.group))) for unit in self.zero.units
+        ]
+        return shards + [Held(tensor, partial(_named, name)) for name, tensor in whole_tensors(self.zero).items()]
 
     def _zero_grad(self) -> None:
         self.zero.zero_grad()
@@ -222,7 +231,10 @@ class MeshStep:
 
     @checked
     def __init__(self, combined: CombinedStep):
-        self.combined = combined
+        self.combined, config = combined, combined.how.config
+        with disable_current_modes():  # not part of the simulation
+            whole = GPT(config, device="meta")
+        self._shapes = {name: tuple(param.shape) for name, param in whole.named_parameters()}
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
@@ -240,12 +252,28 @@ class MeshStep:
         self.combined.sharded.step(scaler)
 
     def state_dict(self) -> dict[str, Any]:
-        """As of `ZeroStep`. lablib/parallel/mesh/checkpoint.py saves a form that another mesh can load."""
-        return _shards(self.optimizer)
+        return named_state(self.optimizer, self._held())
 
     def load_state_dict(self, state: Mapping[str, Any], has_stepped: bool = True) -> None:
-        _load_shards(self.optimizer, state, has_stepped)
+        load_named_state(self.optimizer, self._held(), state, has_stepped)
         self.combined.sharded.gather()
+
+    def _held(self) -> list[Held]:
+        return [Held(buffer.unit.master, partial(self._boxed, buffer)) for buffer in self.combined.sharded.buffers]
+
+    def _boxed(self, buffer: Buffer, shard: Tensor) -> dict[str, Tensor]:
+        """A tensor like a buffer's shard, as boxes by name; the first buffer also lists the names of other stages."""
+        combined, boxes = self.combined, dict[str, list[LocalBox]]()
+        for _, name, box, view in boxes_of_buffer(combined, buffer, {"": shard}):
+            boxes.setdefault(name, []).append((box.corner, view))
+        names = {name_in_model(combined, one) for one in buffer.owned}
+        if buffer is (buffers := combined.sharded.buffers)[0]:
+            names |= self._shapes.keys() - {name_in_model(combined, one) for each in buffers for one in each.owned}
+        return {
+            name: BoxedTensor(shape, shard.dtype, boxes.get(name, ()), buffer.counts)
+            for name, shape in self._shapes.items()
+            if name in names
+        }
 
 
 @contextmanager
@@ -257,22 +285,23 @@ def _no_sync(model: FSDPModule) -> Iterator[None]:
         model.set_requires_gradient_sync(True)
 
 
-def _shards(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    prefix = f"rank{dist.get_rank()}."
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    return {f"{prefix}shard.{i}": param.detach() for i, param in enumerate(params)} | flat_optimizer(optimizer, prefix)
+def _named(name: str, tensor: Tensor) -> dict[str, Tensor]:
+    return {name: tensor}
 
 
-@torch.no_grad()
-def _load_shards(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], has_stepped: bool) -> None:
-    prefix = f"rank{dist.get_rank()}."
-    for i, param in enumerate(param for group in optimizer.param_groups for param in group["params"]):
-        param.copy_(state[f"{prefix}shard.{i}"])
-    _load_optimizer(optimizer, state, prefix, has_stepped)
+def _buffers(module: nn.Module) -> list[Held]:
+    """The tensors of a module that are saved and are no parameters."""
+    params = dict(module.named_parameters(remove_duplicate=False))
+    found = [(name, tensor) for name, tensor in module.state_dict().items() if name not in params]
+    return [Held(tensor, partial(_named, name)) for name, tensor in found]
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], prefix: str, has_stepped: bool) -> None:
-    if has_stepped:
-        load_flat_optimizer(optimizer, state, prefix)
-    else:
-        optimizer.state.clear()
+def _expert_part(name: str, owner: Any, key: str, tensor: Tensor) -> dict[str, Tensor]:
+    """A tensor like a parameter of a layer, in one box if the layer has a shard of it."""
+    if key not in getattr(owner, "cuts", {}):
+        return {name: tensor}
+    dim, size = owner.cuts[key]
+    start, _ = shard_range(size, dist.get_rank(owner.group), dist.get_world_size(owner.group), owner.multiple_of)
+    shape, corner = list(tensor.shape), [0] * tensor.ndim
+    shape[dim], corner[dim] = size, start
+    return {name: BoxedTensor(shape, tensor.dtype, [(corner, tensor)])}

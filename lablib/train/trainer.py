@@ -140,9 +140,9 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next step depends on, as a flat mapping for torch.distributed.checkpoint.
 
-        Equal names on several ranks are copies; the names of one rank's own begin with "rank0.", "rank1.", ... The
-        tensors are the live ones: copy them, or save them before the next step. Before the first step the optimizer's
-        state is there too, so that a checkpoint can be loaded into the tensors.
+        Equal names on several ranks are one tensor, whole or in parts (lablib/train/state.py); the generators of a rank
+        begin with "rank0.", "rank1.", ... The tensors are the live ones: copy them, or save them before the next step.
+        Before the first step the optimizer's state is there too, so that a checkpoint can be loaded into the tensors.
         """
         counts = {"num_steps": self.num_steps, "num_skipped": self.num_skipped}
         own = {f"{_rank()}generators.{name}": state for name, state in generator_states().items()}

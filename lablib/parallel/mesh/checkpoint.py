@@ -79,7 +79,7 @@ def checkpoint_entries(step: CombinedStep, num_steps: NonNegativeInt) -> dict[st
     For `lablib.train.Checkpoints`, which copies and writes it in the background. ValueError: as `save_checkpoint`.
     """
     counted = [buffer for buffer in step.sharded.buffers if buffer.counts]
-    boxes = chain(*(_boxes(step, buffer, _tensors(step, buffer)) for buffer in counted))
+    boxes = chain(*(boxes_of_buffer(step, buffer, _tensors(step, buffer)) for buffer in counted))
     description = {
         **_description(step),
         "num_steps": num_steps,
@@ -105,9 +105,9 @@ def load_checkpoint(step: CombinedStep, path: str | Path) -> int:
         {part: torch.zeros_like(buffer.unit.master.detach(), dtype=dtype) for part, dtype in meta["parts"].items()}
         for buffer in buffers
     ]
-    own = [box for buffer, tensors in zip(buffers, new, strict=True) for box in _boxes(step, buffer, tensors)]
+    own = [box for buffer, tensors in zip(buffers, new, strict=True) for box in boxes_of_buffer(step, buffer, tensors)]
     owned = [one for buffer in buffers for one in buffer.owned]
-    numels = {(part, _name(step, one)): _whole_numel(one) for one in owned for part in meta["parts"]}
+    numels = {(part, name_in_model(step, one)): _whole_numel(one) for one in owned for part in meta["parts"]}
     read_boxes(own, numels, saved, meta["checksums"], path)
 
     # ---- 3. take over ----
@@ -144,7 +144,7 @@ def boxes_of_run(shape: tuple[int, ...], start: int, numel: int) -> list[Box]:
     return found
 
 
-def _boxes(step: CombinedStep, buffer: Buffer, tensors: Mapping[str, Tensor]) -> Iterator[LocalBox]:
+def boxes_of_buffer(step: CombinedStep, buffer: Buffer, tensors: Mapping[str, Tensor]) -> Iterator[LocalBox]:
     """Tensors like the buffer's shard, by part, as boxes of the whole model's parameters, without padding."""
     owned = {one.name: one for one in buffer.owned}
     pieces = buffer.unit.layout.pieces(dist.get_rank(buffer.unit.group))
@@ -158,7 +158,7 @@ def _boxes(step: CombinedStep, buffer: Buffer, tensors: Mapping[str, Tensor]) ->
             if length > 0:
                 corner = tuple(at + from_ * (i == dim) for i, at in enumerate(box.corner))
                 view = view.narrow(dim, 0, length)
-                yield LocalBox(part, _name(step, one), Box(corner, tuple(view.shape)), view)
+                yield LocalBox(part, name_in_model(step, one), Box(corner, tuple(view.shape)), view)
 
 
 def _place(one: Owned) -> tuple[int, int, int]:
@@ -172,7 +172,8 @@ def _place(one: Owned) -> tuple[int, int, int]:
     return dim, start, end - start
 
 
-def _name(step: CombinedStep, one: Owned) -> str:
+def name_in_model(step: CombinedStep, one: Owned) -> str:
+    """The name of a parameter in the whole model; a tied head has the embedding's."""
     return "token_embedding.weight" if step.how.config.tied_head and one.name == "head.weight" else one.name
 
 

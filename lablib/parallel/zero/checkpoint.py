@@ -73,7 +73,7 @@ def checkpoint_entries(zero: Zero, step: NonNegativeInt) -> dict[str, Any]:
 
     For `lablib.train.Checkpoints`, which copies and writes it in the background. ValueError: as `save_checkpoint`.
     """
-    others = _others(zero) if dist.get_rank() == 0 else {}
+    others = whole_tensors(zero) if dist.get_rank() == 0 else {}
     shards = [(unit, {PARAMETER: unit.master, **state_tensors(zero.optimizer, unit.master)}) for unit in zero.units]
     boxes = chain(_whole(others), *(_pieces(unit, tensors) for unit, tensors in shards))
     return entries_of(_META, boxes, {**_description(zero), "step": step})
@@ -92,7 +92,8 @@ def load_checkpoint(zero: Zero, path: str | Path) -> int:
 
     # ---- 2. read ----
     others = {
-        name: torch.empty_like(tensor, memory_format=torch.contiguous_format) for name, tensor in _others(zero).items()
+        name: torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        for name, tensor in whole_tensors(zero).items()
     }
     new: list[dict[str, Tensor]] = []
     for unit in zero.units:
@@ -104,7 +105,7 @@ def load_checkpoint(zero: Zero, path: str | Path) -> int:
 
     # ---- 3. take over ----
     with torch.no_grad():
-        for name, tensor in _others(zero).items():
+        for name, tensor in whole_tensors(zero).items():
             tensor.copy_(others[name])
     for unit, tensors in zip(zero.units, new, strict=True):
         restore(zero.optimizer, unit.master, tensors, meta["counts"] if unit.is_trainable else {})
@@ -125,7 +126,7 @@ def _whole(others: Mapping[str, Tensor]) -> Iterator[LocalBox]:
         yield LocalBox(PARAMETER, name, Box((0,), (tensor.numel(),)), tensor.detach().flatten())
 
 
-def _others(zero: Zero) -> dict[str, Tensor]:
+def whole_tensors(zero: Zero) -> dict[str, Tensor]:
     """Buffers, and parameters that are whole on every rank: by name, tied ones once."""
     in_units = {name for unit in zero.units for name in unit.layout.names}
     tensors = zero.module.state_dict()
@@ -135,7 +136,7 @@ def _others(zero: Zero) -> dict[str, Tensor]:
 def _description(zero: Zero) -> dict[str, Any]:
     """Shapes, dtypes and optimizer, which must match on loading; and the dtypes of the state."""
     master = next(unit for unit in zero.units if unit.is_trainable).master
-    others = _others(zero)
+    others = whole_tensors(zero)
     shapes = {name: tuple(tensor.shape) for name, tensor in others.items()}
     dtypes = {name: tensor.dtype for name, tensor in others.items()}
     for unit in zero.units:
