@@ -66,6 +66,32 @@ def test_a_wait_that_a_thread_ends_is_left_alone():
     assert launch(program, ranks=1).values == [7]
 
 
+def test_a_thread_that_a_busy_machine_starts_late_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+    """Until then it has no frame, so it looks as if no other thread ran."""
+    asked, begin = queue.SimpleQueue[Any](), threading._start_new_thread  # pyright: ignore[reportAttributeAccessIssue]
+
+    def start_late() -> None:
+        function, arguments = asked.get()
+        time.sleep(1.5)
+        begin(function, arguments)
+
+    helper, frames = threading.Thread(target=start_late), watchdog.thread_frames
+    helper.start()
+    unseen = lambda: {ident: frame for ident, frame in frames().items() if ident != helper.ident}  # noqa: E731
+    monkeypatch.setattr(watchdog, "thread_frames", unseen)
+
+    def program() -> list[int]:
+        found: list[int] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(threading, "_start_new_thread", lambda *start: asked.put(start))
+            (thread := threading.Thread(target=found.append, args=(7,))).start()
+        thread.join()
+        return found
+
+    assert launch(program, ranks=1).values == [[7]]
+    helper.join()
+
+
 def test_a_rank_that_computes_for_long_is_told_once_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):

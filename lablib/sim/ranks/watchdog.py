@@ -55,7 +55,8 @@ class Watchdog:
         frame = thread_frames().get(ident or 0) if quiet_s >= _SURE_AFTER_S else None
         if frame is None:
             return ""
-        if _is_wait(frame) and frame.f_locals.get("timeout") is None and not self._somebody_else_runs():
+        is_endless = _is_wait(frame) and frame.f_locals.get("timeout") is None and not _starts_a_thread(frame)
+        if is_endless and not self._somebody_else_runs():
             return (
                 f"rank {rank} waits in {_primitive(frame)} ({program_line(frame)}), and no rank can end that: ranks of "
                 f"the simulator take turns, and no other has one while a rank waits outside torch.distributed. Real "
@@ -121,6 +122,14 @@ def _serves_others(frame: FrameType | None) -> bool:
 
 def _is_wait(frame: FrameType) -> bool:
     return frame.f_code is threading.Condition.wait.__code__ and "waiter" in frame.f_locals
+
+
+def _starts_a_thread(frame: FrameType | None) -> bool:
+    """Whether a thread waits for a new one, which has no frame until the machine has time for it."""
+    start = ("threading", "start")  # by name: ranks have their own `Thread.start` around it
+    while frame is not None and (frame.f_globals.get("__name__"), frame.f_code.co_name) != start:
+        frame = frame.f_back
+    return frame is not None
 
 
 def _primitive(frame: FrameType) -> str:
