@@ -1,7 +1,9 @@
-"""A plain GPT without parallelism, and a catalogue of published sizes. Read `gpt.py` first.
+"""A plain GPT and a plain Llama without parallelism, and a catalogue of published sizes. Read `gpt.py` first.
 
 sizes               sizes of a GPT, and its parameter count
 gpt                 the GPT
+llama_sizes         sizes of a Llama
+llama               the same with RMSNorm, rotary positions, grouped heads and a gated MLP
 catalogue           sizes to train here, by name
 transformer         published architectures: attention, experts, latents
 published           published sizes, by name

@@ -81,7 +81,7 @@ class Block(nn.Module):
         return x_BTD + self.mlp(self.mlp_norm(x_BTD))
 
 
-class _Undrawn(TorchFunctionMode):
+class Undrawn(TorchFunctionMode):
     """Layers made under it keep uninitialized parameters, since torch's initial values would be overwritten."""
 
     _FILLS = frozenset({init.kaiming_uniform_, init.uniform_, init.normal_, Tensor.fill_, Tensor.zero_})
@@ -113,7 +113,7 @@ class GPT(nn.Module):
         super().__init__()
         device = torch.get_default_device() if device is None else torch.device(device)
         self.config = config
-        with _Undrawn():  # `_initialize` draws
+        with Undrawn():  # `initialize` draws
             self.token_embedding = nn.Embedding(config.vocab_size, config.d_model, device=device, dtype=dtype)
             self.position_embedding = nn.Embedding(config.max_seq_len, config.d_model, device=device, dtype=dtype)
             self.blocks = nn.ModuleList(Block(config, device, dtype) for _ in range(config.num_layers))
@@ -122,36 +122,40 @@ class GPT(nn.Module):
         if config.tied_head:
             self.head.weight = self.token_embedding.weight
         if device.type != "meta":
-            self._initialize(seed if isinstance(seed, torch.Generator) else torch.Generator("cpu").manual_seed(seed))
+            initialize(self, config.num_layers, seed)
 
     def forward(self, tokens_BT: Int[Tensor, "B T"]) -> Float[Tensor, "B T V"]:
         """Scores of every token as the next one, before softmax. Tokens in [0, V), int64; T at most `max_seq_len`."""
-        seq_len = tokens_BT.shape[1]
-        if seq_len > self.config.max_seq_len:
-            raise ValueError(
-                f"a sequence must have at most max_seq_len={self.config.max_seq_len} tokens: got {seq_len}."
-            )
-        positions_T = torch.arange(seq_len, device=tokens_BT.device)
+        require_length(tokens_BT, self.config.max_seq_len)
+        positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)
         x_BTD = self.token_embedding(tokens_BT) + self.position_embedding(positions_T)
         for block in self.blocks:
             x_BTD = block(x_BTD)
         return self.head(self.final_norm(x_BTD))
 
-    @torch.no_grad()
-    def _initialize(self, generator: torch.Generator) -> None:
-        """GPT-2's initialization: weights N(0, 0.02), over sqrt(2 L) if added to the stream; biases 0, norms 1."""
-        # The stream is a sum of 2 L corrections: without the factor its variance would grow with the depth.
-        residual_std = 0.02 / math.sqrt(2 * self.config.num_layers)
-        for name, param in self.named_parameters():
-            if name.endswith("bias"):
-                param.zero_()
-            elif param.ndim == 1:  # the weight of a norm
-                param.fill_(1.0)
-            else:
-                std = residual_std if name.endswith(("attention.out.weight", "mlp.down.weight")) else 0.02
-                # Drawn in float64 on the CPU and rounded: the same model for any dtype and device.
-                drawn = torch.empty(param.shape, dtype=torch.float64, device="cpu")
-                param.copy_(drawn.normal_(0.0, std, generator=generator))
+
+def require_length(tokens_BT: Tensor, max_seq_len: int) -> None:
+    """Raise ValueError for sequences that are too long for the model."""
+    if tokens_BT.shape[1] > max_seq_len:
+        raise ValueError(f"a sequence must have at most max_seq_len={max_seq_len} tokens: got {tokens_BT.shape[1]}.")
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, num_layers: int, seed: int | torch.Generator) -> None:
+    """GPT-2's initialization: weights N(0, 0.02), over sqrt(2 L) if added to the stream; biases 0, norms 1."""
+    generator = seed if isinstance(seed, torch.Generator) else torch.Generator("cpu").manual_seed(seed)
+    # The stream is a sum of 2 L corrections: without the factor its variance would grow with the depth.
+    residual_std = 0.02 / math.sqrt(2 * num_layers)
+    for name, param in model.named_parameters():
+        if name.endswith("bias"):
+            param.zero_()
+        elif param.ndim == 1:  # the weight of a norm
+            param.fill_(1.0)
+        else:
+            std = residual_std if name.endswith(("attention.out.weight", "mlp.down.weight")) else 0.02
+            # Drawn in float64 on the CPU and rounded: the same model for any dtype and device.
+            drawn = torch.empty(param.shape, dtype=torch.float64, device="cpu")
+            param.copy_(drawn.normal_(0.0, std, generator=generator))
 
 
 @checked

@@ -21,6 +21,7 @@ interval           checkpoint interval that loses the least time: Young, Daly, s
 health             replicas that drift apart; NaN and spikes: skip, roll back or stop
 safetensors        files of tensors that contain no code
 hugging_face       GPT-2 in the files of Hugging Face's transformers
+hugging_face_llama the same for Llama
 
 Metrics and alerts:
 alerts             rules with thresholds and durations, evaluated on a stream of metrics

@@ -45,6 +45,7 @@ from .interval import (
 from .health import Action as Action, Drift as Drift, SpikeGuard as SpikeGuard, find_drift as find_drift
 from .safetensors import read_safetensors as read_safetensors, write_safetensors as write_safetensors
 from .hugging_face import export_gpt2 as export_gpt2, import_gpt2 as import_gpt2
+from .hugging_face_llama import export_llama as export_llama, import_llama as import_llama
 from .alerts import (
     TRAINING_RULES as TRAINING_RULES,
     AlertEvent as AlertEvent,

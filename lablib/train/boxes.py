@@ -6,7 +6,7 @@ parameter and place can be read by any other layout: torch's planner finds the s
 
     w [3, 6]          rank 0 has        rank 1 has             BoxedTensor((3, 6), dtype, [(corner, view), ...])
     a a a a b b       a at (0, 0)       b at (0, 4)
-    b b b b b b                         b at (1, 0)            on the reader's side: the boxes of its own layout
+    b b b b b b                         b at (1, 0)            a reader asks for the boxes of another layout
     c c c c c c                         (c on rank 2)
 
 Plain tensors (one box: all of it) and DTensors (one box a rank) are saved and read in the same way by torch, so layouts

@@ -31,6 +31,7 @@ from lablib.batches.schedules import cosine, deepspeed_warmup, linear, warmup_st
 from lablib.data import ResumableBatches, load_corpus, train_val_split
 from lablib.memory.checkpointing import checkpoint_operators
 from lablib.models.gpt import GPT
+from lablib.models.llama import Llama, model_of
 from lablib.optim import LAMB, Lion
 from lablib.parallel.data.overlapped import DataParallel
 from lablib.parallel.experts.gradients import ExpertReduce
@@ -64,7 +65,7 @@ def build(
 
     Arguments:
         config: parts that are not given are made from it.
-        model: gives logits; whole, and the same on all ranks. For tensor, pipeline or context ranks a GPT with
+        model: gives logits; whole, and the same on all ranks. For tensor, pipeline or context ranks a GPT or Llama with
             `config.model.sizes`; to shard, recompute or compile layers, a model with `blocks`. It is changed in place.
         optimizer_fn: makes the optimizer of parameters, or of shards of them.
         loader: this rank's batches; with tensor, pipeline or context ranks, the whole batch on each rank.
@@ -88,11 +89,13 @@ def build(
 
 
 @checked
-def make_model(config: TrainConfig) -> GPT:
+def make_model(config: TrainConfig) -> GPT | Llama:
     """The whole model, with experts if it has any."""
     sizes = config.model
-    model = GPT(sizes.sizes, seed=sizes.seed, dtype=getattr(torch, config.precision.parameters))
-    return with_experts(model, sizes.num_experts, sizes.num_active, seed=sizes.seed) if sizes.num_experts else model
+    model = model_of(sizes.sizes, seed=sizes.seed, dtype=getattr(torch, config.precision.parameters))
+    if isinstance(model, GPT) and sizes.num_experts:
+        return with_experts(model, sizes.num_experts, sizes.num_active, seed=sizes.seed)
+    return model
 
 
 @checked

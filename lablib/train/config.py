@@ -1,6 +1,6 @@
 """Configuration of a training run: a tree of dataclasses, checked field by field and across fields.
 
-    [model]        sizes of the GPT                      [precision]    dtypes, and the loss scale
+    [model]        family and sizes                      [precision]    dtypes, and the loss scale
     [data]         corpus, batch, sequence               [memory]       recomputation, torch.compile
     [optimizer]    rule, rate, schedule, clipping        [checkpoint]   folder, interval
     [parallel]     axes of the mesh, ZeRO stage          [monitor]      interval, files
@@ -12,13 +12,14 @@ the number of ranks are checked by `config.on(ranks)`, which also fills in the s
     batch_size = data x expert x micro_batch x number of micro-batches
 
 Source: names as in torch and in this package; lablib/train/deepspeed.py has DeepSpeed's names next to them.
-Simplified: the model is the plain GPT, perhaps with experts; one group of parameters.
+Simplified: the model is the plain GPT, perhaps with experts, or the plain Llama; one group of parameters.
 """
 
 from dataclasses import dataclass, field, fields, replace
 from math import inf, prod
 from typing import Annotated, Any
 
+from lablib.models.llama_sizes import LlamaConfig
 from lablib.models.sizes import GPTConfig
 from lablib.pipeline.schedules import SCHEDULES
 from lablib.signature import (
@@ -35,6 +36,7 @@ from lablib.signature import (
 )
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "lion", "lamb")
+_LLAMA = 'give none, or with model.family="llama" another number'
 RATES = ("constant", "linear", "cosine", "wsd", "deepspeed-log", "deepspeed-linear")
 
 
@@ -45,15 +47,21 @@ class _Checked:
 
 @dataclass(frozen=True)
 class ModelConfig(_Checked):
-    """Sizes of the GPT; as `GPTConfig`."""
+    """Sizes of the model; as `GPTConfig`, or `LlamaConfig`."""
 
+    family: Annotated[str, OneOf(("gpt", "llama"))] = "gpt"  # llama: RMSNorm, SwiGLU, rotary positions, no biases
     num_layers: Count = 2
     d_model: Count = 64
     num_heads: Count = 4
     vocab_size: Count = 256  # bytes
     max_seq_len: Count = 128
-    d_ff: Count | None = None  # hidden width of the MLP; None: 4 d_model
-    tied_head: bool = True
+    d_ff: Count | None = None  # hidden width of the MLP; None: 4 d_model, of a llama 8/3
+    tied_head: bool | None = None  # None: tied in a gpt, not in a llama
+    # Of a llama. num_kv_heads: heads of keys and values; None: num_heads. head_dim: width of a head; None: d_model /
+    # num_heads. rope_base: of the rotary angles; None: 500,000
+    num_kv_heads: Annotated[int, Range(ge=1), _LLAMA] | None = None
+    head_dim: Annotated[int, Range(ge=1), _LLAMA] | None = None
+    rope_base: Annotated[float, Range(gt=1), _LLAMA] | None = None
     num_experts: NonNegativeInt = 0  # of each layer; 0: an MLP
     num_active: Count = 2  # experts that a token visits
     seed: NonNegativeInt = 0  # of the initial parameters
@@ -66,9 +74,17 @@ class ModelConfig(_Checked):
                 "model.num_active", f"at most num_experts={self.num_experts}", self.num_active, self.num_experts
             )
 
+        for name in ("num_kv_heads", "head_dim", "rope_base") if self.family == "gpt" else ():
+            if (value := getattr(self, name)) is not None:
+                raise _broken(f"model.{name}", 'none without model.family="llama"', value, "none")
+        if self.family == "llama" and self.num_experts:
+            raise _broken("model.num_experts", "0 for a llama", self.num_experts, 0)
+
     @property
-    def sizes(self) -> GPTConfig:
-        return GPTConfig(**{one.name: getattr(self, one.name) for one in fields(GPTConfig)})
+    def sizes(self) -> GPTConfig | LlamaConfig:
+        kind = LlamaConfig if self.family == "llama" else GPTConfig
+        own = {one.name: getattr(self, one.name, None) for one in fields(kind)}
+        return kind(**{name: value for name, value in own.items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -165,7 +181,7 @@ class CheckpointConfig(_Checked):
 
     folder: str = ""  # empty: none
     every: Count = 100  # steps
-    keep: Count = 2  # newest ones
+    keep: Count = 2  # newest ones; also the one with the lowest training loss in its step
     asynchronous: bool = True  # written during the next steps
     resume: bool = True  # from the newest in the folder
 

@@ -14,7 +14,7 @@ x w, while nn.Linear multiplies x w^T):
 Legend: D width, F hidden width, V vocabulary, P positions.
 Source: GPT2LMHeadModel of transformers 5.24; the files of openai-community/gpt2, which have no prefix "transformer."
 and contain the masks h.N.attn.bias.
-Simplified: one file, in the dtype of the model; GPT-2 only.
+Simplified: one file, in the dtype of the model. Llama is in hugging_face_llama.py.
 """
 
 import json
@@ -26,6 +26,7 @@ from torch import Tensor
 
 from lablib.configs.hugging_face import read_hugging_face
 from lablib.models.gpt import GPT
+from lablib.models.llama import Llama
 from lablib.models.sizes import GPTConfig
 from lablib.signature import checked, shown
 from lablib.text.files import write_text
@@ -100,16 +101,21 @@ def import_gpt2(folder: str | Path) -> GPT:
         weights |= {name: part.T if is_transposed else part for name, part in zip(ours, parts, strict=True)}
     if odd := [name for name in stored if not name.endswith(_MASKS)]:
         raise ValueError(f"model.safetensors must have only tensors of a GPT-2: got {shown(odd[0])} in {folder}.")
-    if config.tied_head:
-        weights["head.weight"] = weights["token_embedding.weight"]
     model = GPT(config, dtype=weights["token_embedding.weight"].dtype, device="meta")
+    assign(model, weights, folder)
+    return model
+
+
+def assign(model: GPT | Llama, weights: dict[str, Tensor], folder: Path) -> None:
+    """Give a model on "meta" its weights, by our names. ValueError: other names or shapes."""
+    if model.config.tied_head:
+        weights["head.weight"] = weights["token_embedding.weight"]
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         raise ValueError(f"model.safetensors must fit its config.json in {folder}: {error}") from None
-    if config.tied_head:
+    if model.config.tied_head:
         model.head.weight = model.token_embedding.weight
-    return model
 
 
 def _names(config: GPTConfig) -> Iterator[tuple[str, list[str], bool]]:

@@ -33,7 +33,7 @@ from torch.distributed.tensor import DTensor
 from lablib.batches.accumulation import IGNORED, backward_all
 from lablib.batches.clipping import clip_grad_norm_
 from lablib.data import Batch
-from lablib.models.gpt import GPT
+from lablib.models.llama import model_of
 from lablib.parallel.data.overlapped import DataParallel
 from lablib.parallel.experts.gradients import expert_parameters
 from lablib.parallel.mesh.checkpoint import boxes_of_buffer, name_in_model
@@ -233,7 +233,7 @@ class MeshStep:
     def __init__(self, combined: CombinedStep):
         self.combined, config = combined, combined.how.config
         with disable_current_modes():  # not part of the simulation
-            whole = GPT(config, device="meta")
+            whole = model_of(config, device="meta")
         self._shapes = {name: tuple(param.shape) for name, param in whole.named_parameters()}
 
     @property

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from lablib import launch
 from lablib.data import Corpus, ResumableBatches
-from lablib.models import GPT
 from lablib.precision.loss_scaling import deepspeed_rule
-from lablib.train import build, deepspeed_tables, make_scaler, make_schedule, parse_config, with_overrides
+from lablib.train import build, deepspeed_tables, make_model, make_scaler, make_schedule, parse_config, with_overrides
 
 SMALL = ["model.num_layers=2", "model.d_model=16", "model.max_seq_len=16", "data.seq_len=16", "data.batch_size=4"]
 
@@ -99,4 +98,4 @@ def test_a_model_of_a_learner_trains_unless_it_has_to_be_cut():
     assert found[-1] < found[0] - 1
     with pytest.raises(ValueError, match="memory.recompute must be none for a model without blocks: got full"):
         losses(["memory.recompute=full"], Bigram())
-    assert losses(["memory.recompute=full"], GPT(parse_config(with_overrides({}, SMALL)).model.sizes)) != found
+    assert losses(["memory.recompute=full"], make_model(parse_config(with_overrides({}, SMALL)))) != found

@@ -106,6 +106,15 @@ def test_a_misspelled_field_is_named_with_the_right_one(name: str, data: Any):
         assert name in str(error.value)
 
 
+def test_a_head_is_tied_by_default_in_a_gpt_and_not_in_a_llama():
+    for family, is_tied in (("gpt", True), ("llama", False)):
+        text = f"model.family={family}"
+        assert parse_config(with_overrides({}, [text])).model.sizes.tied_head == is_tied
+        assert (
+            parse_config(with_overrides({}, [text, f"model.tied_head={not is_tied}"])).model.sizes.tied_head != is_tied
+        )
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -125,6 +134,12 @@ def test_a_misspelled_field_is_named_with_the_right_one(name: str, data: Any):
         (["model.num_experts=4", "parallel.tensor=2"], "model.num_experts must be 0 with tensor"),
         (["precision.master=true"], "precision.master must be false without a ZeRO stage"),
         (["optimizer.fused=true", "optimizer.name=lion"], "optimizer.fused must be false for lion"),
+        (["model.num_kv_heads=2"], 'model.num_kv_heads must be none without model.family="llama": got 2; try'),
+        (["model.head_dim=8"], 'model.head_dim must be none without model.family="llama": got 8; try'),
+        (["model.rope_base=100.0"], 'model.rope_base must be none without model.family="llama": got 100.0; try'),
+        (["model.family=llama", "model.num_experts=4"], "model.num_experts must be 0 for a llama: got 4"),
+        (["model.family=llama", "model.num_kv_heads=3"], "num_heads must be a multiple of num_kv_heads: got 4 and 3"),
+        (["model.family=lama"], "model.family must be one of gpt, llama: got 'lama'; did you mean 'llama'"),
         (["model.num_heads=7"], "d_model must be a multiple of num_heads: got 64 and 7; try 63"),
     ],
 )

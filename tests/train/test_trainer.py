@@ -20,7 +20,6 @@ from torch.distributed.tensor import DTensor
 
 from lablib import RankError, launch
 from lablib.data import Batch, Corpus, ResumableBatches
-from lablib.models import GPT
 from lablib.precision.loss_scaling import LossScaler, ScaleRule
 from lablib.train import (
     ExpertStep,
@@ -45,6 +44,7 @@ BASE = {
     "precision": {"parameters": "float64"},
 }
 SGD = {"name": "sgd", "lr": 0.1}
+LLAMA = ["model.family=llama", "model.num_kv_heads=2", "model.rope_base=100.0"]
 
 
 def config_of(*overrides: str, **optimizer: Any) -> TrainConfig:
@@ -140,6 +140,15 @@ def assert_is_one_device(config: TrainConfig, ranks: int) -> None:
         (["parallel.pipeline=2"], 4),
         (["parallel.context=2"], 4),
         (["parallel.tensor=2", "parallel.pipeline=2", "memory.recompute=full"], 8),
+        (LLAMA, 2),
+        pytest.param([*LLAMA, "parallel.library=torch"], 2, marks=SLOWER),
+        pytest.param([*LLAMA, "parallel.zero_stage=1"], 2, marks=SLOWER),
+        pytest.param([*LLAMA, "parallel.zero_stage=2"], 2, marks=SLOWER),
+        ([*LLAMA, "parallel.zero_stage=3", "memory.recompute=full"], 2),
+        ([*LLAMA, "parallel.zero_stage=3", "parallel.library=torch", "memory.recompute=selective"], 2),
+        ([*LLAMA, "parallel.tensor=2", "parallel.context=2", "parallel.sequence_parallel=true"], 4),
+        ([*LLAMA, "parallel.tensor=2", "parallel.pipeline=2", "model.head_dim=6"], 4),
+        pytest.param([*LLAMA, "parallel.pipeline=2", "model.tied_head=true"], 4, marks=SLOWER),
     ],
     ids=lambda one: " ".join(one) if isinstance(one, list) else str(one),
 )
@@ -193,6 +202,21 @@ def test_experts_on_several_ranks_have_the_curve_of_one_device():
         config = config_of("model.num_experts=4", *overrides, **options)
         for found in launch(curve, config, corpus, ranks=ranks, trace=False).values:
             assert found == [pytest.approx(pair, rel=1e-7) for pair in reference]
+
+
+def test_a_llama_on_real_text_has_the_same_curve_on_1_and_4_ranks():
+    options: dict[str, Any] = {"name": "adamw", "lr": 1e-2, "max_norm": 1.0}
+    corpus = text()
+    (reference,) = launch(curve, config_of(*LLAMA, **options), corpus, ranks=1, trace=False).values
+    assert reference[0][0] == pytest.approx(math.log(256), abs=0.1) and reference[-1][0] < reference[0][0] - 0.5
+    for overrides in (["parallel.zero_stage=3"], ["parallel.tensor=2", "parallel.pipeline=2"]):
+        for found in launch(curve, config_of(*LLAMA, *overrides, **options), corpus, ranks=4, trace=False).values:
+            assert found == [pytest.approx(pair, rel=1e-7) for pair in reference]
+
+
+def test_a_llama_with_fewer_key_value_heads_than_tensor_ranks_is_refused():
+    with pytest.raises(RankError, match="num_kv_heads must be a multiple of the ranks: got 2 .* on 4 ranks; try 2"):
+        launch(curve, config_of(*LLAMA, "parallel.tensor=4"), text(), ranks=4)
 
 
 def test_real_processes_have_the_curve_of_the_simulator():
@@ -358,7 +382,7 @@ def test_an_overflow_skips_the_step_on_all_ranks_and_holds_the_schedule(override
 
 def test_a_model_that_does_not_average_is_refused_on_several_ranks():
     def program() -> None:
-        model = GPT(config_of().model.sizes)
+        model = make_model(config_of())
         ReplicaStep(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
     with pytest.raises(

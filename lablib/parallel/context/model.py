@@ -27,6 +27,7 @@ Simplified: one batch at a time: `shard` sets the tokens for attention and posit
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,6 +36,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from lablib.models.gpt import GPT, Attention
+from lablib.models.llama import GroupedAttention, Llama, rotate
 from lablib.parallel.context.order import Documents, Order, document_spans, zigzag_order
 from lablib.parallel.context.ring import ring_attention
 from lablib.parallel.context.ulysses import ulysses_attention
@@ -109,16 +111,18 @@ class ContextParallel:
         self.documents: Documents | None = None
         self.positions: Tensor | None = None
 
-    def parallelize(self, model: GPT) -> GPT:
+    def parallelize(self, model: GPT | Llama) -> Any:
         """Replace attention and positions, in place, and return the model. Before `DataParallel`, and `parallelize`.
 
         ValueError: with Ulysses, heads that cannot be split over the ranks.
         """
         if self.attention is ulysses_attention:
-            check_heads(model.config.num_heads, model.config.num_heads, dist.get_world_size(self.group))
+            kv_heads = model.config.kv_heads if isinstance(model, Llama) else model.config.num_heads
+            check_heads(model.config.num_heads, kv_heads, dist.get_world_size(self.group))
         for block in model.blocks:
             block.attention = ContextAttention(block.attention, self)  # pyright: ignore
-        model.position_embedding = ContextPositions(model.position_embedding, self)  # pyright: ignore
+        if isinstance(model, GPT):
+            model.position_embedding = ContextPositions(model.position_embedding, self)  # pyright: ignore
         return model
 
     def shard(
@@ -181,19 +185,31 @@ class ContextParallel:
 
 
 class ContextAttention(nn.Module):
-    """Attention of gpt.py over the tokens of all ranks, with the same layers."""
+    """Attention of gpt.py or llama.py over the tokens of all ranks, with the same layers."""
 
     def __init__(self, attention: Attention, context: ContextParallel):
         super().__init__()
         self.num_heads, self.context = attention.num_heads, context
         self.query, self.key, self.value, self.out = attention.query, attention.key, attention.value, attention.out
+        self.rope_base: float | None = None
+        self.num_kv_heads, self.d_head = self.num_heads, self.query.in_features // self.num_heads
+        if isinstance(attention, GroupedAttention):
+            self.num_kv_heads, self.d_head, self.rope_base = (
+                attention.num_kv_heads,
+                attention.d_head,
+                attention.rope_base,
+            )
 
     def forward(self, x_BtD: Float[Tensor, "B t D"]) -> Float[Tensor, "B t D"]:
-        d_head = self.query.in_features // self.num_heads  # `num_heads` may be reduced by tensor parallelism
-        q_BHtK, k_BHtK, v_BHtK = (
-            linear(x_BtD).unflatten(-1, (-1, d_head)).transpose(1, 2) for linear in (self.query, self.key, self.value)
+        q_BHtK, k_BGtK, v_BGtK = (
+            linear(x_BtD).unflatten(-1, (-1, self.d_head)).transpose(1, 2)
+            for linear in (self.query, self.key, self.value)
         )
-        return self.out(self.context.attend(q_BHtK, k_BHtK, v_BHtK).transpose(1, 2).flatten(-2))
+        if self.rope_base is not None:
+            positions_Bt = self.context.positions
+            assert positions_Bt is not None
+            q_BHtK, k_BGtK = (rotate(x, positions_Bt, self.rope_base) for x in (q_BHtK, k_BGtK))
+        return self.out(self.context.attend(q_BHtK, k_BGtK, v_BGtK).transpose(1, 2).flatten(-2))
 
 
 class ContextPositions(nn.Module):

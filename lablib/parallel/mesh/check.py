@@ -18,7 +18,8 @@ A missing axis has one rank. The order of the axes is their placement (`mesh.py`
 Cost: a model without memory, and the plan of the pipeline; some tens of milliseconds for a hundred layers.
 Source: Narayanan et al., SC 2021, arXiv 2104.04473, section 3; Llama Team, 2024, arXiv 2407.21783, section 3.3.2 (four
 axes).
-Simplified: a GPT; micro-batches have equal numbers of sequences, context ranks equal numbers of tokens; no experts.
+Simplified: a GPT or a Llama; micro-batches have equal numbers of sequences, context ranks equal numbers of tokens; no
+experts.
 """
 
 from dataclasses import dataclass, field, replace
@@ -28,13 +29,22 @@ from typing import Annotated
 import torch
 
 from lablib.errors import unknown_name
-from lablib.models.gpt import GPT
+from lablib.models.llama import model_of
+from lablib.models.llama_sizes import LlamaConfig
 from lablib.models.sizes import GPTConfig
 from lablib.parallel.context.model import Attend, MakeOrder, check_context
 from lablib.parallel.context.order import zigzag_order
 from lablib.parallel.context.ring import ring_attention
 from lablib.parallel.mesh.mesh import Mesh
-from lablib.parallel.tensor.plan import GPT_PLAN, GPT_SEQUENCE_PLAN, Uneven, Vocabulary, check_plan
+from lablib.parallel.tensor.plan import (
+    GPT_PLAN,
+    GPT_SEQUENCE_PLAN,
+    LLAMA_PLAN,
+    LLAMA_SEQUENCE_PLAN,
+    Uneven,
+    Vocabulary,
+    check_plan,
+)
 from lablib.parallel.tensor.plan import Plan as TensorPlan
 from lablib.parallel.tensor.vocabulary import padded_vocabulary
 from lablib.pipeline.balance import balanced_cut
@@ -52,9 +62,9 @@ AXES = (DATA, CONTEXT, TENSOR, PIPELINE)
 
 @dataclass(frozen=True)
 class Combination:
-    """Settings for training a GPT on a mesh."""
+    """Settings for training a GPT or a Llama on a mesh."""
 
-    config: GPTConfig  # of the whole model
+    config: GPTConfig | LlamaConfig  # of the whole model
     mesh: Mesh  # axes among data, context, tensor and pipeline, in any order
     batch_size: Count  # sequences per step, over all ranks
     seq_len: Count  # tokens per sequence
@@ -86,7 +96,7 @@ class Combination:
         plan = self.plan.plan
         self._check_autocast(any(action.kind is Kind.W for row in plan for action in row))
         with disable_current_modes():  # without simulated time and memory within a launch
-            model = GPT(self.config, device="meta")
+            model = model_of(self.config, device="meta")
             if self.size(TENSOR) > 1:
                 check_plan(model, self.tensor_plan, self.size(TENSOR))
             costs = [flops_of(unit, self.seq_len) for unit in units_of(model)]
@@ -100,7 +110,8 @@ class Combination:
     @cached_property
     def tensor_plan(self) -> TensorPlan:
         """The cuts of modules over the tensor axis."""
-        plan = GPT_SEQUENCE_PLAN if self.sequence_parallel else GPT_PLAN
+        plans = {False: (GPT_PLAN, GPT_SEQUENCE_PLAN), True: (LLAMA_PLAN, LLAMA_SEQUENCE_PLAN)}
+        plan = plans[isinstance(self.config, LlamaConfig)][self.sequence_parallel]
         return {
             name: replace(style, uneven=self.uneven_vocabulary) if isinstance(style, Vocabulary) else style
             for name, style in plan.items()
@@ -136,8 +147,10 @@ class Combination:
         context, tensor = self.size(CONTEXT), self.size(TENSOR)
         lengths = {self.seq_len}
         if context > 1:
-            heads = max(1, self.config.num_heads // tensor)
-            lengths = set(check_context(self.seq_len, heads, heads, context, self.order, self.attention).lengths)
+            config = self.config
+            kv_heads = config.kv_heads if isinstance(config, LlamaConfig) else config.num_heads
+            heads, kv_heads = (max(1, num // tensor) for num in (config.num_heads, kv_heads))
+            lengths = set(check_context(self.seq_len, heads, kv_heads, context, self.order, self.attention).lengths)
         cuts = tensor if self.sequence_parallel else 1
         if len(lengths) > 1 or min(lengths) % cuts:
             pieces = (2 if context > 1 and self.order is zigzag_order else 1) * context * cuts

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from lablib.models.gpt import GPT
+from lablib.models.llama import Llama, model_of
 from lablib.parallel.context.model import ContextAttention, ContextParallel, ContextPositions
 from lablib.parallel.mesh.check import TENSOR, Combination
 from lablib.parallel.tensor.parallelize import parallelize
@@ -37,7 +38,7 @@ from lablib.torch_compat import disable_current_modes
 
 
 class ModelPart(nn.Module):
-    """The modules of a GPT on this rank, by the GPT's names; parameters are this rank's.
+    """The modules of a GPT or Llama on this rank, by the model's names; parameters are this rank's.
 
     Arguments:
         model: whole, the same on all ranks; not changed.
@@ -45,14 +46,17 @@ class ModelPart(nn.Module):
         context: assignment of tokens to ranks; None: all tokens are here.
     """
 
-    def __init__(self, model: GPT, how: Combination, units: list[int], context: ContextParallel | None, group: Group):
+    def __init__(
+        self, model: GPT | Llama, how: Combination, units: list[int], context: ContextParallel | None, group: Group
+    ):
         super().__init__()
         last = how.config.num_layers + 1
         # Modules are copied, but of the parameters only this rank's shards, below.
         shared: dict[int, Any] = {id(param): param for param in model.parameters()}
         if 0 in units:
             self.token_embedding = copied(model.token_embedding, shared)
-            self.position_embedding = copied(model.position_embedding, shared)
+            if isinstance(model, GPT):
+                self.position_embedding = copied(model.position_embedding, shared)
         blocks = {str(i - 1): copied(model.blocks[i - 1], shared) for i in units if 0 < i < last}
         self.blocks = nn.ModuleDict(blocks)
         if last in units:
@@ -66,7 +70,7 @@ class ModelPart(nn.Module):
             names = [name for name, _ in self.named_modules()]
             plan = {key: style for key, style in how.tensor_plan.items() if any(fits(name, key) for name in names)}
             parallelize(self, group, plan, broadcasts=False)
-        if context is not None and 0 in units:
+        if context is not None and 0 in units and isinstance(model, GPT):
             tensor_group = group if how.sequence_parallel else None
             self.position_embedding = ContextPositions(self.position_embedding, context, tensor_group)
         self._take_over()
@@ -110,11 +114,11 @@ class Elsewhere(nn.Module):
         self.tied = tied
 
 
-def make_model(how: Combination, seed: int, dtype: torch.dtype) -> GPT:
+def make_model(how: Combination, seed: int, dtype: torch.dtype) -> GPT | Llama:
     """The whole model on the host, without memory if only shapes are computed. Not part of the simulation."""
     device = "meta" if torch.empty(0).is_meta else "cpu"
     with disable_current_modes():
-        return GPT(how.config, seed=seed, dtype=dtype, device=device)
+        return model_of(how.config, seed=seed, dtype=dtype, device=device)
 
 
 def pieces_of(part: ModelPart, how: Combination, own: list[int]) -> list[nn.Module]:

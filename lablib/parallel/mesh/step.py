@@ -44,6 +44,7 @@ from torch import Tensor
 
 from lablib.batches.accumulation import IGNORED, summed_loss
 from lablib.models.gpt import GPT, next_token_loss
+from lablib.models.llama import Llama
 from lablib.parallel.context.model import ContextParallel
 from lablib.parallel.mesh.check import CONTEXT, DATA, PIPELINE, TENSOR, Combination
 from lablib.parallel.mesh.optimizer import CombinedOptimizer, OptimizerFn, Owned
@@ -97,7 +98,7 @@ class CombinedStep:
         *,
         max_norm: float = math.inf,
         scaler: LossScaler | None = None,
-        model: GPT | None = None,
+        model: GPT | Llama | None = None,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
         padded: bool = False,
@@ -106,7 +107,7 @@ class CombinedStep:
             "CombinedStep",
             [
                 *[("how", how, Combination), ("optimizer_fn", optimizer_fn, Callable), ("max_norm", max_norm, MaxNorm)],
-                *[("scaler", scaler, LossScaler | None), ("model", model, GPT | None), ("seed", seed, int)],
+                *[("scaler", scaler, LossScaler | None), ("model", model, GPT | Llama | None), ("seed", seed, int)],
                 *[("dtype", dtype, torch.dtype), ("padded", padded, bool)],
             ],
         )
@@ -267,7 +268,7 @@ def _require_batch(name: str, given: Tensor, how: Combination, padded: bool) -> 
         )
 
 
-def _require_model(model: GPT | None, how: Combination) -> None:
+def _require_model(model: GPT | Llama | None, how: Combination) -> None:
     if model is None:
         return
     if model.config != how.config:

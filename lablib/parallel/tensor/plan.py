@@ -10,7 +10,8 @@ A pattern is a module's name, in which `*` matches one part: "blocks.*.mlp.up". 
     Vocabulary()    an Embedding or the head's Linear, by words
     OnTokens()      a norm or the position embedding, on this rank's tokens (sequence parallelism)
 
-The plans of a GPT of L layers: `GPT_PLAN`, with f and g: 2 L + 1 all-reduces forward (one more for the embedding), and
+The plans of a GPT of L layers (`LLAMA_PLAN`, `LLAMA_SEQUENCE_PLAN` for a Llama, with the same communication):
+`GPT_PLAN`, with f and g: 2 L + 1 all-reduces forward (one more for the embedding), and
 2 L + 1 backward (for the head), in addition to the loss. `GPT_SEQUENCE_PLAN` has an all-gather or a reduce-scatter at
 either end of each region. Both leave the logits cut, for `vocabulary_parallel_loss`. For whole logits:
 
@@ -107,10 +108,22 @@ GPT_PLAN: Plan = {
     "head": Vocabulary(),
 }
 _ON_TOKENS = ("position_embedding", "blocks.*.attention_norm", "blocks.*.mlp_norm", "final_norm")
-GPT_SEQUENCE_PLAN: Plan = {
-    name: style if isinstance(style, SharedInput | OnTokens) else replace(style, region=SEQUENCE)
-    for name, style in GPT_PLAN.items()
-} | dict.fromkeys(_ON_TOKENS, OnTokens())
+LLAMA_PLAN: Plan = {
+    **GPT_PLAN,
+    "blocks.*.attention.key": Column(units="num_kv_heads"),
+    "blocks.*.attention.value": Column(units="num_kv_heads"),
+    "blocks.*.mlp": SharedInput(),
+    "blocks.*.mlp.gate": Column(),
+}
+GPT_SEQUENCE_PLAN, LLAMA_SEQUENCE_PLAN = (
+    {
+        name: style if isinstance(style, SharedInput | OnTokens) else replace(style, region=SEQUENCE)
+        for name, style in plan.items()
+    }
+    for plan in (GPT_PLAN, LLAMA_PLAN)
+)
+GPT_SEQUENCE_PLAN |= dict.fromkeys(_ON_TOKENS, OnTokens())
+LLAMA_SEQUENCE_PLAN |= dict.fromkeys(_ON_TOKENS[1:], OnTokens())  # without position embeddings
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -21,7 +21,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from lablib.models import GPT
+from lablib.models import GPT, Llama
 from lablib.models.gpt import Attention
 from lablib.pipeline.balance import balanced_cut
 from lablib.signature import checked, shown
@@ -30,11 +30,14 @@ from lablib.signature import checked, shown
 class Embedding(nn.Module):
     """The first unit of a GPT: tokens [B, T] to the residual stream [B, T, D]."""
 
-    def __init__(self, model: GPT):
+    def __init__(self, model: GPT | Llama):
         super().__init__()
-        self.token_embedding, self.position_embedding = model.token_embedding, model.position_embedding
+        self.token_embedding = model.token_embedding
+        self.position_embedding = getattr(model, "position_embedding", None)  # None: rotary, in the attention
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
+        if self.position_embedding is None:
+            return self.token_embedding(tokens_BT)
         seq_len, longest = tokens_BT.shape[1], len(self.position_embedding.weight)
         if seq_len > longest:
             raise ValueError(f"a sequence must have at most max_seq_len={longest} tokens: got {seq_len}.")
@@ -45,7 +48,7 @@ class Embedding(nn.Module):
 class Head(nn.Module):
     """The last unit of a GPT: the residual stream [B, T, D] to logits [B, T, V]."""
 
-    def __init__(self, model: GPT):
+    def __init__(self, model: GPT | Llama):
         super().__init__()
         self.final_norm, self.head = model.final_norm, model.head
 
@@ -56,7 +59,7 @@ class Head(nn.Module):
 @checked
 def units_of(model: nn.Module) -> list[nn.Module]:
     """The units of a model: a GPT's embedding, blocks and head; the layers of an `nn.Sequential`."""
-    if isinstance(model, GPT):
+    if isinstance(model, GPT | Llama):
         return [Embedding(model), *model.blocks, Head(model)]
     if isinstance(model, nn.Sequential):
         return list(model)
@@ -86,7 +89,7 @@ def cut(model: nn.Module, num_pieces: int, costs: Sequence[float] | None = None)
     """
     units = units_of(model)
     if costs is None:
-        seq_len = model.config.max_seq_len if isinstance(model, GPT) else 0
+        seq_len = model.config.max_seq_len if isinstance(model, GPT | Llama) else 0
         costs = [flops_of(unit, seq_len) for unit in units]
     if len(costs) != len(units):
         raise ValueError(f"costs must be one for each of the model's {len(units)} units: got {len(costs)}.")
