@@ -93,6 +93,7 @@ def run(config: TrainConfig, attach: Iterable[Callable[[Trainer], Any]] = ()) ->
 def save_and_resume(trainer: Trainer, checkpoints: Checkpoints, config: TrainConfig) -> None:
     """Resume from the newest checkpoint, if there is one; save every `checkpoint.every` steps and at the end.
 
+    In addition to the newest, the checkpoint with the lowest training loss in its step is kept.
     A run may go on with other axes, another ZeRO stage and another number of ranks: to rounding, and with the same ones
     to the bit. Communicates.
 

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -82,6 +83,42 @@ def test_a_run_resumes_from_its_newest_checkpoint(axes: str, tmp_path: Path, cap
     assert "got model.d_model=32, and it was 16" in wrong
     assert main([*words, *kept, "--ranks", "2", "checkpoint.resume=false"]) == 2
     assert "a new run needs a new folder" in capsys.readouterr().err
+
+
+def test_the_newest_and_the_one_with_the_lowest_loss_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    words = [
+        "train",
+        str(ROOT / "examples" / "train.toml"),
+        *KEEPING,
+        "optimizer.lr=0.0",
+    ]  # losses of other batches only
+    folder = f"checkpoint.folder={tmp_path / 'run'}"
+    assert main([*words, "num_steps=9", folder, "checkpoint.every=1", "checkpoint.keep=2"]) == 0
+    found = [float(loss) for loss in losses(capsys.readouterr().out)]
+    best = 1 + found.index(min(found))
+    kept = {int(path.name.removeprefix("step-")) for path in (tmp_path / "run").iterdir()}
+    assert len(found) == 9 and kept == {8, 9, best}
+
+
+@pytest.mark.parametrize("ranks", ["1", "2"])
+def test_a_full_disk_ends_the_run_in_one_sentence_and_it_resumes_from_the_checkpoint_before(
+    ranks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    words = ["train", str(ROOT / "examples" / "train.toml"), *KEEPING, f"checkpoint.folder={tmp_path / 'run'}"]
+    words += ["checkpoint.every=2", "optimizer.schedule_steps=8", "parallel.zero_stage=2", "--ranks", ranks]
+    assert main(words) == 0
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+    try:
+        assert main([*words, "num_steps=8"]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    told = capsys.readouterr().err
+    assert "step 6 was not written: OSError" in told and "older checkpoints are unchanged; free some disk" in told
+    assert len(told.splitlines()) == 1
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["step-0000000002", "step-0000000004"]
+    assert main([*words, "num_steps=8"]) == 0
+    assert "resumed after step 4\n" in capsys.readouterr().out
 
 
 CHANGED: list[tuple[str, Any]] = [  # values that the run of KEEPING does not have
