@@ -6,6 +6,6 @@ lab sim --ranks 4 examples/train.py examples/train.toml optimizer.lr=1e-3
 
 import sys
 
-from lablib.train.run import main
+from lablib.train.torchrun import main
 
 main(sys.argv[1:])

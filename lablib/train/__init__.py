@@ -4,10 +4,14 @@ A configuration, and a trainer in plain torch that runs on the simulator, gloo a
 config             the configuration, as a tree of dataclasses
 read_config        the same from TOML or YAML, with overrides
 deepspeed          the same from a DeepSpeed JSON
-trainer            the loop: rate, gradients, clipping, update, report; its state
+without_effect     fields that were set and change nothing
+trainer            the loop: rate, gradients, clipping, judgement, update, report; its state
 steps              gradients and update of one device, data parallelism, ZeRO, FSDP2 and a mesh, in one interface
 build              a trainer from a configuration
-run                the program of `lab train`: read, build, train, print, save, record
+run                the program of `lab train`: read, build, train, print, save, roll back, record
+report             the numbers of a step as a line, and as a sample of a monitor
+torchrun           the same program as a script
+breakdown          seconds of the phases of a step
 state              parameters and optimizer state by the names of the whole model
 boxes              a rank's boxes of a whole tensor, for torch.distributed.checkpoint
 
@@ -19,6 +23,8 @@ manifest           files of a checkpoint with sizes and checksums; publication; 
 generators         states of the random generators of a rank
 interval           checkpoint interval that loses the least time: Young, Daly, simulated failures
 health             replicas that drift apart; NaN and spikes: skip, roll back or stop
+guards             both as the guard of a trainer, from a configuration
+hang               a hang of real ranks: ended, with the line of each rank
 safetensors        files of tensors that contain no code
 hugging_face       GPT-2 in the files of Hugging Face's transformers
 hugging_face_llama the same for Llama

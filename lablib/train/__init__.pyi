@@ -9,6 +9,7 @@ from .config import (
     MemoryConfig as MemoryConfig,
     CheckpointConfig as CheckpointConfig,
     MonitorConfig as MonitorConfig,
+    HealthConfig as HealthConfig,
 )
 from .read_config import read_config as read_config, parse_config as parse_config, with_overrides as with_overrides
 from .deepspeed import deepspeed_tables as deepspeed_tables, read_deepspeed_training as read_deepspeed_training
@@ -42,7 +43,16 @@ from .interval import (
     simulated_overhead as simulated_overhead,
     young_interval_s as young_interval_s,
 )
-from .health import Action as Action, Drift as Drift, SpikeGuard as SpikeGuard, find_drift as find_drift
+from .health import (
+    Action as Action,
+    Drift as Drift,
+    RunStopped as RunStopped,
+    SpikeGuard as SpikeGuard,
+    find_drift as find_drift,
+)
+from .guards import DriftGuard as DriftGuard, Guard as Guard, make_guard as make_guard, replicas_of as replicas_of
+from .breakdown import TimedPhases as TimedPhases
+from .hang import HangWatch as HangWatch
 from .safetensors import read_safetensors as read_safetensors, write_safetensors as write_safetensors
 from .hugging_face import export_gpt2 as export_gpt2, import_gpt2 as import_gpt2
 from .hugging_face_llama import export_llama as export_llama, import_llama as import_llama
@@ -59,7 +69,12 @@ from .alert_files import (
     read_rules as read_rules,
     rules_yaml as rules_yaml,
 )
-from .monitor import MetricWriter as MetricWriter, Monitor as Monitor, Sample as Sample
+from .monitor import (
+    MetricWriter as MetricWriter,
+    Monitor as Monitor,
+    Sample as Sample,
+    memory_utilization as memory_utilization,
+)
 from .metric_writers import (
     JsonLines as JsonLines,
     PrometheusExporter as PrometheusExporter,

@@ -46,6 +46,7 @@ from lablib.parallel.zero.optimizers import require_steps_on_shards
 from lablib.precision.loss_scaling import LossScaler, ScaleRule, static_scale
 from lablib.signature import Range, check_type, checked
 from lablib.train.config import OptimizerConfig, PrecisionConfig, TrainConfig
+from lablib.train.guards import Guard, make_guard
 from lablib.train.steps import ExpertStep, MeshStep, ReplicaStep, Step, ZeroStep
 from lablib.train.trainer import Loader, Metrics, Schedule, Trainer
 
@@ -59,6 +60,7 @@ def build(
     scaler: LossScaler | None = None,
     schedule: Schedule | None = None,
     loader: Loader | None = None,
+    guard: Guard | None = None,
     on_step: Iterable[Callable[[Metrics], Any]] = (),
 ) -> Trainer:
     """A trainer on all running ranks; without a process group, on one device. Communicates; all ranks call it.
@@ -69,7 +71,7 @@ def build(
             `config.model.sizes`; to shard, recompute or compile layers, a model with `blocks`. It is changed in place.
         optimizer_fn: makes the optimizer of parameters, or of shards of them.
         loader: this rank's batches; with tensor, pipeline or context ranks, the whole batch on each rank.
-        scaler, schedule, on_step: as of `Trainer`.
+        scaler, schedule, guard, on_step: as of `Trainer`.
 
     Raises:
         ValueError: sizes that do not fit the ranks, or parts that do not fit each other.
@@ -84,6 +86,7 @@ def build(
         schedule=schedule or make_schedule(config),
         scaler=scaler,
         max_norm=config.optimizer.max_norm,
+        guard=guard or make_guard(config.health, step),
         on_step=on_step,
     )
 

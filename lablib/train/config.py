@@ -4,6 +4,7 @@
     [data]         corpus, batch, sequence               [memory]       recomputation, torch.compile
     [optimizer]    rule, rate, schedule, clipping        [checkpoint]   folder, interval
     [parallel]     axes of the mesh, ZeRO stage          [monitor]      interval, files
+    [health]       spikes, drift and hangs: skip, roll back, stop
 
 Each field has its range in its annotation. Rules across fields are checked when the tree is made. Rules that depend on
 the number of ranks are checked by `config.on(ranks)`, which also fills in the sizes that follow from it:
@@ -37,6 +38,7 @@ from lablib.signature import (
 
 OPTIMIZERS = ("adamw", "adam", "sgd", "lion", "lamb")
 _LLAMA = 'give none, or with model.family="llama" another number'
+POLICIES = ("off", "skip", "roll_back", "stop")
 RATES = ("constant", "linear", "cosine", "wsd", "deepspeed-log", "deepspeed-linear")
 
 
@@ -197,6 +199,37 @@ class MonitorConfig(_Checked):
 
 
 @dataclass(frozen=True)
+class HealthConfig(_Checked):
+    """Responses to bad steps (NaN, or a spike of loss or gradient norm), to replicas that differ, and to a hang.
+
+    policy   off        bad steps are not looked for; a run that ends with a loss of NaN fails
+             skip       the update of a bad step is skipped; more than `most_skips` in the window stop the run
+             roll_back  more than that load the newest checkpoint of before them; after `most_roll_backs` the run stops
+             stop       the first bad step stops the run
+    """
+
+    policy: Annotated[str, OneOf(POLICIES)] = "off"
+    num_deviations: Positive = 8.0  # standard deviations above the median that make a spike
+    window: Count = 100  # last steps that count
+    warm_up: Count = 20  # good steps before anything finite can be a spike
+    most_skips: NonNegativeInt = 3  # bad steps of the window that are only skipped; 0: none
+    most_roll_backs: NonNegativeInt = 2
+    skip_batches: bool = True  # after a roll back, go on after the batch of the bad step; false: the same batches again
+    drift_every: NonNegativeInt = 0  # steps between comparisons of the replicas' parameters; 0: none
+    drift: Annotated[str, OneOf(("stop", "roll_back"))] = "stop"  # response to replicas that differ
+    hang_s: NonNegative = 1800.0  # real ranks end if no step has ended for so long; 0: never. The simulator: --timeout
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.warm_up > self.window:
+            raise _broken("health.warm_up", f"at most health.window={self.window}", self.warm_up, self.window)
+
+    @property
+    def rolls_back(self) -> bool:
+        return self.policy == "roll_back" or (self.drift_every > 0 and self.drift == "roll_back")
+
+
+@dataclass(frozen=True)
 class TrainConfig(_Checked):
     """A whole run."""
 
@@ -208,6 +241,7 @@ class TrainConfig(_Checked):
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     monitor: MonitorConfig = field(default_factory=MonitorConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
     num_steps: Count = 100
 
     def __post_init__(self) -> None:
@@ -243,6 +277,15 @@ class TrainConfig(_Checked):
         if self.precision.products == "float16" and axes.library == "torch" and axes.zero_stage:
             rule = "bfloat16 or float32 with fully_shard, as the loss scaler does not read its gradients"
             raise _broken("precision.products", rule, "float16", '"bfloat16"')
+
+        health = self.health
+        if health.rolls_back and not self.checkpoint.folder:
+            name = "policy" if health.policy == "roll_back" else "drift"
+            rule = "another than roll_back without checkpoints"
+            raise _broken(f"health.{name}", rule, "roll_back", '"stop", or give checkpoint.folder')
+        if health.drift_every and (axes.zero_stage == 3 or (axes.library == "torch" and axes.zero_stage)):
+            rule = "0 where each parameter is on one rank (ZeRO stage 3, fully_shard), as there are no replicas"
+            raise _broken("health.drift_every", rule, health.drift_every, 0)
 
     def _check_model_axes(self) -> None:
         """With tensor, pipeline or context ranks `CombinedStep` trains."""

@@ -16,10 +16,12 @@ mean.) The update of a bad step is skipped, and if more than `most_skips` of the
 good ones between, the run is rolled back to a checkpoint; after `most_roll_backs` it stops. Weights that are broken
 already give one bad step after another, so they are rolled back.
 
+A trainer with a `guard` asks it between clipping and update (trainer.py); guards.py makes one from a configuration.
+
 Cost: drift reads the parameters once, and all-gathers 8 bytes per tensor. Spikes: two medians of `window` numbers.
 Source: Dixit et al., "Silent Data Corruptions at Scale", 2021, arXiv 2102.11245; Chowdhery et al., "PaLM", 2022, arXiv
 2204.02311, section 5.1 (a run restarted about 100 steps before a spike, without the batches around it).
-Simplified: after a roll back the caller skips the batches, or meets the same ones again.
+Simplified: the caller loads the checkpoint, and skips the batches or meets the same ones again.
 """
 
 import math
@@ -95,6 +97,20 @@ class Action(Enum):
     STOP = "stop"
 
 
+class RunStopped(RuntimeError):
+    """The policy of a guard ended the run."""
+
+
+@torch.no_grad()
+def worst_of_ranks(*values: Tensor) -> list[float]:
+    """The largest of each number over all ranks; NaN if it is NaN on any. The same on all ranks. Communicates."""
+    own = torch.stack([value.detach().double() for value in values])
+    both = torch.stack([own.nan_to_num(nan=-math.inf, posinf=math.inf, neginf=-math.inf), own.isnan().double()])
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(both, op=dist.ReduceOp.MAX)
+    return [math.nan if is_nan else value for value, is_nan in zip(*both.tolist(), strict=True)]
+
+
 class SpikeGuard:
     """Judges every step by its loss and gradient norm, which all ranks must have reduced before.
 
@@ -104,6 +120,9 @@ class SpikeGuard:
         warm_up: good steps before anything finite can be a spike.
         most_skips: bad steps in the window that are only skipped; 0 rolls back at once.
         most_roll_backs: roll backs before the run stops; 0 stops instead.
+
+    Attributes:
+        last_good_step: the step before the bad ones of the window; the latest to roll back to.
     """
 
     @checked
@@ -121,10 +140,12 @@ class SpikeGuard:
         self._most_skips, self._most_roll_backs = most_skips, most_roll_backs
         self._good: dict[str, deque[float]] = {name: deque(maxlen=window) for name in ("loss", "gradient norm")}
         self._was_bad: deque[bool] = deque(maxlen=window)
-        self._num_roll_backs = 0
+        self._bad_steps: deque[int] = deque(maxlen=window)
+        self._num_roll_backs = self._step = self.last_good_step = 0
 
-    def judge(self, loss: float, gradient_norm: float) -> tuple[Action, str]:
-        """The response to this step, before its update, and the reason in words."""
+    def judge(self, loss: float, gradient_norm: float, step: int | None = None) -> tuple[Action, str]:
+        """The response to this step, before its update, and the reason in words. `step`: None: one after the last."""
+        self._step = self._step + 1 if step is None else step
         values = {"loss": float(loss), "gradient norm": float(gradient_norm)}
         reason = "; ".join(filter(None, (self._fault(name, value) for name, value in values.items())))
         self._was_bad.append(bool(reason))
@@ -133,6 +154,8 @@ class SpikeGuard:
                 self._good[name].append(value)
             return Action.GO_ON, ""
         num_bad = sum(self._was_bad)
+        self._bad_steps.append(self._step)
+        self.last_good_step = self._bad_steps[-num_bad] - 1
         if num_bad <= self._most_skips:
             return Action.SKIP, reason
         reason = f"{reason}; {num_bad} of the last {plural(len(self._was_bad), 'steps')} were bad"
@@ -140,6 +163,7 @@ class SpikeGuard:
             return Action.STOP, f"{reason}, after {plural(self._num_roll_backs, 'roll backs')}"
         self._num_roll_backs += 1
         self._was_bad.clear()
+        self._bad_steps.clear()
         return Action.ROLL_BACK, reason
 
     def _fault(self, name: str, value: float) -> str:
@@ -157,6 +181,8 @@ class SpikeGuard:
         return {
             "good": {name: list(values) for name, values in self._good.items()},
             "was_bad": list(self._was_bad),
+            "bad_steps": list(self._bad_steps),
+            "step": self._step,
             "num_roll_backs": self._num_roll_backs,
         }
 
@@ -165,6 +191,7 @@ class SpikeGuard:
         for name, values in self._good.items():
             values.clear()
             values.extend(state["good"][name])
-        self._was_bad.clear()
-        self._was_bad.extend(state["was_bad"])
-        self._num_roll_backs = state["num_roll_backs"]
+        for name, kept in (("was_bad", self._was_bad), ("bad_steps", self._bad_steps)):
+            kept.clear()
+            kept.extend(state[name])
+        self._step, self._num_roll_backs = state["step"], state["num_roll_backs"]

@@ -6,10 +6,13 @@
         for event in monitor.record({"loss": loss.item(), "gradient_norm": norm}, step=step):
             print(event)
 
+`memory_utilization()` measures one of the metrics of `TRAINING_RULES`.
+
 Time is the clock's, or given: a simulated run records at its virtual seconds. A metric missing from a record is missing
 data (alerts.py). The latest `keep` samples and events stay in memory; writers keep the rest.
 """
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +35,26 @@ class Sample:
     time_s: float
     step: int
     metrics: Mapping[str, float]
+
+
+def memory_utilization() -> float | None:
+    """Used share of the memory of this rank's GPU, without one of this machine. Does not wait for the GPU.
+
+    None on the simulator, where a rank is a thread, and where it cannot be read.
+    """
+    import torch  # the page runs alerts without it
+
+    if threading.current_thread() is not threading.main_thread():
+        return None
+    if torch.cuda.is_initialized():
+        free, total = torch.cuda.mem_get_info()
+        return 1 - free / total
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            sizes = {line.split(":")[0]: float(line.split()[1]) for line in file}
+        return 1 - sizes["MemAvailable"] / sizes["MemTotal"]
+    except (OSError, KeyError, IndexError, ValueError):
+        return None
 
 
 class MetricWriter(Protocol):
@@ -89,6 +112,12 @@ class Monitor:
         for writer in self.writers:
             writer.write(sample, events)
         return events
+
+    @property
+    def firing(self) -> list[AlertEvent]:
+        """The events of the alerts that fire now, among those in memory."""
+        last = {event.rule.name: event for event in self.events}
+        return [event for event in last.values() if event.state == "firing"]
 
     def figure(self, **options: Any) -> "go.Figure":
         """The metrics that have rules over time, with thresholds and the times in which alerts fired."""

@@ -4,11 +4,14 @@
     torchrun --nproc-per-node 4 examples/train.py train.toml optimizer.lr=1e-3
     lab sim --ranks 4 --cluster dgx-h100 examples/train.py train.toml optimizer.lr=1e-3
 
-Source: torchrun's environment variables (torch 2.13, "torchrun (Elastic Launch)").
+A run that goes wrong ends by itself: bad steps and replicas that differ by the policies of [health] (guards.py), a
+hang on real ranks after `health.hang_s` (hang.py). A roll back loads the newest checkpoint of before the bad steps, and
+saves it again at once as the newest, with the place in the data where the run goes on.
+
 Simplified: rank 0 prints and records; a resumed run repeats the lines of the steps since its checkpoint.
 """
 
-import os
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -16,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import torch.distributed as dist
 
 from lablib.configs.reading import read_json
@@ -25,77 +27,121 @@ from lablib.signature import Count, OneOf, check_type, checked
 from lablib.text.files import check_writable
 from lablib.train.alert_files import read_rules
 from lablib.train.alerts import TRAINING_RULES
+from lablib.train.breakdown import TimedPhases
 from lablib.train.build import build
 from lablib.train.checkpoint import Checkpoints
 from lablib.train.checkpoint_state import PerRank, shared_objects, split
 from lablib.train.config import TrainConfig
 from lablib.train.deepspeed import deepspeed_tables
+from lablib.train.hang import HangWatch
+from lablib.train.health import Action, RunStopped
+from lablib.train.manifest import Manifest, saved_in
 from lablib.train.metric_writers import JsonLines
 from lablib.train.monitor import Monitor
 from lablib.train.read_config import parse_config, read_tables, with_overrides
+from lablib.train.report import line_of, record
 from lablib.train.trainer import Metrics, Trainer
+from lablib.train.without_effect import without_effect
 
 
 @checked
 def load(
     path: str | Path, overrides: Sequence[str] = (), ranks: Count = 1, deepspeed: str | Path | None = None
 ) -> tuple[TrainConfig, list[str]]:
-    """The configuration of a run on `ranks`, and sentences on fields of a DeepSpeed file without effect.
+    """The configuration of a run on `ranks`, and sentences on fields without effect, of DeepSpeed's too.
 
     `path`: TOML or YAML, or a DeepSpeed JSON alone. ValueError: as `read_config` and `read_deepspeed_training`.
     """
     is_json = str(path).endswith(".json")
     tables = with_overrides({} if is_json else read_tables(path), overrides)
     deepspeed, sentences = path if is_json else deepspeed, list[str]()
+    given = [f"{name}.{key}" for name, table in tables.items() if isinstance(table, Mapping) for key in table]
     if deepspeed is not None:
-        reading = deepspeed_tables(read_json(deepspeed), tables, ranks, str(deepspeed))
+        values = read_json(deepspeed)
+        reading = deepspeed_tables(values, tables, ranks, str(deepspeed))
+        zero = values.get("zero_optimization")
+        given += ["parallel.bucket_bytes"] * (isinstance(zero, Mapping) and "reduce_bucket_size" in zero)
         tables, sentences = with_overrides(reading.record, overrides), reading.sentences("Without effect")
     config = parse_config(tables, str(path))
     check_type("data.corpus", config.data.corpus, Annotated[str, OneOf(CORPORA)])
-    if config.monitor.breakdown:
-        sentences.append("Without effect: monitor.breakdown: the timeline of a run has the phases.")
-    return config.on(ranks), sentences
+    config = config.on(ranks)
+    return config, [*sentences, *(f"Without effect: {one}." for one in without_effect(config, dict.fromkeys(given)))]
 
 
-def run(config: TrainConfig, attach: Iterable[Callable[[Trainer], Any]] = ()) -> list[Metrics]:
+def run(config: TrainConfig, attach: Iterable[Callable[[Trainer], Any]] = (), log: str | None = None) -> list[Metrics]:
     """Train on the ranks that run until `config.num_steps`; rank 0 prints every `monitor.every` steps.
 
-    `attach`: functions that get the trainer before the first step: to load a state, or to add to its `on_step`. Returns
-    the numbers of all steps. Communicates; all ranks call it.
+    `attach`: functions that get the trainer before the first step: to load a state, or to add to its `on_step`. `log`:
+    a file to which rank 0 writes what it would print. Returns the numbers of all steps. Communicates; all ranks call
+    it. RunStopped: a policy of [health] ended it, or its end is of no use: a loss of NaN, or a critical alert.
     """
     found: list[Metrics] = []
     is_first = not dist.is_initialized() or dist.get_rank() == 0
-
-    def report(metrics: Metrics) -> None:
-        found.append(metrics)
-        step = metrics["step"]
-        if is_first and (step == 1 or step % config.monitor.every == 0 or step == config.num_steps):
-            print(line_of(metrics), flush=True)
-
     with ExitStack() as stack:
-        trainer = build(config, on_step=[report])
+        say = print
+        if log and is_first:
+            say = partial(print, file=stack.enter_context(open(log, "a", encoding="utf-8")))
+        say = partial(say, flush=True) if is_first else _say_nothing
+        watch = stack.enter_context(HangWatch(config.health.hang_s))
+        trainer = build(config)
+        phases = TimedPhases(trainer.step) if config.monitor.breakdown else None
+        trainer.phase = phases or trainer.phase
+
+        def report(metrics: Metrics) -> None:
+            found.append(metrics)
+            step = metrics["step"]
+            if is_due := step == 1 or step % config.monitor.every == 0 or step == config.num_steps or metrics["reason"]:
+                say(line_of(metrics))
+            if phases and is_due:
+                seconds = "  ".join(f"{name} {time_s:.4g}" for name, time_s in phases.take().items())
+                say(f"  seconds per step: {seconds}")
+
+        trainer.on_step += [watch.step_ended, report]
+        checkpoints = monitor = None
         if config.checkpoint.folder:
             keep = config.checkpoint
             checkpoints = Checkpoints(keep.folder, keep.keep, asynchronous=keep.asynchronous)
-            save_and_resume(trainer, stack.enter_context(checkpoints), config)
-        watch = config.monitor
-        if (watch.folder or watch.rules) and is_first:
-            rules = read_rules(watch.rules) if watch.rules else TRAINING_RULES
-            writers = [JsonLines(Path(watch.folder) / "metrics.jsonl")] if watch.folder else []
-            monitor = Monitor(rules, writers)
-            trainer.on_step.append(partial(record, stack.enter_context(monitor)))
+            save_and_resume(trainer, stack.enter_context(checkpoints), config, say)
+        if (config.monitor.folder or config.monitor.rules) and is_first:
+            rules = read_rules(config.monitor.rules) if config.monitor.rules else TRAINING_RULES
+            folder = config.monitor.folder
+            writers = [JsonLines(Path(folder) / "metrics.jsonl")] if folder else []
+            monitor = stack.enter_context(Monitor(rules, writers))
+            trainer.on_step.append(partial(record, monitor, say=say))
         for function in attach:
             function(trainer)
-        trainer.train(max(0, config.num_steps - trainer.num_steps))
+        try:
+            trainer.train(max(0, config.num_steps - trainer.num_steps))
+        except RunStopped as error:  # on all ranks
+            if checkpoints:
+                checkpoints.wait()
+            raise RunStopped(f"{error}; {_newest(config)}") from None
+        firing = monitor.firing if monitor else []
+        for event in firing:
+            rule = event.rule
+            say(f"an alert still fires at the end: {rule.name}, {rule.metric} {rule.when} {rule.threshold:g}")
+    finite = [one["step"] for one in found if one["loss"] is None or math.isfinite(one["loss"])]
+    if found and found[-1]["action"] is Action.GO_ON and found[-1]["step"] not in finite[-1:]:
+        since = finite[-1] + 1 if finite else found[0]["step"]
+        raise RunStopped(
+            f"the loss must be finite at the end of a run: got {found[-1]['loss']} since step {since}; try "
+            f"health.policy=stop or roll_back; {_newest(config)}"
+        )
+    if critical := [event.rule.name for event in firing if event.rule.severity == "critical"]:
+        raise RunStopped(f"no critical alert may fire at the end of a run: got {', '.join(critical)}; see its line")
     return found
 
 
-def save_and_resume(trainer: Trainer, checkpoints: Checkpoints, config: TrainConfig) -> None:
+def save_and_resume(
+    trainer: Trainer, checkpoints: Checkpoints, config: TrainConfig, say: Callable[[str], None] = print
+) -> None:
     """Resume from the newest checkpoint, if there is one; save every `checkpoint.every` steps and at the end.
 
     In addition to the newest, the checkpoint with the lowest training loss in its step is kept.
     A run may go on with other axes, another ZeRO stage and another number of ranks: to rounding, and with the same ones
-    to the bit. Communicates.
+    to the bit.
+    A bad step is not saved but by the last; a save that was due follows after the next good one. Gives the trainer its
+    `roll_back`, for which the state before the first step is saved, too. Communicates.
 
     ValueError: a checkpoint of other settings; or there are checkpoints, and `resume` is false. OSError: the folder
     cannot be written.
@@ -112,19 +158,50 @@ def save_and_resume(trainer: Trainer, checkpoints: Checkpoints, config: TrainCon
         settings = {name: asdict(getattr(config, name)) for name in ("model", "data", "optimizer", "precision")}
         return {"trainer": shared, "own": PerRank(own), "settings": settings}
 
-    def save(metrics: Metrics) -> None:
-        if metrics["step"] % config.checkpoint.every == 0 or metrics["step"] == config.num_steps:
-            checkpoints.save(metrics["step"], state(), metrics["loss"])
+    is_due = False
 
-    if config.checkpoint.resume and (path := checkpoints.newest()) is not None:
+    def save(metrics: Metrics) -> None:
+        nonlocal is_due
+        is_last = metrics["step"] == config.num_steps
+        is_due = is_due or is_last or metrics["step"] % config.checkpoint.every == 0
+        if is_due and (metrics["action"] is Action.GO_ON or (is_last and metrics["action"] is Action.SKIP)):
+            checkpoints.save(metrics["step"], state(), metrics["loss"])
+            is_due = False
+
+    def load(path: Path) -> int:
         found = state()
-        _require_same_settings(shared_objects(path), split(found)[1]["shared"])
         step = checkpoints.load(path, found)
         own = found["own"].value or {}
         trainer.load_state_dict(found["trainer"] | {f"{prefix}{key}": value for key, value in own.items()})
-        if rank == 0:
-            rest = "" if step < config.num_steps else f": no step is left of num_steps={config.num_steps}"
-            print(f"resumed after step {step}{rest}", flush=True)
+        return step
+
+    def roll_back(last_good_step: int) -> None:
+        path, at = checkpoints.newest(last_good_step), trainer.num_steps
+        if path is None:
+            raise RunStopped(
+                f"a roll back needs a checkpoint of at most step {last_good_step}: none is left; raise checkpoint.keep"
+            )
+        place, guard = trainer.loader.state_dict(), trainer.guard.state_dict() if trainer.guard else {}
+        step, metric = load(path), Manifest.read(path).metric
+        if trainer.guard:
+            trainer.guard.load_state_dict(guard)  # it counts the roll backs
+        if config.health.skip_batches:
+            trainer.loader.load_state_dict(place)
+        checkpoints.save(step, state(), metric)  # the newest now: a resumed run goes on here
+        batches = (
+            f"the batches of steps {step + 1} to {at} are skipped" if config.health.skip_batches else "same batches"
+        )
+        say(f"rolled back from step {at} to step {step}; {batches}")
+
+    if config.checkpoint.resume and (path := checkpoints.newest()) is not None:
+        _require_same_settings(shared_objects(path), split(state())[1]["shared"])
+        step = load(path)
+        rest = "" if step < config.num_steps else f": no step is left of num_steps={config.num_steps}"
+        say(f"resumed after step {step}{rest}")
+    elif config.health.rolls_back:
+        checkpoints.save(0, state())
+    if config.health.rolls_back:
+        trainer.roll_back = roll_back
     trainer.on_step.append(save)
 
 
@@ -143,32 +220,13 @@ def _require_same_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -> 
             )
 
 
-def record(monitor: Monitor, metrics: Metrics) -> None:
-    """Record the numbers of a step under the names of `TRAINING_RULES`, and print changes of alerts."""
-    names = {"grad_norm": "gradient_norm", "tokens_per_s": "throughput"}
-    numbers = {names.get(key, key): float(value) for key, value in metrics.items() if value is not None}
-    for event in monitor.record(numbers, step=metrics["step"]):
-        print(event, flush=True)
+def _say_nothing(_: Any) -> None:
+    """What ranks but the first print."""
 
 
-def line_of(metrics: Metrics) -> str:
-    """The numbers of a step in a line."""
-    forms = {"loss": "{:.4f}", "grad_norm": "{:.3f}", "lr": "{:.2e}", "tokens": "{:,}", "loss_scale": "{:g}"}
-    parts = [f"{name} {form.format(metrics[name])}" for name, form in forms.items() if metrics[name] is not None]
-    return f"step {metrics['step']:>5}  " + "  ".join(parts) + "  skipped" * metrics["skipped"]
-
-
-def main(arguments: Sequence[str]) -> None:
-    """The script under torchrun: a file and overrides. Joins the ranks of the environment."""
-    has_gpu = torch.cuda.is_available()
-    if has_gpu:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
-        torch.set_default_device("cuda")
-    dist.init_process_group("nccl" if has_gpu else "gloo")
-    try:
-        config, sentences = load(arguments[0], arguments[1:], dist.get_world_size())
-        if dist.get_rank() == 0:
-            print("".join(f"{sentence}\n" for sentence in sentences), end="")
-        run(config)
-    finally:
-        dist.destroy_process_group()
+def _newest(config: TrainConfig) -> str:
+    """Where a stopped run can go on."""
+    if not config.checkpoint.folder:
+        return "nothing is saved without checkpoint.folder"
+    saved = [path.name for path, manifest in saved_in(Path(config.checkpoint.folder)).items() if manifest]
+    return f"the newest checkpoint is {saved[0] if saved else 'none'} in {config.checkpoint.folder}"

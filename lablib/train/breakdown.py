@@ -1,0 +1,77 @@
+"""Seconds of the phases of a step, as DeepSpeed's `wall_clock_breakdown`.
+
+    phases = TimedPhases(step)
+    Trainer(step, loader, phase=phases, on_step=[lambda metrics: print(phases.take())])
+
+    {"data": 0.001, "forward": 0.031, "backward": 0.060, "clip": 0.001, "judge": 0.0, "update": 0.003}
+
+Hooks of the whole model time its forward; backward is the rest of the gradients, with the loss, and with the
+communication that both wait for. Before each time is taken, the host waits for the GPU: kernels run later than their
+launch, so without it the seconds would be those of launches. So this costs speed, and is off by default.
+
+    forward recomputed for backward     counts as backward, in a pipeline as forward
+
+Cost: two waits per phase and forward; nothing if it is not used.
+Source: DeepSpeed 0.18, deepspeed/utils/timer.py (SynchronizedWallClockTimer) and runtime/engine.py.
+Simplified: one rank's seconds. On the simulator they are the host's: `lab train` prints those of the timeline instead.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from lablib.phases import phase
+from lablib.train.steps import MeshStep, ReplicaStep, Step
+
+PHASES = ("data", "forward", "backward", "clip", "judge", "update")
+
+
+def label(name: str) -> AbstractContextManager[None]:
+    """Name a phase in timelines. Without a name of their own, the spans of gradients are "forward" and "backward"."""
+    return nullcontext() if name == "gradients" else phase(name)
+
+
+class TimedPhases:
+    """The `phase` of a trainer that adds up seconds."""
+
+    def __init__(self, step: Step, clock: Callable[[], float] = time.perf_counter):
+        self._clock, self._seconds, self._began_s = clock, dict[str, float](), 0.0
+        self._num_steps = 0
+        modules: list[nn.Module] = []
+        if isinstance(step, MeshStep):
+            modules = list(step.combined.pipeline.pieces.values())
+        elif isinstance(step, ReplicaStep):
+            modules = [step.model]
+        for module in modules:
+            module.register_forward_pre_hook(self._begin)
+            module.register_forward_hook(self._end)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        began_s = self._now()
+        self._num_steps += name == "update"
+        with label(name):
+            yield
+        self._seconds[name] = self._seconds.get(name, 0.0) + self._now() - began_s
+
+    def take(self) -> dict[str, float]:
+        """Mean seconds per step since the last call, by phase in the order of `PHASES`."""
+        found = {name: time_s / max(1, self._num_steps) for name, time_s in self._seconds.items()}
+        self._seconds, self._num_steps = {}, 0
+        found["backward"] = found.pop("gradients", 0.0) - found.setdefault("forward", 0.0)
+        return {name: found.get(name, 0.0) for name in PHASES}
+
+    def _begin(self, *_: Any) -> None:
+        self._began_s = self._now()
+
+    def _end(self, *_: Any) -> None:
+        self._seconds["forward"] = self._seconds.get("forward", 0.0) + self._now() - self._began_s
+
+    def _now(self) -> float:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        return self._clock()
