@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from lablib.sim.build import Parts
 
 _LAUNCHERS = tuple(os.path.join(os.path.dirname(os.path.dirname(__file__)), name) for name in ("sim", "script"))
+_MOST_WAITS = 16
 _OURS = (*_LAUNCHERS, threading.__file__)
 _FINDINGS = {
     UnwaitedWarning: unwaited_notes,
@@ -120,14 +121,17 @@ def as_launch_error(rank: int, error: BaseException) -> BaseException:
 
 
 def where_it_is(parts: Parts) -> str:
-    """The running rank, and its last lines in the program."""
+    """The running rank, its last lines in the program, and the waits of the others."""
     number, thread = parts.turns.running_rank()
     if number < 0:
         return "no rank had begun"
     frame = thread_frames().get(thread or 0)
     where = f"rank {number} was at {program_line(frame)}" if frame else f"rank {number} was running"
     frames = _of_program(traceback.extract_stack(program_frame(frame) or frame), _OURS) if frame else []
-    return where + "\n" + "".join(traceback.format_list(frames[-3:]))
+    waits = [f"  {wait}\n" for wait in parts.turns.waits() if wait.rank != number]
+    others = "".join(["the other ranks then:\n", *waits[:_MOST_WAITS]]) if waits else ""
+    others += f"  and {len(waits) - _MOST_WAITS} more\n" if len(waits) > _MOST_WAITS else ""
+    return where + "\n" + "".join(traceback.format_list(frames[-3:])) + others
 
 
 def _of_program(

@@ -113,7 +113,7 @@ def explanation(limit_s: float, found: Mapping[int, str], num_ranks: int) -> str
         lines.append(f"  {number}{place.replace('waits', 'wait', 1) if len(ranks) > 1 else place}")
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"  and {plural(len(lines) - _MOST_LINES, 'more places')}"]
-    lines.append("look at a rank that does not wait; if a step may take longer, raise health.hang_s")
+    lines.append("look at the ranks that do not wait; if a step may take longer, raise health.hang_s")
     return "\n".join(lines)
 
 

@@ -125,6 +125,10 @@ class Turns:
         """The rank that has the turn, and its thread's identity; -1 and None before the first turn."""
         return self.current, self._threads[self.current].thread.ident if self.current in self._threads else None
 
+    def waits(self) -> list[Wait]:
+        """The waits of the ranks that cannot go on now, or have finished."""
+        return self._scheduler.stuck()[1]
+
     # ---- called from the current rank ----
 
     def check(self, owner: int | None = None) -> None:
