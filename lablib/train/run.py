@@ -120,9 +120,7 @@ def run(config: TrainConfig, attach: Iterable[Callable[[Trainer], Any]] = (), lo
         for event in firing:
             rule = event.rule
             say(f"an alert still fires at the end: {rule.name}, {rule.metric} {rule.when} {rule.threshold:g}")
-    finite = [one["step"] for one in found if one["loss"] is None or math.isfinite(one["loss"])]
-    if found and found[-1]["action"] is Action.GO_ON and found[-1]["step"] not in finite[-1:]:
-        since = finite[-1] + 1 if finite else found[0]["step"]
+    if since := _broken_since(found):
         raise RunStopped(
             f"the loss must be finite at the end of a run: got {found[-1]['loss']} since step {since}; try "
             f"health.policy=stop or roll_back; {_newest(config)}"
@@ -222,6 +220,16 @@ def _require_same_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -> 
 
 def _say_nothing(_: Any) -> None:
     """What ranks but the first print."""
+
+
+def _broken_since(found: Sequence[Metrics]) -> int | None:
+    """The step from which on no loss was finite up to the end; None for a single one without update: a bad batch."""
+    number = 0
+    while number < len(found) and (loss := found[-1 - number]["loss"]) is not None and not math.isfinite(loss):
+        number += 1
+    if number == 0 or (number == 1 < len(found) and found[-1]["action"] is Action.SKIP):
+        return None
+    return found[-number]["step"]
 
 
 def _newest(config: TrainConfig) -> str:
