@@ -8,8 +8,8 @@
     memory_bytes    the highest peak of all ranks; not measured on gloo
     scaling         tokens_per_s / (replicas * tokens_per_s of one replica), with the same batch per replica
 
-A replica has all ranks of the tensor, pipeline and context axes. Nothing is saved or recorded. Exit code 1: a limit is
-broken.
+A replica has all ranks of the tensor, pipeline and context axes. Nothing is saved, recorded or judged. Exit code 1: a
+limit is broken.
 Simplified: the ranks of the scaling's one replica have the machine to themselves.
 """
 
@@ -79,7 +79,7 @@ def bench_command(options: argparse.Namespace) -> int:
 
 def _measured(config: "TrainConfig", ranks: int, options: argparse.Namespace) -> Result:
     from lablib.launch import launch
-    from lablib.train.config import CheckpointConfig, MonitorConfig
+    from lablib.train.config import CheckpointConfig, HealthConfig, MonitorConfig
     from lablib.train.run import run
 
     schedule_steps = config.optimizer.schedule_steps or config.num_steps
@@ -88,6 +88,7 @@ def _measured(config: "TrainConfig", ranks: int, options: argparse.Namespace) ->
         optimizer=replace(config.optimizer, schedule_steps=schedule_steps),
         checkpoint=CheckpointConfig(),
         monitor=MonitorConfig(),
+        health=HealthConfig(hang_s=config.health.hang_s),
     )
 
     def launched(steps: int) -> Any:

@@ -167,6 +167,14 @@ class PrecisionConfig(_Checked):
     min_scale: NonNegative = 0.0
     max_scale: Annotated[float, Range(gt=0)] = 2.0**24
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+        first = self.initial_scale
+        if self.products == "float16" and not self.loss_scale and not self.min_scale <= first <= self.max_scale:
+            rule = f"from min_scale={self.min_scale:g} to max_scale={self.max_scale:g}"
+            near = min(max(first, self.min_scale), self.max_scale)
+            raise _broken("precision.initial_scale", rule, first, near)
+
 
 @dataclass(frozen=True)
 class MemoryConfig(_Checked):
@@ -251,6 +259,8 @@ class TrainConfig(_Checked):
             raise _broken("data.seq_len", f"at most model.max_seq_len={model.max_seq_len}", data.seq_len)
         end = rate.schedule_steps or self.num_steps
         used = rate.num_warmup + (rate.num_decay if rate.schedule == "wsd" else 0)
+        if rate.schedule == "wsd" and rate.num_decay > end:
+            raise _broken("optimizer.num_decay", f"at most the {end} steps of the schedule", rate.num_decay, end)
         if rate.schedule != "constant" and not rate.schedule.startswith("deepspeed") and used > end:
             rule = f"at most the {end} steps of the schedule, with the decay"
             raise _broken("optimizer.num_warmup", rule, used, max(0, end - used + rate.num_warmup))

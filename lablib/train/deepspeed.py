@@ -24,7 +24,8 @@
     .reduce_bucket_size (5e8 numbers)            parallel.bucket_bytes = size x bytes of a gradient
     .overlap_comm, contiguous_gradients,         always so here; false is named, and changes no value
         reduce_scatter
-    .offload_optimizer.device, cpu_offload       named: the state stays on the device, which changes no value
+    .offload_optimizer, offload_param, and the   named, for cpu and nvme: state and parameters stay on the device; no
+        old cpu_offload, cpu_offload_param       value changes
     tensor_parallel.autotp_size                  parallel.tensor
     wall_clock_breakdown, steps_per_print        monitor.breakdown, monitor.every
 
@@ -46,7 +47,6 @@ from typing import Any
 from lablib.configs.deepspeed import (
     CHECKPOINTING_WITHOUT_COST,
     ZERO_WITHOUT_COST,
-    offloads_optimizer,
     precision_of,
     without_auto,
 )
@@ -250,7 +250,10 @@ def _zero(zero: Fields, found: Mapping[str, Any], omissions: list[Omission]) -> 
     stage = zero.count("stage", 0, minimum=0)
     if not zero.flag("overlap_comm", stage == 3):
         omissions.append(Omission("overlap_comm false: gradients are always reduced during backward"))
-    if offloads_optimizer(zero):
+    device = zero.inner("offload_optimizer").text("device", "none")
+    if device not in ("none", "cpu", "nvme"):
+        raise ValueError(f"offload_optimizer.device must be cpu, nvme or none: got {shown(device)}; try none")
+    if zero.flag("cpu_offload", False) or device != "none":
         omissions.append(Omission("offload_optimizer: the optimizer state stays on the device"))
     if zero.flag("cpu_offload_param", False) or zero.inner("offload_param").text("device", "none") != "none":
         omissions.append(Omission("offload_param: the parameters stay on the device"))

@@ -19,6 +19,7 @@ Simplified: the main thread only; GPU kernels in flight are not named.
 """
 
 import os
+import re
 import sys
 import threading
 import time
@@ -106,11 +107,12 @@ def explanation(limit_s: float, found: Mapping[int, str], num_ranks: int) -> str
     """Which ranks are where; those that wait for no rank first."""
     ranks_at: dict[str, list[int]] = {}
     for rank in range(num_ranks):
-        ranks_at.setdefault(found.get(rank, "did not answer: it has ended, or is in C code"), []).append(rank)
+        ranks_at.setdefault(found.get(rank, "did not answer: ended, or in C code"), []).append(rank)
     lines = [f"no step has ended for {limit_s:g} s (health.hang_s={limit_s:g}), and the run is ended:"]
     for place, ranks in sorted(ranks_at.items(), key=lambda item: item[0].startswith("waits")):
-        number = f"rank {ranks[0]} " if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} "
-        lines.append(f"  {number}{place.replace('waits', 'wait', 1) if len(ranks) > 1 else place}")
+        if len(ranks) > 1:
+            place = re.sub("^waits", "wait", re.sub("^is", "are", place))
+        lines.append(f"  rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {place}")
     if len(lines) > _MOST_LINES:
         lines[_MOST_LINES:] = [f"  and {plural(len(lines) - _MOST_LINES, 'more places')}"]
     lines.append("look at the ranks that do not wait; if a step may take longer, raise health.hang_s")

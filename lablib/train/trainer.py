@@ -6,7 +6,7 @@
 The same program runs on the simulator (values and shapes), gloo and nccl. The differences between DDP, ZeRO, FSDP2 and
 a mesh are in `step` (steps.py); build.py makes all parts from a configuration. Your own part has the same calls.
 
-Phases of a step (the code has the same headings):
+Phases of a step (the code has the same headings; in timelines data, forward, backward, clip, judge, update):
     1. rate        peak rate times schedule(updates so far); a step without update does not advance the schedule
     2. gradients   of the mean loss over all tokens with a loss, of all micro-batches and ranks
     3. clip        unscale, norm over all shards, scale down
@@ -15,7 +15,6 @@ Phases of a step (the code has the same headings):
     6. report      numbers of the step to every `on_step`; here the host waits for the device
     7. respond     roll back or stop, if the guard says so
 
-In a timeline the phases are data, forward, backward, clip, judge and update.
 Cost: the step's; five numbers are read per step. A guard adds an all-reduce of 32 bytes.
 Source: the order is torch.amp's ("Automatic Mixed Precision examples", torch 2.13); the pieces have their own sources.
 Simplified: one optimizer; evaluation is another program.
@@ -48,9 +47,7 @@ class Loader(Protocol):
     """This rank's batches, and where they are in the data."""
 
     def __next__(self) -> Batch: ...
-
     def state_dict(self) -> dict[str, Any]: ...
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
@@ -66,12 +63,9 @@ class Trainer:
         guard: judges each step; without values (`fidelity="shapes"`) it is not asked.
         roll_back: loads a state of at most the given step, when the guard says so; None: the run stops.
         on_step: functions that get the numbers of each step, on every rank.
-        phase: context of each phase, by its name (breakdown.py takes their seconds).
-        clock: seconds; for `tokens_per_s`.
+        phase: context of each phase, by its name (breakdown.py takes their seconds). clock: for `tokens_per_s`.
 
-    Attributes:
-        num_steps: steps taken, with those that were skipped.
-        num_skipped: steps without update: of overflow, or bad.
+    Attributes: num_steps: steps taken; num_skipped: those without an update.
     """
 
     @checked
@@ -110,9 +104,7 @@ class Trainer:
             tokens: with a loss, of all ranks. skipped: no update. action, reason: of the guard. On the simulator
             without values, loss, norm and tokens are None.
 
-        Raises:
-            ValueError: a batch without any token with a loss.
-            RunStopped: the guard's policy.
+        ValueError: a batch without any token with a loss. RunStopped: the guard's policy.
         """
         began_s = self.clock()
         # ---- 1. rate ----
@@ -146,9 +138,9 @@ class Trainer:
             raise ValueError(
                 f"a batch must have a token with a loss: the batch of step {step} has none; check the data"
             )
-        metrics = {"step": step, "loss": _number(loss), "grad_norm": _number(norm), "loss_scale": scale}
-        metrics |= {"tokens": tokens, "step_s": step_s, "lr": self.step.optimizer.param_groups[0]["lr"]}
-        metrics |= {"tokens_per_s": tokens / step_s if tokens and step_s > 0 else None}
+        tokens_per_s, lr = tokens / step_s if tokens and step_s > 0 else None, self.step.optimizer.param_groups[0]["lr"]
+        metrics = {"step": step, "loss": _number(loss), "grad_norm": _number(norm), "loss_scale": scale, "lr": lr}
+        metrics |= {"tokens": tokens, "step_s": step_s, "tokens_per_s": tokens_per_s}
         metrics |= {"skipped": is_skipped, "action": action, "reason": reason}
         for report in self.on_step:
             report(metrics)
@@ -174,11 +166,11 @@ class Trainer:
         """Everything that the next step depends on, as a flat mapping for torch.distributed.checkpoint.
 
         Equal names on several ranks are one tensor, whole or in parts (lablib/train/state.py); the generators of a rank
-        begin with "rank0.", "rank1.", ... The tensors are the live ones: copy them, or save them before the next step.
-        Before the first step the optimizer's state is there too, so that a checkpoint can be loaded into the tensors.
+        begin with "rank0.", "rank1.", ... The tensors are live, and the optimizer's are there before the first step, so
+        that a checkpoint can be loaded into them.
         """
         counts = {"num_steps": self.num_steps, "num_skipped": self.num_skipped}
-        own = {f"{_rank()}generators.{name}": state for name, state in generator_states().items()}
+        own = {f"{_prefix()}{name}": state for name, state in generator_states().items()}
         scaler = {"scaler": self.scaler.state_dict()} if self.scaler else {}
         guard = {"guard": [self.guard.state_dict()] if self.guard else []}  # a list: one name, with a guard or without
         return {**self.step.state_dict(), **counts, "loader": self.loader.state_dict(), **scaler, **guard, **own}
@@ -195,15 +187,14 @@ class Trainer:
         if self.guard and state.get("guard"):  # the saved run may have had none
             self.guard.load_state_dict(state["guard"][0])
         self.num_steps, self.num_skipped = state["num_steps"], state["num_skipped"]
-        prefix = f"{_rank()}generators."
+        prefix = _prefix()
         if own := {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}:
             set_generator_states(own)
 
 
-def _rank() -> str:
-    return f"rank{dist.get_rank() if dist.is_initialized() else 0}."
+def _prefix() -> str:
+    return f"rank{dist.get_rank() if dist.is_initialized() else 0}.generators."
 
 
 def _number(value: Tensor) -> float | int | None:
-    """The number in a tensor; None if only shapes are computed."""
-    return None if value.is_meta else value.item()
+    return None if value.is_meta else value.item()  # meta: only shapes are computed

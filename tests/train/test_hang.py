@@ -1,6 +1,7 @@
 """A rank that sleeps for ever ends the run, with the line of each rank: gloo, torchrun, the simulator."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -77,7 +78,7 @@ def test_each_rank_is_in_the_explanation_once(num_ranks: int, silent: set[int], 
 
 
 def _numbers(line: str) -> list[str]:
-    words = line.split(" wait")[0].split(" is at")[0].split(" did not")[0]
+    words = re.split(" wait| is at| are at| did not", line)[0]
     return words.replace("ranks", "").replace("rank", "").split(",")
 
 
