@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lablib import launch
-from lablib.validation.papers.activations import layer_activation_bytes
+from tests.validation.papers import layer_activation_bytes
 
 BEFORE, AFTER = 12345, 12346  # bytes of blocks that say where forward begins and ends
 

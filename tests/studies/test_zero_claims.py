@@ -18,14 +18,14 @@ from lablib.studies.zero_claims import (
     ranks_to_fit,
     readings,
 )
-from lablib.validation.papers.zero import zero_states_bytes
+from tests.validation.papers import zero_states_bytes
 
 stages, precisions = st.integers(0, 3), st.sampled_from(list(PRECISIONS))
 
 
 @given(stage=stages, ranks=st.integers(1, 5000), params=st.floats(1, 1e13))
 def test_mixed_precision_is_the_papers_table(stage, ranks, params):
-    """lablib/validation/papers/zero.py, which is held against table 1 and figure 1 of the paper."""
+    """tests/validation/papers.py, which is held against table 1 and figure 1 of the paper."""
     assert bytes_a_rank(params, stage, ranks) == pytest.approx(sum(zero_states_bytes(params, stage, ranks).values()))
 
 

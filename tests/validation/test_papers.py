@@ -11,15 +11,16 @@ from lablib.models.published import find_transformer
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_sizes import transformer_parameters
 from lablib.plan.optimizers import find_optimizer
-from lablib.validation.papers.activations import (
+from tests.validation.papers import (
     first_stage_activation_bytes,
     interleaving_factor,
     layer_activation_bytes,
+    megatron_layer_states_bytes,
+    megatron_parameters,
     outer_activation_bytes,
+    zero_sent_numbers,
+    zero_states_bytes,
 )
-from lablib.validation.papers.deepspeed import zero2_memory_needs, zero3_memory_needs
-from lablib.validation.papers.megatron import megatron_layer_states_bytes, megatron_parameters
-from lablib.validation.papers.zero import zero_sent_numbers, zero_states_bytes
 
 GIB = 2**30
 
@@ -84,8 +85,6 @@ def test_zero_sends_half_as_much_again_in_stage_3():
 
 def test_zero_has_four_stages_and_takes_arrays():
     assert zero_states_bytes(np.array([8, 16]), 3, np.array([2, 4]))["parameters"].tolist() == [8, 8]
-    with pytest.raises(ValueError, match="stage is 0, 1, 2 or 3: got 4"):
-        zero_states_bytes(1, 4, 1)
 
 
 # Korthikanti, figure 1: GiB a GPU, as github.com/calculon-ai/calculon (llm/validation.py) reads it.
@@ -152,8 +151,6 @@ def test_korthikanti_table_2_row_by_row():
         (True, "selective"): pytest.approx(34 / 8),
         (True, "full"): pytest.approx(2),
     }
-    with pytest.raises(ValueError, match="unknown recompute 'half'"):
-        layer_activation_bytes(s, b, h, a, recompute="half")
 
 
 @given(s=st.integers(1, 4096), b=st.integers(1, 8), a=st.integers(1, 64), d_head=st.integers(1, 128))
@@ -193,83 +190,3 @@ def test_megatron_table_1_parameters(printed):
 def test_megatron_counts_all_of_a_gpt_but_its_last_norm(layers, h, v, s):
     counted = transformer_parameters(Transformer("gpt", layers, h, 1, v, s)).total
     assert isclose(megatron_parameters(layers, h, v, s), counted - 2 * h, rel_tol=1e-12)
-
-
-# DeepSpeed's documentation prints GiB, called GB, with two digits.
-def _printed(needs):
-    return f"{needs.host_bytes / GIB:.2f}", f"{needs.gpu_bytes / GIB:.2f}"
-
-
-@pytest.mark.parametrize(("offload_optimizer", "printed"), [(True, ("127.45", "5.31")), (False, ("127.45", "15.93"))])
-def test_deepspeed_zero_2_prints_for_2851_million_parameters_on_8_gpus(offload_optimizer, printed):
-    needs = zero2_memory_needs(2851e6, gpus_per_node=8, offload_optimizer=offload_optimizer, splits_gradients=False)
-    assert _printed(needs) == printed
-
-
-def test_deepspeed_zero_2_now_splits_the_16_bit_gradients_too():
-    needs = zero2_memory_needs(2851e6, gpus_per_node=8, offload_optimizer=False)
-    assert needs.gpu_bytes == 5_702_000_000 + 6_414_750_000  # 2 P, and an eighth of 18 P
-    # Rounded down once for the split part, as there: 18 x 7 / 4 = 31.5.
-    assert zero2_memory_needs(7, gpus_per_node=4, offload_optimizer=False).gpu_bytes == 14 + 31
-
-
-def test_deepspeed_zero_2_makes_room_on_the_host_for_the_model_of_each_process():
-    assert zero2_memory_needs(1000).host_bytes == 24_000
-    assert zero2_memory_needs(1000, gpus_per_node=8).host_bytes == 48_000
-    assert zero2_memory_needs(1000, gpus_per_node=2, nodes=4).host_bytes == 48_000  # as the function, not the page
-    assert zero2_memory_needs(1000, gpus_per_node=2, nodes=4, offload_optimizer=False).host_bytes == 12_000
-
-
-ZERO_3_OPTIONS = [(True, True, True), (True, True, False), (False, True, True), (False, True, False)]
-ZERO_3_OPTIONS += [(False, False, True), (False, False, False)]
-_2851M = ["71.69 0.12", "127.45 0.12", "63.72 0.78", "127.45 0.78", "1.43 6.09", "127.45 6.09"]
-_T5_SMALL = ["1.52 0.06", "1.52 0.06", "1.35 0.17", "1.35 0.17", "0.09 1.08", "0.34 1.08"]
-
-
-@pytest.mark.parametrize(
-    ("params", "largest", "gpus", "printed"),
-    [
-        pytest.param(2851e6, 32e6, 8, _2851M, id="documentation, 2851M on 8 GPUs"),
-        pytest.param(60_506_624, 32128 * 512, 1, _T5_SMALL, id="t5-small on one GPU, as users print it"),
-    ],
-)
-def test_deepspeed_zero_3_prints(params, largest, gpus, printed):
-    needs = [
-        zero3_memory_needs(
-            params,
-            largest,
-            gpus_per_node=gpus,
-            offload_params=offload_params,
-            offload_optimizer=offload_optimizer,
-            zero_init=zero_init,
-        )
-        for offload_params, offload_optimizer, zero_init in ZERO_3_OPTIONS
-    ]
-    assert [" ".join(_printed(need)) for need in needs] == printed
-
-
-@pytest.mark.parametrize(
-    ("options", "mib"),
-    [
-        ({"offload_params": False, "offload_optimizer": False}, 3291),
-        ({}, 125),
-        ({"offload_params": False}, 477),
-    ],
-)
-def test_deepspeed_zero_3_needs_these_mib_for_t5_large_on_4_gpus(options, mib):
-    # The documentation's worked example: 737.67M parameters, 32.90M of them in the largest layer.
-    assert zero3_memory_needs(737_668_096, 32128 * 1024, gpus_per_node=4, **options).gpu_bytes >> 20 == mib
-
-
-def test_deepspeed_zero_3_divides_the_hosts_share_by_the_nodes():
-    needs = [zero3_memory_needs(1000, 10, gpus_per_node=2, nodes=4, zero_init=init) for init in (True, False)]
-    assert [need.host_bytes for need in needs] == [int(1000 * 18 / 4 * 1.5), int(1000 * 8 * 1.5)]
-    on_gpus = zero3_memory_needs(1001, 10, gpus_per_node=2, nodes=4, offload_params=False, offload_optimizer=False)
-    assert on_gpus.gpu_bytes == 40 + 2252  # 18 x 1001 / 8 = 2252.25
-
-
-def test_deepspeed_refuses_what_it_cannot_do():
-    with pytest.raises(ValueError, match="offload_params needs offload_optimizer"):
-        zero3_memory_needs(1000, 10, offload_optimizer=False)
-    with pytest.raises(ValueError, match="gpus_per_node and nodes must be 1 or more: got 0 and 1"):
-        zero2_memory_needs(1000, gpus_per_node=0)

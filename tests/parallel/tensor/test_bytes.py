@@ -36,7 +36,7 @@ from lablib.parallel import (
     two_dimensional_sent_bytes,
     vocabulary_parallel_loss,
 )
-from lablib.validation.papers.activations import layer_activation_bytes
+from tests.validation.papers import layer_activation_bytes
 
 AFTER = 12345  # bytes of a block that says where forward ends
 _DGX = CLUSTERS["dgx-h100"]

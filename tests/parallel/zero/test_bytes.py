@@ -21,14 +21,14 @@ from lablib.parallel.zero.bytes import (
     zero_bytes,
     zero_sent_bytes,
 )
-from lablib.validation.papers.zero import zero_states_bytes
+from tests.validation.papers import zero_states_bytes
 
 few = settings(max_examples=10, deadline=None)
 
 
 @given(share=st.integers(1, 10**9), ranks=st.integers(1, 1024), stage=st.integers(1, 3))
 def test_bytes_are_those_of_the_papers_table(share, ranks, stage):
-    """By lablib/validation/papers/zero.py, which is held against table 1 of the paper."""
+    """By tests/validation/papers.py, which is held against table 1 of the paper."""
     expected = sum(zero_states_bytes(share * ranks, stage, ranks).values())
     assert zero_bytes(stage, [share * ranks], ranks).total == pytest.approx(expected, rel=1e-12)
 
