@@ -1,5 +1,5 @@
 # ruff: noqa: I001  (in reading order)
-from .batch import BatchSize as BatchSize, solve_batch as solve_batch, nearest_multiple as nearest_multiple
+from .batch import BatchSize as BatchSize
 from .accumulation import (
     summed_loss as summed_loss,
     count_tokens as count_tokens,

@@ -17,9 +17,8 @@ Simplified: every micro-batch and every rank has the same number of sequences; `
 """
 
 from dataclasses import dataclass
-from math import prod
 
-from lablib.signature import Count, check_fields, checked
+from lablib.signature import Count, check_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,44 +45,3 @@ class BatchSize:
     def tokens(self, seq_len: int) -> int:
         """Tokens of a step, of sequences of `seq_len`."""
         return self.global_batch * seq_len
-
-
-@checked
-def solve_batch(
-    *,
-    global_batch: Count | None = None,
-    micro_batch: Count | None = None,
-    num_accumulations: Count | None = None,
-    data_ranks: Count | None = None,
-) -> BatchSize:
-    """Solve the equation of the batch size for the number that is not given.
-
-    ValueError: not exactly three are given, or no whole number solves it; the message has the nearest global batch that
-    fits.
-    """
-    parts = {"micro_batch": micro_batch, "num_accumulations": num_accumulations, "data_ranks": data_ranks}
-    sizes = {"global_batch": global_batch} | parts
-    known = {name: value for name, value in sizes.items() if value is not None}
-    if len(known) != 3:
-        raise ValueError(
-            "solve_batch needs three of global_batch, micro_batch, num_accumulations and data_ranks: "
-            f"got {', '.join(known) or 'none'}; leave out the unknown one."
-        )
-    if global_batch is None:
-        return BatchSize(**known)
-    given = {name: value for name, value in parts.items() if value is not None}
-    divisor, (missing,) = prod(given.values()), parts.keys() - given.keys()
-    quotient, rest = divmod(global_batch, divisor)
-    if rest:
-        names = " x ".join(given)
-        raise ValueError(
-            f"global_batch must be a multiple of {names}: got {global_batch} and {divisor}; "
-            f"try {nearest_multiple(global_batch, divisor)}."
-        )
-    return BatchSize(**given, **{missing: quotient})
-
-
-@checked
-def nearest_multiple(size: int, divisor: Count) -> int:
-    """The multiple of `divisor`, at least `divisor`, that is nearest to `size`; in a tie the larger."""
-    return max(1, (2 * size + divisor) // (2 * divisor)) * divisor

@@ -9,7 +9,4 @@ from .collective import (
     collective_cost as collective_cost,
 )
 from .exchange import exchange_cost as exchange_cost
-from .regular_group import (
-    regular_collective_s as regular_collective_s,
-    regular_sent_bytes as regular_sent_bytes,
-)
+from .regular_group import regular_collective_s as regular_collective_s

@@ -252,12 +252,3 @@ def regular_collective_s(
             "hierarchical" for a group that does not fill its nodes equally.
     """
     return regular_groups(cluster).time_s(name, size_bytes, n, stride, algorithm)
-
-
-def regular_sent_bytes(name: str, size_bytes: Numbers, n: Numbers) -> Numbers:
-    """Mean bytes sent per rank of the group: see the head of this file (broadcast: the tree's)."""
-    if name not in NAMES:
-        raise unknown_name("collective of a regular group", name, NAMES)
-    if name == "send":
-        return size_bytes * (n > 1)
-    return COLLECTIVES[name.removesuffix(" in turn")].mean_sent(size_bytes, n)

@@ -12,8 +12,6 @@ object_store       shards behind a network: latency, requests in flight, whole s
 loading            how batches reach a device, and why the device waits
 sharding           which rank and worker reads which samples
 shuffle_buffer     an order that is nearly random, from data that is read sequentially
-shuffle_quality    distance of an order from a random one
-stale_epoch        detect that every epoch has the same order
 resumable_sampler  stop at any sample, go on with other ranks and workers
 resumable_shards   the same for shards that are read from front to back
 """

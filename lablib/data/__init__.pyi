@@ -36,7 +36,6 @@ from .object_store import (
     read_seconds as read_seconds,
     requests_per_second as requests_per_second,
     in_flight_to_fill as in_flight_to_fill,
-    whole_shard_pays_from as whole_shard_pays_from,
     simulate_reads as simulate_reads,
 )
 from .loading.dead_worker import WorkerDiedError as WorkerDiedError, named_workers as named_workers
@@ -57,17 +56,13 @@ from .sharding import (
     epoch_order as epoch_order,
     rank_part as rank_part,
     shards_of as shards_of,
-    common_batches as common_batches,
     count_seen as count_seen,
-    lost_share_of_own_seeds as lost_share_of_own_seeds,
 )
 from .shuffle_buffer import (
     shuffle_buffer as shuffle_buffer,
     interleave as interleave,
     expected_displacement as expected_displacement,
 )
-from .shuffle_quality import shuffle_quality as shuffle_quality, uniform_quality as uniform_quality
-from .stale_epoch import compare_epochs as compare_epochs, stale_epochs as stale_epochs
 from .resumable_sampler import ResumableSampler as ResumableSampler, merge_states as merge_states
 from .resumable_shards import (
     SampleRange as SampleRange,

@@ -25,7 +25,6 @@ Simplified: no errors, retries or limit on requests a second (S3: 5,500 a prefix
 
 import math
 import random
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -98,21 +97,6 @@ def in_flight_to_fill(store: ObjectStore, request_bytes: Count) -> int:
     """The fewest requests in flight that fill the link: B (l / s + 1 / b), rounded up."""
     exact = store.link_bytes_per_s * (store.latency_s / request_bytes + 1 / store.request_bytes_per_s)
     return max(1, math.ceil(exact - 1e-9))
-
-
-@checked
-def whole_shard_pays_from(store: ObjectStore, shard_bytes: Count, record_bytes: Count, in_flight: Count = 1) -> int:
-    """The number of wanted records from which one request for the whole shard is faster than one for each record.
-
-    A whole shard is one request: it cannot use `in_flight`, ranges can. More than the shard has: ranges always win.
-    """
-    whole_s = read_seconds(store, 1, shard_bytes)
-    most = shard_bytes // record_bytes + 1
-
-    def is_slower(num_records: int) -> bool:
-        return read_seconds(store, num_records, record_bytes, in_flight) > whole_s
-
-    return bisect_left(range(most), True, lo=1, hi=most, key=is_slower)
 
 
 @checked

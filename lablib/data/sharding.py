@@ -82,13 +82,6 @@ def shards_of(num_shards: int, rank: int, world_size: Count, worker: int = 0, nu
     return list(range(rank, num_shards, world_size))[worker::num_workers]
 
 
-@checked
-def common_batches(shard_sizes: Sequence[NonNegativeInt], world_size: Count, batch_size: Count) -> int:
-    """Batches of `batch_size` samples that every rank can make of its shards: the number of common steps."""
-    parts = [shards_of(len(shard_sizes), rank, world_size) for rank in range(world_size)]
-    return min(sum(shard_sizes[shard] for shard in part) // batch_size for part in parts)
-
-
 @dataclass(frozen=True, slots=True)
 class Seen:
     """Lost and repeated samples of an epoch, over all ranks and workers."""
@@ -112,12 +105,6 @@ def count_seen(deliveries: Sequence[Sequence[int]], num_samples: NumSamples) -> 
         raise ValueError(f"samples must be from 0 to {num_samples - 1}: got {unknown[:5]}.")
     every = range(num_samples)
     return Seen(num_samples, tuple(s for s in every if not counts[s]), tuple(s for s in every if counts[s] > 1))
-
-
-@checked
-def lost_share_of_own_seeds(world_size: Count) -> float:
-    """Expected share of an epoch that no rank gets, if each rank has its own seed: (1 - 1/W)^W."""
-    return (1 - 1 / world_size) ** world_size
 
 
 def check_rank_of(rank: int, world_size: int) -> None:

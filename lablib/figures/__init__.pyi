@@ -7,13 +7,13 @@ from .run.memory import figure_memory as figure_memory
 from .run.allocator import figure_allocator as figure_allocator
 from .plans.pipeline import figure_pipeline as figure_pipeline
 from .plans.pipeline_simulation import figure_pipeline_simulation as figure_pipeline_simulation
-from .run.ranks import figure_peaks as figure_peaks, figure_traffic as figure_traffic
+from .run.ranks import figure_traffic as figure_traffic
 from .run.traffic_matrix import (
     figure_traffic_matrix as figure_traffic_matrix,
     figure_traffic_matrices as figure_traffic_matrices,
 )
 from .run.roofline import figure_roofline as figure_roofline
-from .plans.waterfall import figure_waterfall as figure_waterfall, figure_waterfalls as figure_waterfalls
+from .plans.waterfall import figure_waterfall as figure_waterfall
 from .plans.communication import figure_communication as figure_communication
 from .plans.plan_memory import figure_plan_memory as figure_plan_memory
 from .run.step_memory import figure_step_memory as figure_step_memory

@@ -72,11 +72,8 @@ from .attention_bytes import (
     forward_flops as forward_flops,
     backward_flops as backward_flops,
     visited_pairs as visited_pairs,
-    seen_pairs as seen_pairs,
     kept_bytes as kept_bytes,
-    standard_kept_bytes as standard_kept_bytes,
     on_chip_bytes as on_chip_bytes,
-    tiles_that_fit as tiles_that_fit,
 )
 from .torch_compiler import (
     NoCppCompiler as NoCppCompiler,
@@ -86,13 +83,7 @@ from .torch_compiler import (
 from .graph_breaks import find_graph_breaks as find_graph_breaks
 from .recompiles import find_recompiles as find_recompiles
 from .compilers import count_kernels as count_kernels, compare as compare
-from .launch_overhead import (
-    one_by_one as one_by_one,
-    one_by_one_closed_form as one_by_one_closed_form,
-    cuda_graph as cuda_graph,
-    mega_kernel as mega_kernel,
-    device_seconds as device_seconds,
-)
+from .launch_overhead import one_by_one as one_by_one, cuda_graph as cuda_graph, mega_kernel as mega_kernel
 from .tile_choice import (
     AttentionKernel as AttentionKernel,
     attention_tiles as attention_tiles,

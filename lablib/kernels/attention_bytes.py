@@ -25,7 +25,7 @@ Simplified: no cache between chip and memory: it would serve heads of one group,
 
 from lablib.kernels.attention_plan import AttentionPlan, AttentionTiles
 from lablib.kernels.flash_parts import tile_width
-from lablib.kernels.jit import SMALLEST_DOT, TileSize, cdiv
+from lablib.kernels.jit import cdiv
 from lablib.signature import Count, NonNegativeInt, checked
 
 _START_BYTES = 2 * 8  # a program reads where its document starts and ends in cu_seqlens, as int64
@@ -123,24 +123,9 @@ def visited_pairs(plan: AttentionPlan) -> int:
 
 
 @checked
-def seen_pairs(plan: AttentionPlan) -> int:
-    """Pairs with a visible key, the work of attention without tiles."""
-    if not plan.is_causal:
-        return sum(t * s for t, s in plan.lengths)
-    # Query i of t sees i + 1 + s - t keys, where that is positive: s, s - 1, ... for the last, the one before, ...
-    return sum(sum(range(max(0, s - t) + 1, s + 1)) for t, s in plan.lengths)
-
-
-@checked
 def kept_bytes(T: int, S: int, heads: int, kv_heads: int, width: int, itemsize: int) -> int:
     """Bytes kept for backward: q, o, k, v and the log-sum-exp."""
     return (2 * T * heads + 2 * S * kv_heads) * width * itemsize + T * heads * max(4, itemsize)
-
-
-@checked
-def standard_kept_bytes(T: int, S: int, heads: int, kv_heads: int, width: int, itemsize: int) -> int:
-    """Bytes that standard attention keeps: q, k, v and the shares p; not o, which its backward does not read."""
-    return ((T * heads + 2 * S * kv_heads) * width + T * S * heads) * itemsize
 
 
 @checked
@@ -153,24 +138,6 @@ def on_chip_bytes(tiles: AttentionTiles, width: Count, itemsize: Count) -> int:
     as_given = (tiles.queries + 2 * tiles.keys) * padded
     in_sums = tiles.queries * padded + tiles.queries * tiles.keys + 2 * tiles.queries
     return as_given * itemsize + in_sums * wide
-
-
-@checked
-def tiles_that_fit(
-    width: Count, itemsize: Count, room_bytes: NonNegativeInt, smallest: TileSize = SMALLEST_DOT
-) -> list[AttentionTiles]:
-    """Tiles of powers of two from `smallest` that fit on chip, fewest bytes first.
-
-    Bytes fall with the queries of a tile; its keys change only the number of steps. ValueError: not even the smallest
-    fits.
-    """
-    sizes = [smallest << power for power in range(16)]
-    every = [AttentionTiles(queries, keys) for queries in sizes for keys in sizes]
-    fitting = [tiles for tiles in every if on_chip_bytes(tiles, width, itemsize) <= room_bytes]
-    if not fitting:
-        need = on_chip_bytes(AttentionTiles(smallest, smallest), width, itemsize)
-        raise ValueError(f"tiles of {smallest} by {smallest} need {need} bytes on chip: got room for {room_bytes}.")
-    return sorted(fitting, key=lambda tiles: (-tiles.queries, -tiles.keys))
 
 
 def _launched(plan: AttentionPlan, of_queries: bool) -> int:

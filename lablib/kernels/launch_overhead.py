@@ -32,8 +32,7 @@ Simplified: one stream; a queue without end; the host never waits for a value; a
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lablib.record.timeline import Span
-from lablib.signature import FractionBelow1, NonNegative, NonNegativeInt, checked
+from lablib.signature import FractionBelow1, NonNegative, checked
 
 GRAPH_GAP_S = 1.3e-6  # between two kernels of a CUDA graph on an H100, by the blog of 2025
 
@@ -61,14 +60,6 @@ def one_by_one(kernels_s: Sequence[NonNegative], launch_s: NonNegative, gap_s: N
 
 
 @checked
-def one_by_one_closed_form(
-    num_kernels: NonNegativeInt, kernel_s: NonNegative, launch_s: NonNegative, gap_s: NonNegative = 0.0
-) -> float:
-    """The same for equal kernels."""
-    return launch_s + (num_kernels - 1) * max(launch_s, kernel_s + gap_s) + kernel_s if num_kernels else 0.0
-
-
-@checked
 def cuda_graph(
     kernels_s: Sequence[NonNegative], launch_s: NonNegative, gap_s: NonNegative = GRAPH_GAP_S
 ) -> LaunchedStep:
@@ -88,13 +79,3 @@ def mega_kernel(
     last_s = kernels_s[-1] if kernels_s else 0.0
     busy_s = sum(kernels_s) * (1 - tail_share) + tail_share * last_s
     return LaunchedStep(launch_s + busy_s, busy_s)
-
-
-@checked
-def device_seconds(spans: Sequence[Span], gap_s: NonNegative) -> list[float]:
-    """Seconds of each span of one rank of a simulated run, without the gap that the cost model adds.
-
-    `gap_s`: `Device.queued_s`. A span of several kernels (a `_foreach_` operator) counts as one: all gaps but one stay
-    in it.
-    """
-    return [max(0.0, span.duration_s - gap_s) for span in spans if span.is_compute]

@@ -7,8 +7,7 @@ step_memory, step_outline                       memory of a training step: wheth
 tensor_time                                     seconds of a tensor-parallel layer
 published_five                                  five published runs, the planner and a naive estimate
 context_cost, context_published                 seconds of attention over ranks; published runs
-expert_cost, expert_against_dense, expert_published
-                                                seconds of a mixture; next to dense models; published runs
+expert_cost, expert_against_dense               seconds of a mixture; next to dense models
 expert_runs                                     recorded runs of routers
 placement, placement_bytes                      orders of a mesh's axes, and bytes on each level of the network
 strategy_choice                                 efficiency, memory and traffic of each kind of parallelism

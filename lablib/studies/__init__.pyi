@@ -29,17 +29,12 @@ from .context_published import (
     predicted_efficiencies as predicted_efficiencies,
 )
 from .expert_against_dense import (
+    OLMOE as OLMOE,
     AgainstDense as AgainstDense,
     against_dense as against_dense,
     dense_of_equal_flops as dense_of_equal_flops,
     dense_of_equal_parameters as dense_of_equal_parameters,
     rows_of_an_expert as rows_of_an_expert,
-)
-from .expert_published import (
-    OLMOE as OLMOE,
-    PublishedMixture as PublishedMixture,
-    PUBLISHED_MIXTURES as PUBLISHED_MIXTURES,
-    predicted_rates as predicted_rates,
 )
 from .expert_runs import ExpertRun as ExpertRun, recorded_expert_runs as recorded_expert_runs
 from .placement import PlacedMesh as PlacedMesh, place as place, placements as placements, far_bytes as far_bytes

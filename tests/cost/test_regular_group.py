@@ -15,7 +15,6 @@ from lablib.cost.regular_group import (
     RegularGroups,
     regular_collective_s,
     regular_groups,
-    regular_sent_bytes,
 )
 from lablib.cost.regular_rounds import BlockRounds, PairRounds, levels_of, rounds_of
 from lablib.hardware import CLUSTERS, Cluster, Dragonfly, FatTree, Link, Torus, find_cluster
@@ -202,25 +201,6 @@ def test_a_broadcast_in_turn_takes_the_mean_of_those_from_each_rank(cluster, siz
     assert mean_s <= in_turn_s * 1.001 and in_turn_s <= 1.1 * mean_s
 
 
-# ---- bytes ----
-
-
-@given(st.sampled_from(COLLECTIVES), SIZES, st.integers(1, 40), st.integers(1, 16))
-def test_the_bytes_are_the_mean_of_what_the_ranks_send_whatever_the_algorithm(name, size, n, stride):
-    net = GroupNetwork(find_cluster("dgx-a100"), range(0, n * stride, stride))
-    mean = regular_sent_bytes(name, size, n)
-    for algorithm in ["auto"] if n == 1 else set(algorithms_for(name, net)) - {"scatter-gather"}:
-        sent = collective_cost(name, size, net, algorithm).sent_bytes
-        if name not in ("broadcast", "reduce") or algorithm == "tree":
-            assert isclose(mean, sum(sent) / n, rel_tol=ROUNDING)
-    assert regular_sent_bytes(name, np.array([size]), np.array([n])).tolist() == [mean]
-
-
-def test_a_message_sends_its_bytes_and_one_rank_alone_none():
-    assert regular_sent_bytes("send", 100.0, 4) == 100.0
-    assert regular_sent_bytes("send", 100.0, 1) == 0.0
-
-
 # ---- remembered, refused ----
 
 
@@ -247,8 +227,3 @@ def test_what_makes_no_group_is_refused(arguments, message):
     name, size, n, stride, *algorithm = arguments
     with pytest.raises(ValueError, match=message):
         regular_collective_s(name, size, n, stride, find_cluster("dgx-a100"), *algorithm)
-
-
-def test_bytes_of_an_unknown_collective_are_refused():
-    with pytest.raises(ValueError, match="did you mean 'all_to_all'"):
-        regular_sent_bytes("alltoall", 1.0, 4)

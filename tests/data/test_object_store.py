@@ -13,7 +13,6 @@ from lablib.data.object_store import (
     read_seconds,
     requests_per_second,
     simulate_reads,
-    whole_shard_pays_from,
 )
 
 STORES = st.builds(
@@ -86,21 +85,3 @@ def test_figures_of_the_guide_follow():
     # With 150 ms for ranges of 8 MB, waiting takes 23.4 more: 1.25e9 x 0.15 / 8e6.
     assert in_flight_to_fill(S3_10_GBIT, 8_000_000) == math.ceil(1.25e9 / 85e6 + 23.4375) == 39
     assert S3_10_GBIT.latency_s * S3_10_GBIT.request_bytes_per_s == 12_750_000
-
-
-def test_small_records_by_range_or_the_whole_shard_by_hand():
-    # 100 MB at 85 MB/s and 0.15 s: 1.326 s. A record of 4 kB: 0.15005 s. Eight of them are 1.2004 s, nine 1.3504 s.
-    assert whole_shard_pays_from(S3_10_GBIT, 100_000_000, 4_000) == 9
-    # 15 in flight, waves of 0.15005 s: 8 waves, 120 records, are still faster.
-    assert whole_shard_pays_from(S3_10_GBIT, 100_000_000, 4_000, in_flight=15) == 121
-    # Ranges of 8 MB, 15 in flight: the whole shard of 100 MB in one wave of 0.245 s. Ranges always win.
-    assert whole_shard_pays_from(S3_10_GBIT, 100_000_000, 8_000_000, in_flight=15) == 13
-
-
-@given(store=STORES, shard=st.integers(1, 5_000), record=st.integers(1, 5_000), in_flight=st.integers(1, 8))
-def test_the_break_even_is_where_the_sides_change(store, shard, record, in_flight):
-    at = whole_shard_pays_from(store, shard, record, in_flight)
-    whole_s = read_seconds(store, 1, shard)
-    assert read_seconds(store, at - 1, record, in_flight) <= whole_s
-    if at <= shard // record:
-        assert read_seconds(store, at, record, in_flight) > whole_s

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib import launch
-from lablib.figures import describe, figure_memory, figure_peaks, table
+from lablib.figures import describe, figure_memory, table
 from lablib.figures.run.memory import MAX_STEPS
 from lablib.figures.style import STATES
 from lablib.hardware import Device
@@ -172,7 +172,7 @@ def test_a_part_of_a_run_begins_with_what_was_held_before_it():
 
 
 def test_nothing_recorded_is_said():
-    for figure in (figure_memory(Memory()), figure_memory(Memory((), 2), rank=1), figure_peaks(Memory((), 2))):
+    for figure in (figure_memory(Memory()), figure_memory(Memory((), 2), rank=1)):
         assert describe(figure).startswith("No memory was recorded: only the simulator counts it")
         assert json.loads(figure.to_json())["data"] == []
 
@@ -187,32 +187,13 @@ def test_a_timeline_without_memory_keeps_its_time_axis(examples):
 
 
 def test_axes_have_numbers_where_something_is_drawn(examples):
-    for figure in (figure_memory(examples.some_memory()), figure_peaks(examples.some_memory())):
-        assert figure.layout.xaxis.showticklabels is None and figure.layout.yaxis.showticklabels is None
+    figure = figure_memory(examples.some_memory())
+    assert figure.layout.xaxis.showticklabels is None and figure.layout.yaxis.showticklabels is None
 
 
 def test_a_rank_that_does_not_exist_is_refused(examples):
     with pytest.raises(ValueError, match="rank must be between 0 and 1: got 2"):
         figure_memory(examples.some_memory(), rank=2)
-
-
-@settings(deadline=None, max_examples=30)
-@given(memories())
-def test_bars_of_peaks_stack_to_each_ranks_peak(memory):
-    figure = figure_peaks(memory)
-    unit = scale(figure.layout.yaxis)
-    for rank in range(2):
-        assert sum(trace.y[rank] for trace in figure.data) * unit == pytest.approx(memory.peak_bytes(rank))
-    assert list(table(figure)["peak (B)"]) == [memory.peak_bytes(rank) for rank in range(2)]
-
-
-def test_the_sentence_of_peaks_names_the_least_and_the_most(examples):
-    assert describe(figure_peaks(examples.some_memory(), examples.DEVICE)) == (
-        "Peaks of 2 ranks go from 1.5 kB (rank 0) to 1.75 kB (rank 1); 57% of the highest is parameter; toy has 2 kB, "
-        "87.5% of it is needed."
-    )
-    small = Device("small", {"float32": 1e12}, 1600.0, 1e12)
-    assert "too little for 1 of them" in describe(figure_peaks(examples.some_memory(), small))
 
 
 def _step() -> None:

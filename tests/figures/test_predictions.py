@@ -17,25 +17,22 @@ from lablib.figures import (
     figure_plan_memory,
     figure_tensor_times,
     figure_waterfall,
-    figure_waterfalls,
     table,
 )
 from lablib.figures.plans.plan_memory import TOO_MUCH
-from lablib.figures.plans.waterfall import MAX_PLANS, differences, kind_of_part
+from lablib.figures.plans.waterfall import kind_of_part
 from lablib.figures.style import LOOKS, MEMORY_LOOKS, OTHER
-from lablib.plan import Parallel
 from lablib.plan.memory import CATEGORIES
 from tests.figures.examples import scale
 
 
-def bars(figure, x="x") -> dict[str, list[tuple[float, float]]]:
+def bars(figure) -> dict[str, list[tuple[float, float]]]:
     """Row's name -> (beginning, seconds) of each of its bars, from the left."""
-    axis = figure.layout["xaxis" + x[1:]]
-    unit = scale(axis)
+    unit = scale(figure.layout.xaxis)
     names = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names.values()}
     for trace in figure.data:
-        if trace.type == "bar" and trace.xaxis == x:
+        if trace.type == "bar":
             for row, start, length in zip(trace.y, trace.base, trace.x, strict=True):
                 found[names[row]].append((start * unit, length * unit))
     return {name: sorted(each) for name, each in found.items()}
@@ -109,51 +106,6 @@ def test_the_hover_of_an_axis_tells_what_is_hidden(examples):
     hovers = [text for t in figure.data if t.type == "bar" for text in t.hovertext]
     (tensor,) = [text for text in hovers if "tensor axis" in text]
     assert "2 s of 10 s, 20.00%" in tensor and "1 s are hidden" in tensor
-
-
-def test_plans_stand_side_by_side_on_one_scale(examples):
-    slow = dict(examples.some_prediction().parts) | {"data axis": 5.3}
-    slower = examples.some_prediction(parts=slow, step_time_s=15.0, parallel=Parallel(data=8, tensor=2))
-    figure = figure_waterfalls([examples.some_prediction(), slower])
-    assert figure.layout.xaxis.range == figure.layout.xaxis2.range
-    assert figure.layout.xaxis.domain[1] < figure.layout.xaxis2.domain[0]
-    assert bars(figure, "x2")["data axis"] == [pytest.approx((9.2, 5.3))]
-    assert len([t for t in figure.data if t.type == "bar" and t.showlegend]) == 5
-    # 32 sequences of 1000 tokens in 10 s on 16 GPUs.
-    assert (
-        describe(figure)
-        == "Most tokens a second and GPU: A (200, MFU 40.0%); B (133), 50.0% slower, mostly by data axis."
-    )
-    headings = [note.text for note in figure.layout.annotations]
-    assert headings == ["<b>A: data 4, tensor 2, pipeline 2</b>", "<b>B: data 8, tensor 2</b>"]
-    assert set(table(figure)["plan"]) == {"A: data 4, tensor 2, pipeline 2", "B: data 8, tensor 2"}
-
-
-def test_a_part_that_one_plan_lacks_takes_it_no_time(examples):
-    whole = examples.some_prediction()
-    name, time_s = next(iter(whole.parts.items()))
-    left = examples.some_prediction(
-        parts={part: s for part, s in whole.parts.items() if part != name}, step_time_s=whole.step_time_s - time_s
-    )
-    rows = table(figure_waterfalls([whole, left], ["whole", "left"]))
-    seconds = {(row["plan"], row["part"]): row["seconds (s)"] for row in rows.to_dict("records")}
-    for plan, expected in (("whole", whole), ("left", left)):
-        assert sum(s for (of, _), s in seconds.items() if of == plan) == pytest.approx(expected.step_time_s)
-    assert seconds["left", name] == 0.0
-
-
-def test_plans_are_called_by_what_they_differ_in(examples):
-    a, b = examples.some_prediction(), examples.some_prediction(recompute="full", micro_batch=4)
-    assert differences([a, b]) == ["micro-batch 1, recompute none", "micro-batch 4, recompute full"]
-    assert differences([a]) == ["data 4, tensor 2, pipeline 2"]
-
-
-def test_too_many_plans_and_names_that_do_not_match_are_refused(examples):
-    plan = examples.some_prediction()
-    with pytest.raises(ValueError, match="1 to 4 plans fit side by side: got 5; draw many with figure_plans"):
-        figure_waterfalls([plan] * (MAX_PLANS + 1))
-    with pytest.raises(ValueError, match="each of the 2 plans: got 1"):
-        figure_waterfalls([plan, plan], ["only one"])
 
 
 def test_every_part_of_the_planner_has_a_kind_of_its_own_name():

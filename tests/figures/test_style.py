@@ -23,7 +23,7 @@ from tests.contrast import contrast, luminance
 # Their y axes name ranks or parts, not quantities.
 PIPELINES = ("pipeline", "pipeline simulation", "pipeline deadlock")
 LANES = {"timeline", "reconcile", "reconcile normalized", *PIPELINES}
-LANES |= {"waterfall", "waterfalls", "communication of a plan", "loading", "placements", "question"}
+LANES |= {"waterfall", "communication of a plan", "loading", "placements", "question"}
 # Panels of lanes that share the axis below or above them.
 ABOVE = {name: ("xaxis2", "yaxis2") for name in ("memory under timeline", *PIPELINES)}
 ABOVE |= {"metrics": ("xaxis",), "exponents": ("xaxis", "yaxis2"), "schedules": ("xaxis",), "staircase": ("xaxis",)}

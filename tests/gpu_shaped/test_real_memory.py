@@ -1,13 +1,11 @@
 """What a rank's programs held of its GPU, with a stand-in for torch's allocator: each program is counted anew."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.figures import describe, figure_memory, figure_peaks, table
+from lablib.figures import describe, figure_memory
 from lablib.real.gpu import memory as gpu_memory
 from lablib.real.measurement.measure import Measurement
 from lablib.record.memory import Memory
@@ -75,19 +73,15 @@ def test_a_run_on_gpus_knows_the_peak_of_each_rank_and_says_what_it_does_not_kno
         memory.peak_bytes(2)
 
 
-@pytest.mark.parametrize("draw", [figure_memory, figure_peaks])
-def test_figures_of_such_a_run_show_the_peaks_and_name_the_allocator(run_of, draw: Callable):
-    figure = draw(run_of([Measurement(start_ns=1)] * 2, "gloo", [3_000_000, 5_000_000]).memory)
+def test_the_figure_of_such_a_run_shows_the_peak_and_names_the_allocator(run_of):
+    figure = figure_memory(run_of([Measurement(start_ns=1)] * 2, "gloo", [3_000_000, 5_000_000]).memory)
     assert "allocator" in describe(figure) and "5 MB" in describe(figure)
-    if draw is figure_peaks:
-        assert list(table(figure)["peak (B)"]) == [3_000_000, 5_000_000]
-        assert not any("activation" in column for column in table(figure).columns), "which nobody counted"
 
 
 def test_a_run_on_cpus_says_that_nobody_counted(run_of):
     memory = run_of([Measurement(start_ns=1)] * 2, "gloo").memory
     assert not memory.is_known and Summary.of(Timeline((), 2), memory=memory).peak_memory_bytes is None
-    assert "on nccl the GPUs' allocators" in describe(figure_peaks(memory))
+    assert "on nccl the GPUs' allocators" in describe(figure_memory(memory))
 
 
 def test_peaks_are_one_a_rank_and_stand_in_place_of_allocations():

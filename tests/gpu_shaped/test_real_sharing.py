@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.cuda import nccl
 
-from lablib.figures import describe, figure_peaks, figure_reconcile, figure_traffic
+from lablib.figures import describe, figure_reconcile, figure_traffic
 from lablib.real.gpu.sharing import environments, ranks_per_gpu, ranks_with_own_gpu, sharing_note
 from lablib.real.measurement.measure import Measurement
 
@@ -62,7 +62,6 @@ def drawn(run):
     yield figure_traffic(run.traffic, run.ranks)
     yield run.memory.figure()
     yield run.memory.figure(timeline=run.timeline)
-    yield figure_peaks(run.memory)
     yield figure_reconcile(run.timeline, run.timeline)
 
 

@@ -20,10 +20,7 @@ from lablib.kernels.attention_bytes import (
     on_chip_bytes,
     paper_flash_numbers,
     paper_tiles,
-    seen_pairs,
-    standard_kept_bytes,
     standard_numbers,
-    tiles_that_fit,
     visited_pairs,
 )
 from lablib.kernels.attention_plan import AttentionPlan, AttentionTiles, Tile, equal_lengths
@@ -138,14 +135,6 @@ def test_both_loops_visit_the_tiles_in_which_a_query_sees_a_key(lengths, is_caus
     assert by_queries == by_keys == with_something
 
 
-@given(lengths=lengths, is_causal=st.booleans(), B=tile)
-def test_seen_pairs_are_those_of_the_mask(lengths, is_causal, B):
-    plan = plan_of(lengths, is_causal, AttentionTiles(B, 4))
-    masks = [plan.mask(queries, keys) for queries in plan.query_tiles() for keys in plan.keys_of(queries)]
-    assert seen_pairs(plan) == sum(int(mask.sum()) for mask in masks) <= visited_pairs(plan)
-    assert visited_pairs(plan) == sum(mask.numel() for mask in masks)
-
-
 @settings(max_examples=10)
 @given(N=st.integers(1, 20), heads=st.sampled_from([1, 2]), width=st.integers(1, 5), is_causal=st.booleans())
 def test_flops_by_formula_are_those_torch_counts(N, heads, width, is_causal):
@@ -185,9 +174,9 @@ def test_the_papers_tiles():
 def test_a_long_row_moves_far_fewer_bytes_than_standard_attention():
     """4 N^2 against 2 d N^2 / B: the limit is 2 B / d, 8 for the 256 queries that an A100 has room for."""
     N, d = 4096, 64
-    tiles = tiles_that_fit(d, 2, room_bytes=192 * 1024)[0]
+    tiles = AttentionTiles(256, 16)
+    assert on_chip_bytes(tiles, d, 2) <= 192 * 1024 < on_chip_bytes(AttentionTiles(512, 16), d, 2)
     ours = sum(forward_bytes(equal_lengths(1, N, N, tiles=tiles), 1, d, itemsize=2).values())
-    assert tiles.queries == 256
     assert 7 * ours < 2 * standard_numbers(N, d) < 8 * ours
 
 
@@ -202,7 +191,7 @@ def test_what_is_kept_for_backward_grows_with_n(way, N, heads, width):
     # Standard attention, with a head of its own for each: p beside q, k and v.
     q, k, v = example(N, heads[0], heads[0], width)
     standard = (q[0] @ k[0].mT).softmax(-1) @ v[0]
-    assert activation_bytes(saved_tensors(standard)) == standard_kept_bytes(N, N, heads[0], heads[0], width, 8)
+    assert activation_bytes(saved_tensors(standard)) == (3 * N * width + N * N) * heads[0] * 8
 
 
 def peak_bytes(attend, N: int) -> float:
@@ -227,23 +216,6 @@ def test_the_peak_of_the_tracker_grows_with_n_where_standard_attention_grows_wit
 
         assert peak_bytes(flash, 512) <= 2 * peak_bytes(flash, 256)
     assert peak_bytes(standard, 512) >= 3.8 * peak_bytes(standard, 256)
-
-
-@settings(max_examples=20)
-@given(width=st.integers(1, 256), itemsize=st.sampled_from([2, 4, 8]), room=st.integers(5_000, 500_000))
-def test_tiles_that_fit_are_those_and_no_others(width, itemsize, room):
-    if on_chip_bytes(AttentionTiles(16, 16), width, itemsize) > room:
-        with pytest.raises(ValueError, match="tiles of 16 by 16 need"):
-            tiles_that_fit(width, itemsize, room)
-        return
-    fitting = tiles_that_fit(width, itemsize, room)
-    for tiles in fitting:
-        assert on_chip_bytes(tiles, width, itemsize) <= room
-        for larger in (AttentionTiles(2 * tiles.queries, tiles.keys), AttentionTiles(tiles.queries, 2 * tiles.keys)):
-            assert larger in fitting or on_chip_bytes(larger, width, itemsize) > room
-    moved = [forward_bytes(equal_lengths(1, 1024, 1024, tiles=tiles), 1, width, itemsize) for tiles in fitting]
-    without_starts = [sum(each.values()) - 2 * each["starts_q"] for each in moved]
-    assert without_starts == sorted(without_starts)
 
 
 def test_on_chip_bytes_by_hand():

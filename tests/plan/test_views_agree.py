@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from lablib.cli import plan as cli_plan
-from lablib.figures import describe, figure_communication, figure_waterfall, figure_waterfalls, table
+from lablib.figures import describe, figure_communication, figure_waterfall, table
 from lablib.figures.plans.plan_memory import figure_plan_memory
 from lablib.figures.plans.waterfall import kind_of_part
 from lablib.plan import Parallel, Prediction, predict, predict_many, search
@@ -49,8 +49,6 @@ def check_views(found: Prediction) -> None:
     assert all(parts.set_index("part")["seconds (s)"][name] == value for name, value in shown.items())
     stages = table(figure_plan_memory(found))
     assert list(stages["peak (B)"]) == list(found.stage_bytes) == found.memory_table()["peak_bytes"].tolist()
-    both = table(figure_waterfalls([found, found], ["a", "b"]))
-    assert both[both["plan"] == "a"]["seconds (s)"].tolist() == parts["seconds (s)"].tolist()
 
 
 @settings(deadline=None, max_examples=40)

@@ -176,13 +176,11 @@ FIGURES: dict[str, Callable[[], Any]] = {
         simulate(Plan.parse(MARK, ["0F0 0B0"])), 1.0
     ),
     "figure_pipeline": lambda: figures.figure_pipeline(replay(Plan.parse(MARK, ["0F0 0B0"]))),
-    "figure_peaks": lambda: figures.figure_peaks(MEMORY, DEVICE),
     "figure_traffic": lambda: figures.figure_traffic(TRAFFIC, 2),
     "figure_traffic_matrix": lambda: figures.figure_traffic_matrix(TRAFFIC, 2, title=MARK),
     "figure_traffic_matrices": lambda: figures.figure_traffic_matrices({MARK: TRAFFIC}, 2),
     "figure_roofline": lambda: figures.figure_roofline(timeline(), DEVICE),
     "figure_waterfall": lambda: figures.figure_waterfall(prediction()),
-    "figure_waterfalls": lambda: figures.figure_waterfalls([prediction(), prediction(name="other")]),
     "figure_communication": lambda: figures.figure_communication(prediction()),
     "figure_plan_memory": lambda: figures.figure_plan_memory(prediction(), title=MARK),
     "figure_plans": lambda: figures.figure_plans([1.0, 2.0], [9e9, 4e9], 80e9, [MARK, f"{MARK}2"]),

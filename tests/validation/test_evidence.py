@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.cli import plan as cli_plan
-from lablib.figures import describe, figure_predictions, figure_waterfall, figure_waterfalls
+from lablib.figures import describe, figure_predictions, figure_waterfall
 from lablib.plan import IDEAL, Parallel, Prediction, predict, search
 from lablib.validation.evidence import NEAREST, RADIUS, coverage, distance, evidence_at, evidence_of
 from lablib.validation.measured_runs import (
@@ -156,8 +156,6 @@ def test_evidence_is_shown_where_the_prediction_is_shown():
     words = one.evidence_sentence()
     assert words.startswith("Evidence: ") and str(one.evidence) in words
     assert words in one._repr_html_() and words in describe(figure_waterfall(one))
-    two = describe(figure_waterfalls([one, plain(recompute="full")]))
-    assert words in two
     found = search("llama-3-8b", "dgx-h100", 64, nodes=1, recompute="none", schedule="1f1b")
     words = found.best.evidence_sentence()
     assert words in found._repr_html_() and words in cli_plan.text(found, 1)
