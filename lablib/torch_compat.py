@@ -19,8 +19,6 @@ tests/test_torch_compat.py is made from this table; a lint in it rejects private
 tests/sim/test_backend_contract.py reads the required methods of a process group from torch itself.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

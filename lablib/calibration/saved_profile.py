@@ -10,8 +10,6 @@ next to it for each backend and each count:
 A new profile goes to the first path if it is free, otherwise to the second: the output of `lab calibrate` is kept.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -24,8 +24,9 @@ its modules when it runs, so `lab --help` does not import torch.
 import argparse
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import NoReturn
@@ -261,18 +262,6 @@ def _calibrate(options: argparse.Namespace) -> int:
     return calibrate_command(options.backend, options.ranks, options.quick, out)
 
 
-def _plan(options: argparse.Namespace) -> int:
-    from lablib.cli.plan import plan_command
-
-    return plan_command(options)
-
-
-def _site(options: argparse.Namespace) -> int:
-    from lablib.cli.site import site_command
-
-    return site_command(options)
-
-
 def _validate(options: argparse.Namespace) -> int:
     from lablib.cli.validate import validate_command
 
@@ -297,21 +286,17 @@ def _sim(options: argparse.Namespace) -> int:
     return simulate(options)
 
 
-def _train(options: argparse.Namespace) -> int:
-    from lablib.cli.train import train_command
-
-    return train_command(options)
-
-
-def _bench(options: argparse.Namespace) -> int:
-    from lablib.cli.bench import bench_command
-
-    return bench_command(options)
+def _later(name: str) -> Callable[[argparse.Namespace], int]:
+    """The command in a file of its name, which is imported when it is called."""
+    return lambda options: getattr(import_module(f"lablib.cli.{name}"), f"{name}_command")(options)
 
 
 _FUNCTIONS = (_open, _update, _reset, _run, _sim, _list, _progress, _doctor, _build, _export, _regrade, _new, _prove)
-_OTHERS = (_train, _bench, _calibrate, _plan, _site, _validate)
-COMMANDS = {function.__name__.strip("_"): function for function in (*_FUNCTIONS, *_OTHERS)}
+_OTHERS = ("train", "bench", _calibrate, "plan", "site", _validate)
+COMMANDS = dict(
+    (each, _later(each)) if isinstance(each, str) else (each.__name__.strip("_"), each)
+    for each in (*_FUNCTIONS, *_OTHERS)
+)
 
 
 def _add_training(command: argparse.ArgumentParser) -> None:

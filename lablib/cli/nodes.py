@@ -9,8 +9,6 @@ It prints the command of each node, and starts the nodes of this machine: all wi
 The first node writes the run to run.json, for `Run.load`.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -5,8 +5,6 @@
 Exit codes: 0 the script ran to its end; 1 it failed; 2 the request was invalid, and nothing ran.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import threading

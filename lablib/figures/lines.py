@@ -1,7 +1,5 @@
 """Line charts: any number against another, the cost of collectives, scaling, idle shares, gain of compression."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import log2
 

@@ -6,8 +6,6 @@ colours of kinds of work are the same, except for two blues that are too dark on
 the sheet, a figure is a white card. So is a heat map in any theme: its colours are an image.
 """
 
-from __future__ import annotations
-
 from types import MappingProxyType
 
 from lablib.figures.style import COMPUTE, FAINT_INK, GRID, INK, LOOKS, MEMORY_LOOKS, STATES

@@ -12,6 +12,7 @@ checks.py      numbers that are finite and in range
 plausible.py   figures that are probably in another unit
 """
 
+# ruff: noqa: F401  (the names of the package)
 from lablib.hardware.catalogue import CLUSTERS, find_cluster
 from lablib.hardware.cluster import Cluster, Edge
 from lablib.hardware.device import Device
@@ -20,20 +21,3 @@ from lablib.hardware.link import Link
 from lablib.hardware.links import LINKS
 from lablib.hardware.toml_file import load_cluster, save_cluster
 from lablib.hardware.topology import Dragonfly, FatTree, Topology, Torus
-
-__all__ = [
-    "CLUSTERS",
-    "DEVICES",
-    "LINKS",
-    "Cluster",
-    "Device",
-    "Dragonfly",
-    "Edge",
-    "FatTree",
-    "Link",
-    "Topology",
-    "Torus",
-    "find_cluster",
-    "load_cluster",
-    "save_cluster",
-]

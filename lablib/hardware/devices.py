@@ -61,21 +61,15 @@ def _gpu(**figures: Any) -> Device:
     return Device(**defaults | figures)
 
 
-_HOPPER_PEAKS = {
-    "float64": 67 * TFLOPS,
-    "float32": 67 * TFLOPS,
-    "tfloat32": 494.5 * TFLOPS,
-    "float16": 989 * TFLOPS,
-    "bfloat16": 989 * TFLOPS,
-    "float8": 1979 * TFLOPS,
-}
-_AMPERE_PEAKS = {
-    "float64": 19.5 * TFLOPS,
-    "float32": 19.5 * TFLOPS,
-    "tfloat32": 156 * TFLOPS,
-    "float16": 312 * TFLOPS,
-    "bfloat16": 312 * TFLOPS,
-}
+def _peaks(*, half: float, **tflops: float) -> dict[str, float]:
+    """Peaks in FLOP/s from TFLOP/s by dtype; `half`: of float16 and bfloat16."""
+    order = ("float64", "float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
+    peaks = tflops | {"float16": half, "bfloat16": half}
+    return {dtype: peaks[dtype] * TFLOPS for dtype in order if dtype in peaks}
+
+
+_HOPPER_PEAKS = _peaks(float64=67, float32=67, tfloat32=494.5, half=989, float8=1979)
+_AMPERE_PEAKS = _peaks(float64=19.5, float32=19.5, tfloat32=156, half=312)
 # Any Blackwell GPU reaches the same share of its peak as a measured B200; float4: guessed.
 _BLACKWELL = {
     "num_cores": 148,
@@ -286,15 +280,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
             ),
             _gpu(
                 name="B200-SXM",
-                peak_flops_per_s={
-                    "float64": 40 * TFLOPS,
-                    "float32": 80 * TFLOPS,
-                    "tfloat32": 1125 * TFLOPS,
-                    "float16": 2250 * TFLOPS,
-                    "bfloat16": 2250 * TFLOPS,
-                    "float8": 4500 * TFLOPS,
-                    "float4": 9000 * TFLOPS,
-                },
+                peak_flops_per_s=_peaks(float64=40, float32=80, tfloat32=1125, half=2250, float8=4500, float4=9000),
                 **_BLACKWELL,
                 memory_bytes=180 * GB,
                 memory_bandwidth_bytes_per_s=8.0e12,
@@ -303,15 +289,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
             ),
             _gpu(
                 name="B300-SXM",
-                peak_flops_per_s={
-                    "float64": 1.25 * TFLOPS,
-                    "float32": 75 * TFLOPS,
-                    "tfloat32": 1125 * TFLOPS,
-                    "float16": 2250 * TFLOPS,
-                    "bfloat16": 2250 * TFLOPS,
-                    "float8": 4500 * TFLOPS,
-                    "float4": 13125 * TFLOPS,
-                },
+                peak_flops_per_s=_peaks(float64=1.25, float32=75, tfloat32=1125, half=2250, float8=4500, float4=13125),
                 **_BLACKWELL_ULTRA,
                 memory_bytes=270 * GB,
                 memory_bandwidth_bytes_per_s=7.7e12,
@@ -320,15 +298,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
             ),
             _gpu(
                 name="GB200",
-                peak_flops_per_s={
-                    "float64": 45 * TFLOPS,
-                    "float32": 90 * TFLOPS,
-                    "tfloat32": 1250 * TFLOPS,
-                    "float16": 2500 * TFLOPS,
-                    "bfloat16": 2500 * TFLOPS,
-                    "float8": 5000 * TFLOPS,
-                    "float4": 10000 * TFLOPS,
-                },
+                peak_flops_per_s=_peaks(float64=45, float32=90, tfloat32=1250, half=2500, float8=5000, float4=10000),
                 **_BLACKWELL,
                 memory_bytes=186 * GB,
                 memory_bandwidth_bytes_per_s=8.0e12,
@@ -340,15 +310,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
             ),
             _gpu(
                 name="GB300",
-                peak_flops_per_s={
-                    "float64": 1.4 * TFLOPS,
-                    "float32": 80 * TFLOPS,
-                    "tfloat32": 1250 * TFLOPS,
-                    "float16": 2500 * TFLOPS,
-                    "bfloat16": 2500 * TFLOPS,
-                    "float8": 5000 * TFLOPS,
-                    "float4": 15000 * TFLOPS,
-                },
+                peak_flops_per_s=_peaks(float64=1.4, float32=80, tfloat32=1250, half=2500, float8=5000, float4=15000),
                 **_BLACKWELL_ULTRA,
                 memory_bytes=279 * GB,
                 memory_bandwidth_bytes_per_s=8.0e12,
@@ -357,14 +319,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
             ),
             _gpu(
                 name="MI300X",
-                peak_flops_per_s={
-                    "float64": 163.4 * TFLOPS,
-                    "float32": 163.4 * TFLOPS,
-                    "tfloat32": 653.7 * TFLOPS,
-                    "float16": 1300 * TFLOPS,
-                    "bfloat16": 1300 * TFLOPS,
-                    "float8": 2610 * TFLOPS,
-                },
+                peak_flops_per_s=_peaks(float64=163.4, float32=163.4, tfloat32=653.7, half=1300, float8=2610),
                 matmul_efficiency=_efficiency(668.4, 1300, 128),
                 flops_per_joule=_CDNA_FLOPS_PER_JOULE,
                 flops_per_joule_by_dtype={"float8": 1.1 * _CDNA_FLOPS_PER_JOULE},

@@ -18,8 +18,6 @@ Source: Tillet, Kung, Cox, "Triton: An Intermediate Language and Compiler for Ti
 (MAPL), https://doi.org/10.1145/3315508.3329973.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -61,7 +61,12 @@ def with_communication(plan: Plan, costs: Costs | None = None, *, batched: bool 
         ValueError: the plan breaks a rule (validate.py), or the costs do not fit it.
     """
     check(plan)
-    ends = _ends(plan, costs)
+    # The end of each action, and a count: an action of zero seconds still comes after its dependencies
+    by_time, by_count = replay(plan, costs), replay(plan, Costs(1.0, 1.0))
+    ends = [
+        list(zip(end_s.tolist(), count.tolist(), strict=True))
+        for end_s, count in zip(by_time.end_s, by_count.end_s, strict=True)
+    ]
     made = [
         (ends[rank][index], rank, index, message)
         for rank, row in enumerate(plan.actions)
@@ -81,15 +86,6 @@ def with_communication(plan: Plan, costs: Costs | None = None, *, batched: bool 
             steps += [action, *after]
         rows.append(_joined(steps) if batched else tuple(steps))
     return CommunicationPlan(plan, tuple(rows))
-
-
-def _ends(plan: Plan, costs: Costs | None) -> list[list[tuple[float, float]]]:
-    """The end of each action, and a count: an action of zero seconds still comes after its dependencies."""
-    by_time, by_count = replay(plan, costs), replay(plan, Costs(1.0, 1.0))
-    return [
-        list(zip(end_s.tolist(), count.tolist(), strict=True))
-        for end_s, count in zip(by_time.end_s, by_count.end_s, strict=True)
-    ]
 
 
 def _joined(steps: list[Step]) -> tuple[Step, ...]:

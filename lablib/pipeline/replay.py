@@ -86,7 +86,10 @@ def _table(plan: Plan, costs: PieceCosts) -> dict[Kind, list[tuple[int, int | No
     whole = pieces * m
     # F needs the piece before; B and I the piece after, and the last piece its own F; W its own I.
     backs = ([None] + [m] * (pieces - 1), [-m] * (pieces - 1) + [whole], [whole] * pieces)
-    down, up = _messages(plan, costs.send_s)
+    # Seconds of the message over the boundary before and after each piece; 0 without a message
+    crosses = [a != b for a, b in zip(plan.rank_of, plan.rank_of[1:], strict=False)]
+    times = [float(time_s) if is_sent else 0.0 for time_s, is_sent in zip(costs.send_s, crosses, strict=True)]
+    down, up = [0.0, *times], [*times, 0.0]
     none = [0.0] * pieces
     rows = {
         Kind.F: (0, down, up, costs.forward_s),
@@ -98,13 +101,6 @@ def _table(plan: Plan, costs: PieceCosts) -> dict[Kind, list[tuple[int, int | No
         kind: [(row * whole + piece * m, *rest) for piece, rest in enumerate(zip(backs[row], *columns, strict=True))]
         for kind, (row, *columns) in rows.items()
     }
-
-
-def _messages(plan: Plan, send_s: list[float]) -> tuple[list[float], list[float]]:
-    """Seconds of the message over the boundary before and after each piece; 0 without a message."""
-    crosses = [a != b for a, b in zip(plan.rank_of, plan.rank_of[1:], strict=False)]
-    times = [float(time_s) if is_sent else 0.0 for time_s, is_sent in zip(send_s, crosses, strict=True)]
-    return [0.0, *times], [*times, 0.0]
 
 
 @dataclass(frozen=True, eq=False)

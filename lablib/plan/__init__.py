@@ -30,6 +30,7 @@ optimizers.py, gradient_compression.py     state, traffic and FLOPs of each meth
 recompute.py    activation recomputation: bytes kept, and work repeated
 """
 
+# ruff: noqa: F401  (the names of the package)
 from lablib.plan.axis_by_axis import AxisStep, axis_by_axis
 from lablib.plan.derating import IDEAL, Derating
 from lablib.plan.parallel import Parallel
@@ -40,19 +41,3 @@ from lablib.plan.predictions import Predictions
 from lablib.plan.search import search
 from lablib.plan.search_result import SearchResult
 from lablib.plan.stack import STACKS, Stack
-
-__all__ = [
-    "IDEAL",
-    "STACKS",
-    "AxisStep",
-    "Derating",
-    "Parallel",
-    "Prediction",
-    "Predictions",
-    "SearchResult",
-    "Stack",
-    "axis_by_axis",
-    "predict",
-    "predict_many",
-    "search",
-]

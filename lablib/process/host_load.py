@@ -4,8 +4,6 @@ A measurement on a busy machine is too long by an unknown amount, so a benchmark
 figure is for the whole machine: in a container, for its host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated

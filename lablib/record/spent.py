@@ -66,7 +66,13 @@ def parts_of(run: Run, without: str = "") -> dict[TimePart, Spent]:
     num_ranks = max(timeline.num_ranks, 1)
     meetings = _meetings(timeline)
     busy = {rank: union(_times(_work(timeline.select(rank)))) for rank in range(num_ranks)}
-    talking = _talking(meetings, num_ranks)
+    # Intervals of communication per rank, without waiting for the last member
+    times: list[list[Interval]] = [[] for _ in range(num_ranks)]
+    for spans in meetings:
+        start_s = _start_s(spans)
+        for span in spans:
+            times[span.rank].append((min(start_s, span.end_s), span.end_s))
+    talking = [union(each) for each in times]
     exposed = [length(talking[rank]) - overlap(talking[rank], busy[rank]) for rank in range(num_ranks)]
     waiting = []
     for rank, pending in enumerate(_pending(run, timeline, meetings)):
@@ -135,16 +141,6 @@ def _by_communication(run: Run, meetings: Iterable[list[Span]], num_ranks: int) 
         took_s = max(0.0, max(span.end_s for span in spans) - _start_s(spans))
         seconds[TimePart("communication", name, group, size_bytes)].append(took_s * receivers / num_ranks)
     return {part: Spent(fsum(each), len(each)) for part, each in seconds.items()}
-
-
-def _talking(meetings: Iterable[list[Span]], num_ranks: int) -> list[list[Interval]]:
-    """Intervals of communication per rank, without waiting for the last member."""
-    times: list[list[Interval]] = [[] for _ in range(num_ranks)]
-    for spans in meetings:
-        start_s = _start_s(spans)
-        for span in spans:
-            times[span.rank].append((min(start_s, span.end_s), span.end_s))
-    return [union(each) for each in times]
 
 
 def _made(timeline: Timeline) -> set[tuple[int, int | None]]:

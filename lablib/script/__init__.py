@@ -25,8 +25,6 @@ Read in this order:
     report.py      files and figures of a run
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from typing import TextIO

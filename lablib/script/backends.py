@@ -12,8 +12,6 @@ Calls that NCCL does not support are rejected if it was requested by name (nccl_
 lablib/sim/communication).
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence

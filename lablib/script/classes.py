@@ -8,8 +8,6 @@ torch is built without CUDA here, so its own classes reject valid arguments for 
 Every device and every generator is an instance of these classes, which make instances of torch's own.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -9,8 +9,6 @@
 Unsupported functions raise a `NotSimulatedError` with their name.
 """
 
-from __future__ import annotations
-
 import types
 from collections.abc import Callable
 from contextlib import contextmanager

@@ -16,8 +16,6 @@ Source: Ioffe and Szegedy, "Batch Normalization", 2015, arXiv 1502.03167, sectio
 Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979, for statistics over several ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -15,8 +15,6 @@ errors show here as on a GPU.
 Simplified: code inside torch's own C++ sees CPU tensors.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext

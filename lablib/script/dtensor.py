@@ -13,8 +13,6 @@ There DTensor uses the mesh's device "cuda" in callbacks from torch's C++, where
 torch imports DTensor on demand. Its users make a mesh, so the patches are installed with the first mesh.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module

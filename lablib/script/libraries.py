@@ -14,8 +14,6 @@ Simplified: state in compiled code or in a closure is not seen, nor environment 
 (libraries known to do so are rejected by name). Libraries known to keep only caches are trusted.
 """
 
-from __future__ import annotations
-
 import types
 from importlib.machinery import ModuleSpec
 from typing import Any

@@ -3,8 +3,6 @@
 A storage without a mark is host memory. placement.py sets the marks and uses them.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import Any
 

@@ -11,8 +11,6 @@ A record of a value is a tuple of plain data, or None for code and for objects w
 functions), so that parts that a library loads late are no change.
 """
 
-from __future__ import annotations
-
 import collections
 import enum
 import logging

@@ -5,8 +5,6 @@ with other states of some: its arguments, its folder on the import path, and unc
 (`basicConfig(level=...)` differs by rank in many scripts). Loggers that libraries made before stay the host's.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import os

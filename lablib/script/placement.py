@@ -25,8 +25,6 @@ Simplified: the host's own work is free except in `lablib.phases.host_work`, so 
 run's notes count it); pinned memory is as fast as any, and copies on two streams do not share the link.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager

@@ -4,8 +4,6 @@ Equivalent of `python train.py ARGS`: compile the file, execute it in a module n
 run the `atexit` handlers, last first. The file is compiled once for all ranks.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -17,8 +17,6 @@
 Simplified: the CPU's autocast keeps fewer operators in float32 than CUDA's does.
 """
 
-from __future__ import annotations
-
 import atexit
 import faulthandler
 import inspect

@@ -7,8 +7,6 @@ summary.txt     makespan, busy, exposed communication, traffic, peak memory; als
 rankN.txt       output of rank N, including standard error
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from datetime import datetime
 from functools import partial

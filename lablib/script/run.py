@@ -5,8 +5,6 @@ emulates a separate process with a CUDA device for each rank (process.py, module
 `nccl` and `gloo` by the simulator (backends.py).
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager

@@ -19,8 +19,6 @@ Simplified: code inside torch's own C++ sees CPU tensors, so a kernel that CUDA 
 fidelity="shapes" are not changed: they have one device, "meta".
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

@@ -10,8 +10,6 @@ A bound tests only values of the right type. No bound accepts NaN. Python's int 
 checkers see `Count` as an int.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches

@@ -4,8 +4,6 @@ Whole numbers are below 2**63, numbers below 1e308. True is not a number; a list
 infinity are numbers, which the bounds of an annotation refuse.
 """
 
-from __future__ import annotations
-
 import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set

@@ -1,7 +1,5 @@
 """The annotations of a function or class, resolved; a class that only type checkers import is kept as a name."""
 
-from __future__ import annotations
-
 import builtins
 import inspect
 import sys

@@ -1,7 +1,5 @@
 """The text of an annotation and of a value, for messages."""
 
-from __future__ import annotations
-
 import inspect
 import reprlib
 import types

@@ -82,16 +82,12 @@ def arguments(settings: Settings) -> dict[str, Any]:
 def model_of(settings: Settings) -> Reading[Transformer]:
     """The model: of the catalogue, of the sizes, or of the text of a config.json."""
     if settings["model"] == CONFIG:
-        return _of_config(settings["config"])
+        try:
+            values = json.loads(settings["config"])
+        except ValueError as error:
+            raise ValueError(f"config.json must be JSON: {error}; paste the whole file, from {{ to }}") from None
+        return parse_hugging_face(values, "the model of the config.json")
     return Reading(_of_sizes(settings) if settings["model"] == SIZES else find_transformer(settings["model"]))
-
-
-def _of_config(text: str) -> Reading[Transformer]:
-    try:
-        values = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"config.json must be JSON: {error}; paste the whole file, from {{ to }}") from None
-    return parse_hugging_face(values, "the model of the config.json")
 
 
 def _of_sizes(settings: Settings) -> Transformer:

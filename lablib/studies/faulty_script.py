@@ -16,8 +16,6 @@ The script is a case in our own words, of mistakes that circulate in real ones. 
 Simplified: two steps of a small model without attention; the measurements hook torch, and not the script.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ rename is atomic only inside one file system), is flushed to disk and then renam
 that, such as a full disk, the old file is unchanged and no temporary file remains.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import gzip

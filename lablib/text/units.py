@@ -3,8 +3,6 @@
 Prefixes are decimal (1 kB = 1000 B), as for network and memory bandwidths.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

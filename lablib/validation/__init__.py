@@ -23,29 +23,10 @@ constants.py        the fitted constants, and their bounds
 explain.py          a measured step next to its prediction, and the changed argument that comes nearest
 """
 
+# ruff: noqa: F401  (the names of the package)
 from lablib.validation.case import Case, cases_of
 from lablib.validation.cross_validate import Constant, HeldOut, cross_validate
 from lablib.validation.evidence import Evidence, evidence_of
 from lablib.validation.explain import Change, Explanation, explain
 from lablib.validation.rows import PublishedRow, published_mixtures, published_others, published_rows, read_rows
 from lablib.validation.score import ScoreReport, score
-
-__all__ = [
-    "PublishedRow",
-    "read_rows",
-    "published_rows",
-    "published_mixtures",
-    "published_others",
-    "Case",
-    "cases_of",
-    "ScoreReport",
-    "score",
-    "Change",
-    "Constant",
-    "Explanation",
-    "explain",
-    "HeldOut",
-    "cross_validate",
-    "Evidence",
-    "evidence_of",
-]

@@ -4,8 +4,6 @@ The same global batch fits a device in several ways, from one sequence at a time
 a GPU's peak memory and the step time, as predicted by the planner.
 """
 
-from __future__ import annotations
-
 from lablib.batches.batch import BatchSize
 from lablib.figures.plans.batch_splits import figure_batch_splits
 from lablib.plan import Parallel, predict

@@ -5,8 +5,6 @@ memory. Below: the timeline with the critical path, and the memory of each rank 
 through the moments of the plan, or plays them. A plan that deadlocks is drawn up to the deadlock, with its cycle.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

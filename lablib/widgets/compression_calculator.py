@@ -3,8 +3,6 @@
 The picture has the speedup against the bandwidth for several batches: compression saves no time that compute hides.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

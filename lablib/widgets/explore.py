@@ -3,8 +3,6 @@
 Without widgets (papermill, print, CI), the figure at a few settings.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias

@@ -1,7 +1,5 @@
 """Interactive panel of `explore`: controls, and one figure that is redrawn when a control changes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 

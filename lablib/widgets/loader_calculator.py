@@ -4,8 +4,6 @@ The picture has the idle share for every prefetch: of this loader, from a simula
 constant and for exponential times.
 """
 
-from __future__ import annotations
-
 import plotly.graph_objects as go
 
 from lablib.data.loading.queueing import idle_share_constant, idle_share_exponential

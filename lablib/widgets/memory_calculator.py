@@ -4,8 +4,6 @@ Controls: model, device, sequence, micro-batch, precision, optimizer and recompu
 the whole step. A click on any moment, or on the diamond at the peak, names its operator and the program's line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -9,8 +9,6 @@ Source: anywidget 0.11, packages/anywidget/src/runtime.ts and widget.ts (`ready`
 "Early comm messages to widget are lost".
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import anywidget

@@ -5,8 +5,6 @@ mesh order; its sentence has the seconds. The device is always an H100, so that 
 clusters in the catalogue, and RoCE with a message latency of 15 us.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

@@ -4,8 +4,6 @@ The picture has the layer on 1 to so many ranks, compute and exposed communicati
 sentence has the number of tokens from which 2D sends less.
 """
 
-from __future__ import annotations
-
 from math import isqrt
 from typing import NamedTuple
 

@@ -11,8 +11,6 @@ A `FigureWidget` sends each change in one message, and some messages were lost f
 Source: plotly 7.1, basewidget.py and package_data/widgetbundle.js (`_py2js_*`, `_widget_data`, `_widget_layout`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

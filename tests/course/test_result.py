@@ -1,7 +1,5 @@
 """What a check says can be read on a page of any theme: contrast by WCAG 2.1, from the colours that are really used."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

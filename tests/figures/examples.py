@@ -1,7 +1,5 @@
 """Made-up runs to draw: data-parallel steps with bucketed all-reduces, long runs of tiny operations, a prediction."""
 
-from __future__ import annotations
-
 import random
 from typing import Any, NamedTuple
 

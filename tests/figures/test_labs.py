@@ -2,8 +2,6 @@
 
 # plotly makes its properties at run time, so the type checker does not know them
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

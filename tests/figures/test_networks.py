@@ -2,8 +2,6 @@
 
 # plotly makes its properties at run time, so the type checker does not know them
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-from __future__ import annotations
-
 import pytest
 
 from lablib.figures import describe, figure_network, table

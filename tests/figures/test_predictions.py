@@ -2,8 +2,6 @@
 
 # plotly and ipywidgets make their properties at run time, so the type checker does not know them
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

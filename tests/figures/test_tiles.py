@@ -1,8 +1,6 @@
 """The picture of a launch: every element has the number of its program, and the frames are the chosen program's."""
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -4,8 +4,6 @@
 or infinite, text that is empty or nobody's name, empty and long lists; of the records of lablib, whole ones.
 """
 
-from __future__ import annotations
-
 import inspect
 import types
 from collections.abc import Callable, Mapping

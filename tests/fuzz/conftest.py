@@ -1,7 +1,5 @@
 """Counts of the fuzzed calls at the end of a session, and a folder in which they can write no harm."""
 
-from __future__ import annotations
-
 import resource
 from collections import Counter
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ An error is ours when its innermost frame is a `raise` statement of lablib, or w
 arguments do not fit the signature. An AttributeError, a KeyError or a ZeroDivisionError from our insides is none.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import signal

@@ -1,7 +1,5 @@
 """A few records of each class, for calls that get as far as they can; and what is public, found by looking."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

@@ -1,7 +1,5 @@
 """Any words after `lab`: an exit code and at most one sentence, never a traceback."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

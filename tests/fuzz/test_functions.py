@@ -1,7 +1,5 @@
 """Any value of any type, into every public function, record and method: an answer, or one sentence of ours."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections import Counter

@@ -1,7 +1,5 @@
 """Any value of any type into the planner and the pipelines: an answer, or one sentence of ours."""
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections import Counter

@@ -1,7 +1,5 @@
 """What the tests of row-wise kernels share: sizes about a tile, numbers, and how near a rounded result must be."""
 
-from __future__ import annotations
-
 import math
 
 import torch

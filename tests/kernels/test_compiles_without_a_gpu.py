@@ -5,8 +5,6 @@ whose size is not known.
 """
 
 # pyright: reportCallIssue=false
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One kernel is compiled or interpreted by the device of its tensors; what it touches is recorded; misuse is named."""
 
-from __future__ import annotations
-
 import linecache
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """Tiles by dtype and width: compiled for sm_90 they spill nothing, and their shared memory is by the formula."""
 
 # pyright: reportPrivateUsage=false
-from __future__ import annotations
-
 import re
 import subprocess
 from dataclasses import replace

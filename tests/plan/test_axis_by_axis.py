@@ -1,7 +1,5 @@
 """From one GPU to a plan, axis by axis: each step is a prediction, helps, and says so in its own numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

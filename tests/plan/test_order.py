@@ -1,7 +1,5 @@
 """Another order of the axes: each group where its ranks lie, and a plan that is otherwise the same."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import permutations
 

@@ -2,8 +2,6 @@
 
 # pandas makes its properties at run time, so the type checker does not know them
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
-from __future__ import annotations
-
 import math
 
 import pytest

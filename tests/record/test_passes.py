@@ -1,7 +1,5 @@
 """What no phase names is forward where a backward pass follows, else "compute"."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

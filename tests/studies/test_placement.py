@@ -1,7 +1,5 @@
 """Orders of a mesh's axes: bytes by closed forms, seconds beside the simulator, and what is refused."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

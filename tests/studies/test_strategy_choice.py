@@ -1,7 +1,5 @@
 """The table of strategies computed anew: definitions, closed forms, the simulator, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Wiring between nodes, drawn from the record of a topology: fat tree, dragonfly, torus."""
 
-from __future__ import annotations
-
 from itertools import combinations, product
 from math import cos, dist, pi, sin
 from typing import Annotated

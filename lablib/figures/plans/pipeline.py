@@ -4,8 +4,6 @@ Bars are F, B, I and W with their micro-batch; if a rank holds several pieces of
 piece. Below, one strip per rank, all on one scale: micro-batches that wait for their backward, or bytes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

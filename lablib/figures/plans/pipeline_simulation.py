@@ -8,8 +8,6 @@ Bars and strips as in pipeline.py. On them:
     hatched bars, arrows      a deadlock: an arrow leads to the awaited rank
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

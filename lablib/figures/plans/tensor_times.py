@@ -1,7 +1,5 @@
 """Compute and exposed communication of one layer against the number of tensor-parallel ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import plotly.graph_objects as go

@@ -1,7 +1,5 @@
 """A small cluster as a picture: nodes at given places, links drawn by level (NVLink, NIC, fabric, ...)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -13,8 +13,6 @@ the same before and after, to rounding. No lane and no kind is lost, and no work
 its cell. A bar keeps the count, the operations and the bytes of its spans.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Lanes of a timeline: for each rank compute on top, its communication streams thinner below."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The memory of a rank changes at every allocation and free. Past `MAX_STEPS` chan
 equal steps, and each is drawn at the highest moment of that step: no peak is lost.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Metrics of a training run over time, one above the other, with thresholds and the times in which alerts fired."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite
 

@@ -1,7 +1,5 @@
 """Bars of each rank: peak memory by category, and bytes sent by operation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any
 

@@ -4,8 +4,6 @@ The upper panel is the prediction, the lower one the measurement. The error is (
 means that the prediction was too slow by a tenth.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

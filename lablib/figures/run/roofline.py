@@ -13,8 +13,6 @@ side by side, as far below the roof as their bandwidth; operations without count
 A device's FLOP/s are for matrix products.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The timeline of a run: one lane for each rank and stream, one bar for each piece of work."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf

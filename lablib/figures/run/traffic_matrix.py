@@ -1,7 +1,5 @@
 """A heat map of bytes between ranks, of one run or of several on one scale of colours."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product

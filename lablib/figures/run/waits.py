@@ -1,7 +1,5 @@
 """A deadlock as a picture: one row for each wait, and an arrow from the waiting rank to the one it waits for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import plotly.graph_objects as go

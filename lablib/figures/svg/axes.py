@@ -1,7 +1,5 @@
 """The axes of a figure on a static picture: from the numbers of a trace to pixels, and the marks along the edge."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil, floor, isfinite, log10

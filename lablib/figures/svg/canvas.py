@@ -1,7 +1,5 @@
 """Positions in a static picture: size, axes, hatchings, and the bases of stacked bars and areas."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The small parts of a static picture: paints, lines, texts, and lists that plotly may give as one value."""
 
-from __future__ import annotations
-
 from base64 import b64decode
 from collections.abc import Mapping, Sequence
 from itertools import cycle, islice

@@ -5,8 +5,6 @@ legend, notes and lines. Not drawn: hovers, and arrow heads of notes. Colours ar
 browsers, so that the style sheet of the dark theme (theme.py) applies here too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

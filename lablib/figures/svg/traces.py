@@ -1,7 +1,5 @@
 """The traces of a figure as SVG: bars, heat maps, and lines, points, areas and texts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
