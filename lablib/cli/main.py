@@ -5,6 +5,7 @@
     lab run NN [--backend gloo] ...      a lab from top to bottom, into runs/
     lab run SCRIPT.py --nnodes 2 ...     a script on several nodes, measured into one run
     lab train FILE, lab bench FILE       train from a configuration; its speed, memory and scaling with limits
+    lab capstone ACTION ...              a planned training: brief, report, runs, check, page, leader board
     lab sim SCRIPT [ARGS]                a script written for torchrun, on a simulated cluster
     lab list, lab progress, lab doctor   labs, results, checks of the installation
     lab build [--check] [NN ...]         notebooks from masters
@@ -77,7 +78,8 @@ def _dispatch(words: list[str]) -> int:
     if words[0] == "run" and "--" in words:  # arguments of a script on several nodes
         split = words.index("--")
         words, passed_on = words[:split], words[split + 1 :]
-    if words[0] in ("train", "bench"):  # NAME=VALUE may stand before and after options
+    # NAME=VALUE may stand before and after options.
+    if words[0] in ("train", "bench") or words[:2] == ["capstone", "predict"]:
         passed_on = [word for word in words if "=" in word and not word.startswith("-")]
         words = [word for word in words if word not in passed_on]
     options, unknown = parser.parse_known_args(words)
@@ -292,7 +294,7 @@ def _later(name: str) -> Callable[[argparse.Namespace], int]:
 
 
 _FUNCTIONS = (_open, _update, _reset, _run, _sim, _list, _progress, _doctor, _build, _export, _regrade, _new, _prove)
-_OTHERS = ("train", "bench", _calibrate, "plan", "site", _validate)
+_OTHERS = ("train", "bench", "capstone", _calibrate, "plan", "site", _validate)
 COMMANDS = dict(
     (each, _later(each)) if isinstance(each, str) else (each.__name__.strip("_"), each)
     for each in (*_FUNCTIONS, *_OTHERS)
@@ -386,6 +388,25 @@ def _parser() -> Parser:
     command.add_argument("--max-memory", metavar="SIZE", help="limit for the peak of any rank, for example 24GB")
     command.add_argument("--min-scaling", type=float, metavar="X", help="limit, for example 0.8")
     command.add_argument("--json", metavar="FILE", help="write the result as JSON")
+
+    command = commands.add_parser(
+        "capstone",
+        help="a planned training: brief, report, runs, check, page, leader board",
+        usage="lab capstone briefs | new BRIEF FILE.toml | predict FILE.toml [NAME=VALUE ...] | lock FILE.toml | "
+        "run FILE.toml [--only small|large] [--backend gloo] | check FILE.toml | render FILE.toml [--out PAGE.html] | "
+        "board FOLDER",
+        description="A report is a TOML file: `new` writes one to fill in, `lock` fixes its predictions, `run` trains "
+        "the small configuration and simulates the large one, `check` recomputes every number.",
+    )
+    actions = ("briefs", "new", "predict", "lock", "run", "check", "render", "board")
+    command.add_argument("action", choices=actions, help="what to do")
+    command.add_argument("words", nargs="*", metavar="FILE", help="a report; for new a brief and a file; or a folder")
+    command.add_argument("--only", choices=("small", "large"), help="one of the two runs")
+    command.add_argument("--backend", default="gloo", help="of the small run: gloo (default) or sim")
+    command.add_argument("--out", metavar="PAGE", help="output file, .html or .md; default: next to the report")
+    command.add_argument(
+        "--no-simulation", dest="simulation", action="store_false", help="do not simulate the large run again"
+    )
 
     command = commands.add_parser("list", help="the labs: question, minutes, labs before it, exercises done")
     command.add_argument("lab", nargs="?", metavar="LAB", help="the sections of one lab, with their minutes")

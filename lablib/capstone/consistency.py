@@ -1,0 +1,245 @@
+"""Findings: numbers of a report that are missing, disagree with one another, or miss the brief.
+
+    missing         a part that a finished report has
+    consistency     a number that is recomputed, and differs
+    brief           the plan breaks a rule of the brief: sizes, memory, budget, deadline, small machine
+
+Recomputed are: the axes' product, tokens, GPU hours, the loss by the scaling law, the planner's numbers of the
+alternatives, the errors, the lock's digest and the order of the times. The large run is simulated again, which gives
+the same numbers to rounding, and takes seconds. The small run is not repeated: its losses are as many as its steps, and
+begin near ln V, the loss of a model that knows nothing.
+
+Each finding has rule, value and remedy.
+"""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from math import isfinite, log
+
+from lablib.capstone.brief import tokens_of
+from lablib.capstone.large_run import plan_step, simulate_step
+from lablib.capstone.lock import digest
+from lablib.capstone.quantities import QUANTITIES, errors, gpu_hours, measured
+from lablib.capstone.report import CHOICES, Report
+from lablib.errors import LaunchError
+from lablib.signature import checked
+from lablib.text.units import format_quantity
+from lablib.train.config import TrainConfig
+from lablib.train.read_config import parse_config, with_overrides
+
+KINDS = ("missing", "consistency", "brief")
+_ROUNDING = 0.01  # of numbers that a learner writes down
+_EXACT = 1e-6  # of numbers that the lab wrote
+_ERROR = 0.005  # of a stated error
+_FEWEST_WORDS = 4  # of a reason
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One rule that a report breaks."""
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
+
+@checked
+def findings(report: Report, simulate: bool = True) -> list[Finding]:
+    """Everything that is wrong, in the order of the report. `simulate`: repeat the large run."""
+    found = [Finding("missing", text) for text in _missing(report)]
+    if fits := _axes(report):
+        return [*found, *(Finding("consistency", text) for text in fits)]
+    found += [Finding("consistency", text) for text in (*_predictions(report), *_alternatives(report))]
+    found += [Finding("consistency", text) for text in (*_order(report), *_small_run(report))]
+    found += [Finding("consistency", text) for text in (*_large_run(report, simulate), *_errors(report))]
+    return found + [Finding("brief", text) for text in _brief(report)]
+
+
+def _missing(report: Report) -> Iterator[str]:
+    if short := [name for name in CHOICES if len(report.reasons.get(name, "").split()) < _FEWEST_WORDS]:
+        yield (
+            f"each choice must have a reason of {_FEWEST_WORDS} words or more: got fewer for {', '.join(short)}; write "
+            f"reasons.{short[0]}"
+        )
+    if absent := [name for name in QUANTITIES if getattr(report.predicted, name) is None]:
+        yield (
+            f"all quantities must be predicted: got none for {', '.join(absent)}; write predicted.{absent[0]}, then "
+            "lock again"
+        )
+    if report.lock is None:
+        yield "predictions must be locked before the runs: got no lock; run `lab capstone lock`"
+    for name in ("small_run", "large_run"):
+        if getattr(report, name) is None:
+            yield f"a report must have the {name.replace('_', ' ')}: got none; run `lab capstone run`"
+    if absent := [name for name in errors(report) if name not in report.reconciled]:
+        yield f"each prediction must be reconciled: got nothing for {', '.join(absent)}; write reconciled.{absent[0]}"
+    if not report.conclusion.strip():
+        yield "a report must have a conclusion: got none; write conclusion"
+
+
+def _axes(report: Report) -> list[str]:
+    """Configurations that do not fit their ranks; then nothing else can be computed."""
+    found = list[str]()
+    for name, ranks in (("large", report.brief.gpus), ("small", report.small_ranks)):
+        try:
+            getattr(report, name).on(ranks)
+        except ValueError as error:
+            found.append(f"{name}: {error}")
+    return found
+
+
+def _predictions(report: Report) -> Iterator[str]:
+    said = report.predicted
+    if said.step_s is not None and said.gpu_hours is not None:
+        hours = gpu_hours(report, said.step_s)
+        if _differ(said.gpu_hours, hours):
+            yield (
+                "predicted.gpu_hours must be GPUs x steps x predicted.step_s / 3600: got "
+                f"{said.gpu_hours:,.6g}, and the product is {hours:,.6g}; correct one of them"
+            )
+
+
+def _alternatives(report: Report) -> Iterator[str]:
+    for number, each in enumerate(report.alternatives, 1):
+        try:
+            config = changed(report.large, each.changes)
+            if config == report.large:
+                yield f"alternative {number} must differ from the plan: got {list(each.changes)}; change a field"
+                continue
+            planned = plan_step(config, report.brief.cluster, report.brief.gpus)
+        except ValueError as error:
+            yield f"alternative {number}: {error}"
+            continue
+        for name, value in (("step_s", planned.step_time_s), ("memory_bytes", planned.peak_memory_bytes)):
+            if _differ(said := getattr(each, name), value):
+                yield (
+                    f"{name} of alternative {number} must be the planner's: got {said:.6g}, and it is {value:.6g}; "
+                    "`lab capstone predict` prints it"
+                )
+
+
+def _order(report: Report) -> Iterator[str]:
+    lock = report.lock
+    if lock is None:
+        return
+    if lock.sha256 != digest(report):
+        yield (
+            "choices and predictions must be as they were locked: got others; undo the change, or lock again and "
+            "repeat the runs"
+        )
+    for name in ("small_run", "large_run"):
+        run = getattr(report, name)
+        if run is None:
+            continue
+        if run.sha256 != lock.sha256:
+            yield f"{name} must be of the locked predictions: got another digest; run it again"
+        began, locked_at = _time(run.at), _time(lock.at)
+        if began is None or locked_at is None:
+            yield f"times must be as 2026-01-31T10:15:00+01:00: got {run.at!r} and {lock.at!r}; lock and run again"
+        elif began < locked_at:
+            yield f"{name} must begin after the lock: got {run.at}, and the lock is of {lock.at}; run it again"
+
+
+def _small_run(report: Report) -> Iterator[str]:
+    run, config = report.small_run, report.small
+    if run is None:
+        return
+    if len(run.losses) != config.num_steps:
+        yield (
+            f"small_run.losses must be as many as the steps, {config.num_steps}: got {len(run.losses)}; run it again"
+        )
+    if not all(map(isfinite, run.losses)):
+        yield "small_run.losses must be finite: got a loss that is not; lower small.optimizer.lr, and run it again"
+    elif run.losses and abs(run.losses[0] - log(config.model.vocab_size)) > 1.0:
+        yield (
+            "the first loss must be near ln of the vocabulary, as the model has learned nothing: got "
+            f"{run.losses[0]:.3f}, and ln {config.model.vocab_size} is {log(config.model.vocab_size):.3f}; run it again"
+        )
+
+
+def _large_run(report: Report, simulate: bool) -> Iterator[str]:
+    run = report.large_run
+    if run is None or not simulate:
+        return
+    try:
+        again = simulate_step(report.large, report.brief.cluster, report.brief.gpus)
+    except (ValueError, LaunchError) as error:
+        yield f"the large run must be possible: {error}"
+        return
+    for name in ("step_s", "memory_bytes"):
+        if _differ(said := getattr(run, name), value := getattr(again, name), _EXACT):
+            yield (
+                f"large_run.{name} must be that of the simulation: got {said!r}, and it is {value!r} today; run it "
+                "again"
+            )
+
+
+def _errors(report: Report) -> Iterator[str]:
+    found, values = errors(report), measured(report)
+    for name, each in report.reconciled.items():
+        if name not in found:
+            yield f"reconciled.{name} must have a prediction and a measurement: got none; run it, or leave it out"
+        elif abs(each.error - found[name]) > _ERROR:
+            said, saw = getattr(report.predicted, name), values[name]
+            rule = "predicted - measured" if QUANTITIES[name].is_loss else "predicted / measured - 1"
+            yield (
+                f"reconciled.{name}.error must be {rule} = {found[name]:.4f}, of {said:.6g} and {saw:.6g}: got "
+                f"{each.error:.4f}; correct it"
+            )
+
+
+def _brief(report: Report) -> Iterator[str]:
+    brief, config = report.brief, report.large
+    yield from brief.broken_sizes(config.model)
+    if config.data.seq_len != brief.seq_len:
+        yield f"large.data.seq_len must be {brief.seq_len}: got {config.data.seq_len}; try {brief.seq_len}"
+    small = brief.small
+    if report.small_ranks > small.ranks:
+        yield f"small_ranks must be at most {small.ranks}: got {report.small_ranks}; try {small.ranks}"
+    if report.small.num_steps > small.steps:
+        yield f"small.num_steps must be at most {small.steps}: got {report.small.num_steps}; try {small.steps}"
+    if report.small_run and report.small_run.memory_bytes > small.memory_bytes:
+        used, room = (format_quantity(each, "B") for each in (report.small_run.memory_bytes, small.memory_bytes))
+        yield f"the small run must have at most {room} per rank: got {used}; make the small model smaller"
+    if (run := report.large_run) is None:
+        return
+    room = brief.machine.device.memory_bytes
+    if run.memory_bytes > room:
+        used, has = format_quantity(run.memory_bytes, "B"), format_quantity(room, "B")
+        yield f"a GPU of {brief.cluster} has {has}: got {used}; shard or recompute more, or take smaller micro-batches"
+    hours, days = gpu_hours(report, run.step_s), gpu_hours(report, run.step_s) / brief.gpus / 24
+    if hours > brief.gpu_hours * (1 + _EXACT):
+        yield f"the run must take at most {brief.gpu_hours:,g} GPU hours: got {hours:,.0f}; take fewer steps"
+    if days > brief.days * (1 + _EXACT):
+        yield f"the run must end in {brief.days:g} days: got {days:.2f}; take fewer steps"
+    if (loss := brief.loss(config)) > brief.goal_loss:
+        yield (
+            f"the loss by the scaling law must be at most {brief.goal_loss:g}: got {loss:.3f} with "
+            f"{tokens_of(config) / 1e9:.3g} billion tokens; train on more tokens, or another size"
+        )
+
+
+def changed(config: TrainConfig, changes: tuple[str, ...] | list[str]) -> TrainConfig:
+    """A configuration with overrides of `lab train`, such as "parallel.tensor=4". ValueError as `with_overrides`."""
+    tables = {
+        name: {key: list(each) if isinstance(each, tuple) else each for key, each in table.items() if each is not None}
+        if isinstance(table, dict)
+        else table
+        for name, table in asdict(config).items()
+    }
+    return parse_config(with_overrides(tables, list(changes)), "the alternative")
+
+
+def _differ(said: float, value: float, share: float = _ROUNDING) -> bool:
+    return abs(said - value) > share * abs(value)
+
+
+def _time(text: str) -> datetime | None:
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return found.astimezone()

@@ -1,0 +1,52 @@
+"""The lock: a digest of choices and predictions, taken before the runs.
+
+    report = locked(report, now())             before the runs
+    is_locked(report)                          later: nothing of it has changed
+
+The runs store the digest and the time at which they began. So a prediction that is changed after a run no longer has
+its digest, and a lock that is taken again removes the runs. This finds changes by mistake and by convenience. It proves
+nothing against a learner who edits the file with intent: digest and times are theirs to write. For a proof, hand in the
+locked report before the runs.
+"""
+
+import json
+from dataclasses import asdict, replace
+from datetime import datetime
+from hashlib import sha256
+
+from lablib.capstone.report import Lock, Report
+
+
+def digest(report: Report) -> str:
+    """The SHA-256 of brief, choices and predictions."""
+    parts = (asdict(each) for each in (report.brief, report.large, report.small, report.predicted))
+    text = json.dumps([*parts, report.small_ranks], sort_keys=True)
+    return sha256(text.encode()).hexdigest()
+
+
+def now() -> str:
+    """The time as text."""
+    return datetime.now().astimezone().isoformat(timespec="seconds")
+
+
+def locked(report: Report, at: str) -> Report:
+    """The report with a lock, and without runs that came before it. ValueError: a prediction is missing."""
+    missing = [name for name, value in asdict(report.predicted).items() if value in (None, "")]
+    if missing:
+        raise ValueError(
+            f"a report is locked with all its predictions: missing {', '.join(missing)}; write predicted.{missing[0]}"
+        )
+    return replace(report, lock=Lock(at, digest(report)), small_run=None, large_run=None)
+
+
+def is_locked(report: Report) -> bool:
+    """Whether choices and predictions are those of the lock."""
+    return report.lock is not None and report.lock.sha256 == digest(report)
+
+
+def checked_lock(report: Report) -> Lock:
+    """The lock of a report that has not changed since. ValueError: there is none, or it changed."""
+    if report.lock is None or not is_locked(report):
+        got = "no lock" if report.lock is None else "a report that has changed since"
+        raise ValueError(f"a run needs locked predictions: got {got}; lock it (`lab capstone lock`)")
+    return report.lock

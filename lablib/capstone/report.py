@@ -1,0 +1,274 @@
+"""The report of a capstone: choices, predictions, runs and reconciliation, as one TOML file.
+
+    title = "1.2 billion parameters in 300 GPU hours"
+    author = "Ada"
+    brief = "one-billion"            a name of the course, or a TOML file next to the report
+    small_ranks = 2
+    [reasons]                        a sentence for each choice
+    [large], [small]                 two configurations of `lab train`
+    [predicted]                      numbers stated before the runs
+    [lock]                           written by `lab capstone lock`
+    [[alternatives]]                 other plans, and why not
+    [small_run], [large_run]         written by `lab capstone run`
+    [reconciled.step_s]              the error of each prediction, and its explanation
+    conclusion = "..."
+
+A learner writes choices, reasons, predictions, alternatives, explanations and the conclusion; the rest is written by
+`lab capstone`. Parts may be missing while the report is written; consistency.py names them.
+
+Source: none; TOML 1.0.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from lablib.capstone.brief import Brief, find_brief
+from lablib.configs.reading import read_toml, text_of
+from lablib.errors import unknown_name
+from lablib.signature import Count, Positive, Range, check_fields, check_type, checked, hints_of
+from lablib.text.files import write_text
+from lablib.train.config import TrainConfig
+from lablib.train.read_config import parse_config
+
+CHOICES = ("model", "precision", "optimizer", "batch", "recomputation", "axes", "schedule")
+Loss = Annotated[float, Range(ge=0)]
+
+
+class _Checked:
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+@dataclass(frozen=True)
+class Predicted(_Checked):
+    """Numbers stated before the runs: of the large run, then of the small one. None: not stated."""
+
+    step_s: Positive | None = None  # of one step
+    memory_bytes: Positive | None = None  # peak of the fullest GPU
+    gpu_hours: Positive | None = None  # of the whole run
+    loss: Positive | None = None  # at its end, nats
+    small_loss: Positive | None = None  # mean of the last tenth of the steps, nats
+    small_step_s: Positive | None = None  # the median
+    small_memory_bytes: Positive | None = None  # peak of the fullest rank
+    method: str = ""  # how they were predicted
+
+
+@dataclass(frozen=True)
+class Lock(_Checked):
+    """The digest of choices and predictions, and the time at which it was taken."""
+
+    at: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Alternative(_Checked):
+    """Another plan: the fields that differ from [large], the planner's numbers, and the reason against it."""
+
+    changes: tuple[str, ...]  # as overrides of `lab train`: "parallel.tensor=4"
+    step_s: Positive
+    memory_bytes: Positive
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class SmallRun(_Checked):
+    """The real run."""
+
+    at: str  # when it began
+    sha256: str  # of the lock
+    backend: str
+    step_s: Positive  # the median
+    memory_bytes: Positive  # of the same program on the simulator, where the backend measures none
+    losses: tuple[Loss, ...]  # of every step
+    own_code: tuple[str, ...] = ()  # parts of the learner's
+
+
+@dataclass(frozen=True)
+class LargeRun(_Checked):
+    """The run on shapes."""
+
+    at: str
+    sha256: str
+    step_s: Positive
+    memory_bytes: Positive
+
+
+@dataclass(frozen=True)
+class Reconciled(_Checked):
+    """The error of one prediction, predicted / measured - 1 (of a loss: the difference in nats), explained."""
+
+    error: float
+    explanation: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A capstone. `where`: the file that it was read from."""
+
+    title: str
+    author: str
+    brief: Brief
+    large: TrainConfig
+    small: TrainConfig
+    small_ranks: Count = 1
+    brief_name: str = ""  # as the report has it
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    predicted: Predicted = field(default_factory=Predicted)
+    lock: Lock | None = None
+    alternatives: tuple[Alternative, ...] = ()
+    small_run: SmallRun | None = None
+    large_run: LargeRun | None = None
+    reconciled: Mapping[str, Reconciled] = field(default_factory=dict)
+    conclusion: str = ""
+    where: str = "report.toml"
+
+
+@checked
+def read_report(path: str | Path) -> Report:
+    """The report in a TOML file.
+
+    ValueError: no such file, an unknown field, a wrong value, a brief that is not found.
+    """
+    return parse_report(read_toml(path), str(path), Path(path).parent)
+
+
+@checked
+def parse_report(values: Mapping[str, Any], where: str = "report.toml", folder: Path | None = None) -> Report:
+    """A report from the tables of its file. `folder`: of a brief with a relative path. ValueError."""
+    try:
+        names = [one.name for one in fields(Report) if one.name not in ("where", "brief_name")]
+        _require_known(values, names)
+        for name in ("title", "author", "brief"):
+            check_type(name, values.get(name), str)
+        tables = {name: values.get(name, {}) for name in ("large", "small", "reasons", "predicted", "reconciled")}
+        for name, table in tables.items():
+            check_type(name, table, dict)
+        _require_known(tables["reasons"], CHOICES, "reasons.")
+        reasons = {name: _typed(f"reasons.{name}", text, str) for name, text in tables["reasons"].items()}
+        reconciled = {
+            name: _record(Reconciled, table, f"reconciled.{name}") for name, table in tables["reconciled"].items()
+        }
+        _require_known(reconciled, [one.name for one in fields(Predicted) if one.name != "method"], "reconciled.")
+        alternatives = _typed("alternatives", values.get("alternatives", []), list)
+        return Report(
+            title=values["title"],
+            author=values["author"],
+            brief=find_brief(values["brief"], folder),
+            brief_name=values["brief"],
+            large=parse_config(tables["large"], "large"),
+            small=parse_config(tables["small"], "small"),
+            small_ranks=_typed("small_ranks", values.get("small_ranks", 1), Count),
+            reasons=reasons,
+            predicted=_record(Predicted, tables["predicted"], "predicted"),
+            lock=_record(Lock, values["lock"], "lock") if "lock" in values else None,
+            alternatives=tuple(_record(Alternative, each, "alternatives") for each in alternatives),
+            small_run=_record(SmallRun, values["small_run"], "small_run") if "small_run" in values else None,
+            large_run=_record(LargeRun, values["large_run"], "large_run") if "large_run" in values else None,
+            reconciled=reconciled,
+            conclusion=_typed("conclusion", values.get("conclusion", ""), str),
+            where=where,
+        )
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _typed(name: str, value: Any, hint: Any) -> Any:
+    check_type(name, value, hint)
+    return value
+
+
+def _record(kind: type[Any], values: Any, section: str) -> Any:
+    check_type(section, values, dict)
+    hints = hints_of(kind)
+    _require_known(values, list(hints), f"{section}.")
+    for one in fields(kind):
+        if one.name in values:
+            check_type(f"{section}.{one.name}", values[one.name], hints[one.name])
+        elif one.default is MISSING:
+            raise ValueError(f"{section} must have {one.name}: missing; write {section}.{one.name} = ...")
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def _require_known(values: Mapping[str, Any], names: Any, section: str = "") -> None:
+    if unknown := [name for name in values if name not in names]:
+        raise unknown_name("field", f"{section}{unknown[0]}", [f"{section}{name}" for name in names])
+
+
+# ---- writing ----
+
+
+@checked
+def write_report(report: Report, path: str | Path) -> None:
+    """Write the report as TOML; comments of an earlier file are lost. CannotWrite."""
+    write_text(path, report_toml(report))
+
+
+@checked
+def write_runs(report: Report, path: str | Path) -> None:
+    """Replace lock, runs and reconciliation in the file, and leave the learner's lines as they are. CannotWrite."""
+    kept, is_kept = list[str](), True
+    for each in text_of(path).splitlines():
+        if heading := re.match(r"\s*\[+\s*([a-z_]+)", each):
+            is_kept = heading[1] not in ("lock", "small_run", "large_run", "reconciled")
+        kept += [each] if is_kept else []
+    while kept and not kept[-1].strip():
+        kept.pop()
+    write_text(path, "\n".join([*kept, *_written(report)]) + "\n")
+
+
+def report_toml(report: Report) -> str:
+    """The report as TOML: fields of a configuration only where they differ from the defaults."""
+    lines = [
+        f"{name} = {_toml(value)}"
+        for name, value in (
+            ("title", report.title),
+            ("author", report.author),
+            ("brief", report.brief_name or report.brief.name),
+            ("small_ranks", report.small_ranks),
+            ("conclusion", report.conclusion),
+        )
+    ]
+    lines += _table("reasons", report.reasons)
+    for name in ("large", "small"):
+        config, default = getattr(report, name), TrainConfig()
+        lines += _table(name, {"num_steps": config.num_steps})
+        for one in fields(config):
+            if is_dataclass(section := getattr(config, one.name)):
+                plain = asdict(getattr(default, one.name))
+                kept = {key: value for key, value in asdict(section).items() if value != plain[key]}  # pyright: ignore
+                lines += _table(f"{name}.{one.name}", kept) if kept else []
+    lines += _table("predicted", asdict(report.predicted))
+    for each in report.alternatives:
+        lines += _table("alternatives", asdict(each), "[[{}]]")
+    return "\n".join([*lines, *_written(report)]) + "\n"
+
+
+def _written(report: Report) -> list[str]:
+    """The tables that `lab capstone` writes; explanations are the learner's."""
+    lines = list[str]()
+    for name in ("lock", "small_run", "large_run"):
+        record = getattr(report, name)
+        lines += _table(name, asdict(record)) if record else []
+    for name, each in report.reconciled.items():
+        lines += _table(f"reconciled.{name}", asdict(each))
+    return lines
+
+
+def _table(name: str, values: Mapping[str, Any], form: str = "[{}]") -> list[str]:
+    rows = [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
+    return ["", form.format(name), *rows]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, str):  # JSON's escapes are valid in TOML, except that TOML also requires DEL to be escaped
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    return repr(value)  # TOML spells inf and nan as Python does

@@ -1,0 +1,266 @@
+"""`lab capstone`: a report on a planned training, from its brief to the leader board.
+
+    lab capstone briefs                                 what is asked
+    lab capstone new one-billion report.toml            a report to fill in
+    lab capstone predict report.toml parallel.tensor=4  the planner's numbers, of the plan with changes
+    lab capstone lock report.toml                       fix choices and predictions, before the runs
+    lab capstone run report.toml [--only large]         the small run for real, the large one on shapes
+    lab capstone check report.toml                      findings and points; exit code 1 if there are findings
+    lab capstone render report.toml --out page.html     one page (.html or .md), without network
+    lab capstone board reports/                         all reports of a folder, in order
+
+Exit code 1 of `check` and `render`: the report has findings; the page is written all the same.
+"""
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lablib.cli.train import errors_in_a_sentence
+from lablib.course.errors import CourseError
+from lablib.course.table import table
+from lablib.text.files import check_writable, write_text
+from lablib.text.units import plural
+
+if TYPE_CHECKING:
+    from lablib.capstone.consistency import Finding
+    from lablib.capstone.report import Report
+
+_TEMPLATE = """# A capstone. `lab capstone briefs` has the brief; lablib/train/config.py lists the fields of
+# [large] and [small].
+title = "..."
+author = "..."
+brief = "{brief}"
+small_ranks = {ranks}
+conclusion = ""
+
+[reasons]  # why, in a sentence each
+{reasons}
+
+[large]  # {gpus} GPUs of {cluster}; data takes the ranks that other axes leave
+num_steps = 1000
+[large.model]
+num_layers = {num_layers}
+d_model = {d_model}
+num_heads = {num_heads}
+vocab_size = {vocab_size}
+max_seq_len = {seq_len}
+num_experts = {num_experts}
+[large.data]
+batch_size = {batch_size}
+micro_batch = 1
+seq_len = {seq_len}
+[large.precision]
+products = "bfloat16"
+[large.parallel]
+zero_stage = 1
+[large.memory]
+recompute = "none"
+
+[small]  # at most {ranks} ranks and {steps} steps
+num_steps = {steps}
+[small.data]
+batch_size = 16
+seq_len = 64
+[small.optimizer]
+lr = 3e-3
+schedule = "cosine"
+num_warmup = 10
+
+[predicted]  # before the runs; remove the # and write your numbers
+# step_s = 1.0
+# memory_bytes = 40e9
+# gpu_hours = 100.0
+# loss = 2.5
+# small_loss = 3.0
+# small_step_s = 0.1
+# small_memory_bytes = 20e6
+# method = "..."
+
+# [[alternatives]]  # two or more; `lab capstone predict FILE parallel.tensor=4` prints the numbers
+# changes = ["parallel.tensor=4"]
+# step_s = 1.0
+# memory_bytes = 40e9
+# reason = "..."
+"""
+
+
+def capstone_command(options: argparse.Namespace) -> int:
+    """Do one action. CourseError: an invalid request; CourseFailure: a run failed."""
+    with errors_in_a_sentence():
+        try:
+            return _ACTIONS[options.action](options)
+        except OSError as error:
+            raise CourseError(str(error)) from error
+
+
+def _briefs(options: argparse.Namespace) -> int:
+    from lablib.capstone.brief import MEASURES, brief_names, find_brief
+
+    for name in brief_names():
+        brief = find_brief(name)
+        print(f"{brief.name}: {brief.title}\n  {brief.text}")
+        print(
+            f"  {brief.gpus} GPUs of {brief.cluster}, {brief.gpu_hours:,g} GPU hours, {brief.days:g} days; goal "
+            f"{brief.goal_loss:g} nats; order: {MEASURES[brief.measure]}\n"
+        )
+    return 0
+
+
+def _new(options: argparse.Namespace) -> int:
+    from lablib.capstone.brief import find_brief, num_parameters
+    from lablib.capstone.report import CHOICES
+    from lablib.train.config import ModelConfig
+
+    path = _file(options, "new", 2)
+    if path.exists():
+        raise CourseError(f"{path} must be a new file: it exists; give another name")
+    brief = find_brief(options.words[0])
+    shared: dict[str, Any] = {
+        "vocab_size": brief.vocab_size,
+        "max_seq_len": brief.seq_len,
+        "num_experts": brief.num_experts,
+    }
+    models = (ModelConfig(width // 96, width, width // 128, **shared) for width in range(512, 16_384, 128))
+    model = next((one for one in models if num_parameters(one) >= brief.min_parameters), ModelConfig(**shared))
+    write_text(
+        path,
+        _TEMPLATE.format(
+            brief=options.words[0],
+            ranks=brief.small.ranks,
+            steps=brief.small.steps,
+            gpus=brief.gpus,
+            cluster=brief.cluster,
+            batch_size=4 * brief.gpus,
+            seq_len=brief.seq_len,
+            reasons="\n".join(f'{name} = ""' for name in CHOICES),
+            **{name: getattr(model, name) for name in ("num_layers", "d_model", "num_heads")},
+            vocab_size=brief.vocab_size,
+            num_experts=brief.num_experts,
+        ),
+    )
+    print(f"{path}: written. Fill it in; then `lab capstone lock {path}` and `lab capstone run {path}`.")
+    return 0
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from lablib.capstone.consistency import changed
+    from lablib.capstone.large_run import plan_step
+    from lablib.capstone.quantities import gpu_hours
+    from lablib.capstone.report import read_report
+
+    report = read_report(_file(options, "predict"))
+    report = replace(report, large=changed(report.large, options.passed_on))
+    planned = plan_step(report.large, report.brief.cluster, report.brief.gpus)
+    print(planned.sentence())
+    hours = gpu_hours(report, planned.step_time_s)
+    print(f"step_s = {planned.step_time_s:.6g}\nmemory_bytes = {planned.peak_memory_bytes:.6g}")
+    print(f"gpu_hours = {hours:.6g}\nloss = {report.brief.loss(report.large):.4f}")
+    return 0
+
+
+def _lock(options: argparse.Namespace) -> int:
+    from lablib.capstone.lock import locked, now
+    from lablib.capstone.report import read_report, write_runs
+
+    path = _file(options, "lock")
+    report = locked(read_report(path), now())
+    write_runs(report, path)
+    assert report.lock is not None
+    print(f"{path}: locked at {report.lock.at}, digest {report.lock.sha256[:12]}. Runs from before are removed.")
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from lablib.capstone.large_run import simulate_large
+    from lablib.capstone.quantities import QUANTITIES, measured, with_runs
+    from lablib.capstone.report import read_report, write_runs
+    from lablib.capstone.small_run import train_small
+
+    path = _file(options, "run")
+    report = read_report(path)
+    check_writable(path)
+    if options.only != "large":
+        report = with_runs(report, small=train_small(report, options.backend))
+        write_runs(report, path)
+    if options.only != "small":
+        report = with_runs(report, large=simulate_large(report))
+        write_runs(report, path)
+    rows = []
+    for name, value in measured(report).items():
+        quantity, predicted = QUANTITIES[name], getattr(report.predicted, name)
+        said = "" if predicted is None else quantity.text(predicted)
+        error = "" if predicted is None else quantity.error_text(quantity.error(predicted, value))
+        rows.append((quantity.title, said, quantity.text(value), error))
+    print(table(("quantity", "predicted", "measured", "error"), rows))
+    print(f"{path}: written. Explain the errors in [reconciled.*]; then `lab capstone check {path}`.")
+    return 0
+
+
+def _read_and_check(options: argparse.Namespace, action: str) -> "tuple[Report, list[Finding]]":
+    from lablib.capstone.consistency import findings
+    from lablib.capstone.report import read_report
+
+    report = read_report(_file(options, action))
+    return report, findings(report, options.simulation)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from lablib.capstone.rubric import machine_points, rubric
+
+    report, found = _read_and_check(options, "check")
+    for each in found:
+        print(each)
+    criteria = rubric(report, found)
+    rows = [
+        (each.name, "instructor" if each.points is None else f"{each.points:g}", str(each.most), each.text)
+        for each in criteria
+    ]
+    print(("\n" if found else "") + table(("criterion", "points", "of", "why"), rows))
+    points, most = machine_points(criteria)
+    print(f"{plural(len(found), 'findings')}; {points:g} of {most} points that a program gives.")
+    return 1 if found else 0
+
+
+def _render(options: argparse.Namespace) -> int:
+    from lablib.capstone.page import as_html, as_markdown
+
+    out = Path(options.out or Path(_file(options, "render")).with_suffix(".html"))
+    if out.suffix not in (".html", ".md"):
+        raise CourseError(f"--out must be a .html or .md file: got {out}; try --out page.html")
+    report, found = _read_and_check(options, "render")
+    write_text(out, (as_html if out.suffix == ".html" else as_markdown)(report, found))
+    print(f"{out}: written, with {plural(len(found), 'findings')}.")
+    return 1 if found else 0
+
+
+def _board(options: argparse.Namespace) -> int:
+    from lablib.capstone.board import HEADING, read_board
+
+    board = read_board(_file(options, "board"), options.simulation)
+    print(table(HEADING, board.rows()))
+    if best := board.best_predictor():
+        print(f"The best prediction: {best.author or best.file}, off by a factor of {best.factor:.2f} on average.")
+    return 0
+
+
+_ACTIONS: Mapping[str, Callable[[argparse.Namespace], int]] = {
+    "briefs": _briefs,
+    "new": _new,
+    "predict": _predict,
+    "lock": _lock,
+    "run": _run,
+    "check": _check,
+    "render": _render,
+    "board": _board,
+}
+
+
+def _file(options: argparse.Namespace, action: str, count: int = 1) -> Path:
+    """The last of the words after an action. CourseError: another number of words."""
+    if len(options.words) != count:
+        usage = {"new": "BRIEF FILE.toml", "board": "FOLDER"}.get(action, "FILE.toml")
+        raise CourseError(f"lab capstone {action} takes {usage}: got {' '.join(options.words) or 'nothing'}")
+    return Path(options.words[-1])
