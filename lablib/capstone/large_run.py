@@ -3,10 +3,10 @@
     planned = plan_step(config, "dgx-h100", 64)           closed form: software that is usual on such GPUs
     measured = simulate_step(config, "dgx-h100", 64)      the program of lablib/train, operator by operator
 
-The simulation runs one rank of each pipeline stage; the others are taken to do the same at the same time. A replica
-with m micro-batches on p stages, m > 3 p, is simulated with 2 p and with 3 p of them; time and peak of memory are
-extended on the line through both, since every further micro-batch takes as long as the one before. The first step,
-which allocates the optimizer's state, is not timed.
+The simulation runs one rank of each pipeline stage, and its ring of context ranks, as messages need both ends; the
+others are taken to do the same at the same time. A replica with m micro-batches on p stages, m > 3 p, is simulated with
+2 p and with 3 p of them; time and peak of memory are extended on the line through both, since every further micro-batch
+takes as long as the one before. The first step, which allocates the optimizer's state, is not timed.
 
 Cost: seconds of this machine, in proportion to layers x micro-batches simulated.
 Source: lablib/plan (the closed form); lablib/sim (the simulator).
@@ -16,6 +16,7 @@ bytes and rates, as a loss scaler reads values.
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import torch
@@ -114,9 +115,10 @@ def _run(config: TrainConfig, cluster: str, gpus: int) -> StepCost:
     axes = config.parallel
     sizes: dict[str, Any] = {axis: getattr(axes, axis) for axis in ("data", "pipeline", "context", "tensor")}
     sizes["data"] *= axes.expert
-    stages = [Mesh(**sizes).rank(data=0, pipeline=stage, context=0, tensor=0) for stage in range(axes.pipeline)]
+    mesh, others = Mesh(**sizes), product(range(axes.pipeline), range(axes.context))
+    ranks = [mesh.rank(data=0, pipeline=stage, context=part, tensor=0) for stage, part in others]
     where: dict[str, Any] = {"ranks": gpus, "cluster": cluster, "fidelity": "shapes"}
-    run = launch(_two_steps, config, **where, simulate=stages if gpus > 1 else None)
+    run = launch(_two_steps, config, **where, simulate=ranks if gpus > 1 else None)
     return StepCost(run.timeline.without(_SETUP).makespan_s, float(run.memory.peak_bytes()))
 
 

@@ -10,17 +10,18 @@ locked report before the runs.
 """
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from hashlib import sha256
 
-from lablib.capstone.report import Lock, Report
+from lablib.capstone.report import Lock, Report, choices_toml
 
 
 def digest(report: Report) -> str:
-    """The SHA-256 of brief, choices and predictions."""
-    parts = (asdict(each) for each in (report.brief, report.large, report.small, report.predicted))
-    text = json.dumps([*parts, report.small_ranks], sort_keys=True)
+    """The SHA-256 of brief, choices and predictions, as far as they differ from defaults."""
+    default = {one.name: one.default for one in fields(report.brief)}
+    brief = {name: value for name, value in asdict(report.brief).items() if value != default[name]}
+    text = json.dumps([brief, report.small_ranks, choices_toml(report)], sort_keys=True)
     return sha256(text.encode()).hexdigest()
 
 

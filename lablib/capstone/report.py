@@ -233,19 +233,24 @@ def report_toml(report: Report) -> str:
             ("conclusion", report.conclusion),
         )
     ]
-    lines += _table("reasons", report.reasons)
-    for name in ("large", "small"):
-        config, default = getattr(report, name), TrainConfig()
-        lines += _table(name, {"num_steps": config.num_steps})
-        for one in fields(config):
-            if is_dataclass(section := getattr(config, one.name)):
-                plain = asdict(getattr(default, one.name))
-                kept = {key: value for key, value in asdict(section).items() if value != plain[key]}  # pyright: ignore
-                lines += _table(f"{name}.{one.name}", kept) if kept else []
-    lines += _table("predicted", asdict(report.predicted))
+    lines += [*_table("reasons", report.reasons), *choices_toml(report)]
     for each in report.alternatives:
         lines += _table("alternatives", asdict(each), "[[{}]]")
     return "\n".join([*lines, *_written(report)]) + "\n"
+
+
+def choices_toml(report: Report) -> list[str]:
+    """The lines of [large], [small] and [predicted]."""
+    lines, default = list[str](), TrainConfig()
+    for name, config in (("large", report.large), ("small", report.small)):
+        lines += _table(name, {"num_steps": config.num_steps})
+        for one in fields(config):
+            if is_dataclass(getattr(config, one.name)):
+                plain = asdict(getattr(default, one.name))
+                values = asdict(getattr(config, one.name))
+                kept = {key: value for key, value in values.items() if value != plain[key]}
+                lines += _table(f"{name}.{one.name}", kept) if kept else []
+    return lines + _table("predicted", asdict(report.predicted))
 
 
 def _written(report: Report) -> list[str]:

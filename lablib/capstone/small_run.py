@@ -70,9 +70,9 @@ def train_small(report: Report, backend: str = "gloo", parts: Parts | None = Non
         at=at,
         sha256=lock.sha256,
         backend=backend,
-        step_s=median_step_s([each["step_s"] for each in found]),
+        step_s=round(median_step_s([each["step_s"] for each in found]), 6),
         memory_bytes=simulate_step(report.small, "laptop", report.small_ranks).memory_bytes,
-        losses=tuple(each["loss"] for each in found),
+        losses=tuple(round(each["loss"], 5) for each in found),
         own_code=parts.names,
     )
 

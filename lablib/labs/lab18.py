@@ -1,0 +1,416 @@
+"""Lab 18: a capstone in steps of a notebook: choices, locked predictions, both runs, the report; its one import."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from lablib import parallel
+from lablib.capstone import (
+    QUANTITIES,
+    Alternative,
+    Brief,
+    Parts,
+    Predicted,
+    Report,
+    as_html,
+    brief_names,
+    changed,
+    errors,
+    find_brief,
+    findings,
+    gpu_hours,
+    locked,
+    machine_points,
+    measured,
+    now,
+    plan_step,
+    read_board,
+    rubric,
+    simulate_large,
+    train_small,
+    with_runs,
+    write_report,
+)
+from lablib.capstone.board import HEADING
+from lablib.capstone.figures import figure_loss, figure_predictions
+from lablib.course import checks_for, try_out
+from lablib.course.building.carry_over import exercise_names
+from lablib.course.building.notebook import read_notebook
+from lablib.course.checks.expect import NotAttempted
+from lablib.course.overview import own_progress
+from lablib.course.places import find_lab, find_labs_folder, work_folder
+from lablib.course.progress import entry_of, progress_path
+from lablib.figures import figure_waterfall, show
+from lablib.figures.chart import Axis, Panel, ReferenceLine, chart, line
+from lablib.models.scaling_law import REPLICATION
+from lablib.plan import Prediction
+from lablib.signature import checked
+from lablib.text.files import write_text
+from lablib.text.units import format_quantity
+from lablib.train.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from lablib.widgets import guess
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+# Names of other packages that the notebook uses, as lab18.show.
+__all__ = ["REPLICATION", "checks_for", "figure_waterfall", "format_quantity", "guess", "show", "try_out"]
+
+# Losses of the first steps of the small run, two ranks, gloo, batches of 16 sequences of 64 bytes of Python's sources.
+FIRST_LOSSES = (
+    5.39,
+    5.26,
+    5.1,
+    4.93,
+    4.85,
+    4.65,
+    4.5,
+    4.15,
+    4.2,
+    3.98,
+    3.94,
+    3.61,
+    3.51,
+    3.36,
+    3.45,
+    3.09,
+    3.11,
+    3.2,
+    3.26,
+    3.26,
+)
+ASKED = ("step of the large run, s", "memory of a GPU, GB", "loss of the small run, nats", "step of the small run, ms")
+_METHOD = "a guess before the runs, next to the planner's numbers"
+_ANSWERS = {
+    "schedule": ("04", "wsd"),
+    "optimizer_step": ("05", "adamw_step"),
+    "all_reduce": ("08", "ring_all_reduce"),
+    "average_gradients": ("09", "average_gradients"),
+}
+# For each brief: layers, width, heads, sequences of a step, and a plan that is possible.
+STARTS = {
+    "one-billion": (24, 2048, 16, 512, ("parallel.zero_stage=1", "data.micro_batch=4")),
+    "thirteen-billion": (40, 5120, 40, 512, ("parallel.zero_stage=3", "data.micro_batch=2", "memory.recompute=full")),
+    "long-context": (32, 2560, 32, 64, ("parallel.zero_stage=3", "data.micro_batch=1", "memory.recompute=full")),
+}
+
+
+def figure_question() -> go.Figure:
+    """The first steps of a small run; the rest of the axis is empty."""
+    steps = list(range(1, len(FIRST_LOSSES) + 1))
+    rules = [ReferenceLine(x=60, text="end of the run?")]
+    axes = Axis("step", span=(0, 64)), Axis("loss", "nats", span=(2, 6))
+    panel = Panel(*axes, [line(0, "loss", steps, FIRST_LOSSES)], rules)
+    sentence = f"{len(steps)} steps of a small run. Where does it end, and what follows from it for a large one?"
+    return chart("Plan, predict, run, reconcile", panel, sentence)
+
+
+@checked
+def figure_sizes(brief: Brief) -> go.Figure:
+    """The loss of each size for the budget of a brief, at three shares of the peak."""
+    low, high = brief.min_parameters / 3, brief.max_parameters * 3
+    sizes = [low * (high / low) ** (i / 60) for i in range(61)]
+    hours, peak = min(brief.gpu_hours, brief.days * 24 * brief.gpus), brief.machine.device.peak("bfloat16")
+    marks = []
+    for number, share in enumerate((0.5, 0.4, 0.3)):
+        flops = share * hours * 3600 * peak
+        losses = [REPLICATION.loss(size, flops / (6 * size), brief.corpus_tokens) for size in sizes]
+        marks.append(line(number, f"{share:.0%} of the peak", sizes, losses))
+    ends = [ReferenceLine(x=end, text="the brief") for end in (brief.min_parameters, brief.max_parameters)]
+    ends.append(ReferenceLine(y=brief.goal_loss, text="goal"))
+    panel = Panel(Axis("parameters", log=True), Axis("loss by the scaling law", "nats"), marks, ends)
+    billions = f"{brief.corpus_tokens / 1e9:g} billion tokens"
+    sentence = f"{hours:,g} GPU hours of {brief.cluster}, and a corpus of {billions}: what each size reaches."
+    return chart("Loss against size, for one budget", panel, sentence)
+
+
+def forecast(steps: Sequence[int], losses: Sequence[float], at_step: int) -> float:
+    """The loss at `at_step` by E + A / t^a, fitted by least squares for each a of a grid."""
+    t, y = np.asarray(steps, dtype=float), np.asarray(losses, dtype=float)
+    best = (np.inf, 0.0)
+    for a in np.linspace(0.05, 1.5, 291):
+        columns = np.stack([np.ones_like(t), t**-a], axis=1)
+        found = np.linalg.lstsq(columns, y, rcond=None)[0]
+        residual = float(((columns @ found - y) ** 2).sum())
+        best = min(best, (residual, float(found[0] + found[1] * at_step**-a)))
+    return best[1]
+
+
+def own_parts() -> dict[str, Callable[..., Any]]:
+    """Passed answers of the learner's copies in work/, as parts of the small run (capstone/small_run.py).
+
+    An answer that needs other cells of its notebook is left out, with a sentence.
+    """
+    found: dict[str, Callable[..., Any]] = {}
+    labs, folder = own_progress(), find_labs_folder()
+    for part, (number, name) in _ANSWERS.items():
+        if entry_of(labs, number, name).passed_at and not (part == "average_gradients" and "all_reduce" in found):
+            try:
+                found[part] = answer_of(find_lab(number, folder).work, name)
+            except (OSError, ValueError, NameError, SyntaxError) as error:
+                print(f"{name} of lab {number} is left out: {error}")
+    return found
+
+
+def answer_of(notebook: Path, name: str) -> Callable[..., Any]:
+    """The function `name` of the exercise with that check in a learner's notebook.
+
+    OSError, ValueError, SyntaxError: no such notebook or exercise. NameError: it needs another cell.
+    """
+    cells = read_notebook(notebook)
+    source = next((cells.cells[at].source for at, each in exercise_names(cells).items() if each == name), None)
+    if source is None:
+        raise ValueError(f"{notebook.name} must have the exercise {name}: it was not found; give the function yourself")
+    names: dict[str, Any] = {"torch": torch, "dist": dist, "math": math, "parallel": parallel}
+    exec(compile(source, f"{notebook.name}, {name}", "exec"), names)  # the learner's own code
+    answer = names.get(name)
+    if not callable(answer):
+        raise ValueError(f"the cell of {name} must define it: got {answer!r}; give the function yourself")
+    return answer
+
+
+def table(rows: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Name -> values as a table, a row each."""
+    import pandas as pd
+
+    return pd.DataFrame(rows).T.fillna("")
+
+
+def small_config(quick: bool) -> TrainConfig:
+    """The small run: 60 steps on bytes, or 100."""
+    steps = 60 if quick else 100
+    rate = OptimizerConfig(lr=3e-3, schedule="wsd", num_warmup=6, num_decay=steps // 3, max_norm=1.0)
+    return TrainConfig(
+        model=ModelConfig(2, 64, 4), data=DataConfig(batch_size=16, seq_len=64), optimizer=rate, num_steps=steps
+    )
+
+
+class Capstone:
+    """One capstone, step by step. `report` is the report so far."""
+
+    def __init__(self, brief: str, ranks: int, backend: str, quick: bool):
+        found = find_brief(brief)
+        layers, width, heads, batch, changes = STARTS.get(brief, STARTS["one-billion"])
+        sizes = ModelConfig(layers, width, heads, vocab_size=found.vocab_size, max_seq_len=found.seq_len)
+        config = TrainConfig(model=sizes, data=DataConfig(batch_size=batch, seq_len=found.seq_len))
+        self._start = changed(config, ["precision.products=bfloat16"])
+        self.brief, self.backend, self.changes = found, backend, list(changes)
+        large = changed(self._start, self.changes)
+        self.report = Report("", "", found, large, small_config(quick), ranks, brief_name=brief)
+
+    def table(self) -> pd.DataFrame:
+        """The brief in numbers."""
+        brief, device = self.brief, self.brief.machine.device
+        rows = {
+            "GPUs": f"{brief.gpus} of {brief.cluster}, {format_quantity(device.memory_bytes, 'B')} each",
+            "peak of a GPU, BF16": format_quantity(device.peak("bfloat16"), "FLOP/s"),
+            "budget": f"{brief.gpu_hours:,g} GPU hours within {brief.days:g} days",
+            "parameters": f"{brief.min_parameters / 1e9:g} to {brief.max_parameters / 1e9:g} billion",
+            "corpus": f"{brief.corpus_tokens / 1e9:g} billion tokens, {brief.seq_len:,} at a time",
+            "goal": f"a loss of {brief.goal_loss:g} nats by the scaling law",
+        }
+        return table({name: {"": value} for name, value in rows.items()})
+
+    def planned(self, changes: Sequence[str]) -> Prediction:
+        """The planner's step of the brief's model with these changes. ValueError: unknown fields, wrong axes."""
+        return plan_step(changed(self._start, list(changes)), self.brief.cluster, self.brief.gpus)
+
+    def compare(self, plans: Mapping[str, Sequence[str]]) -> pd.DataFrame:
+        """A row for each plan: step, memory, share of the peak, the largest part besides products."""
+        rows = {}
+        for name, changes in plans.items():
+            try:
+                found = self.planned(changes)
+            except ValueError as error:
+                rows[name] = {"step": "", "why not": str(error)}
+                continue
+            others = {part: time_s for part, time_s in found.parts.items() if part != "products"}
+            rows[name] = {
+                "step": format_quantity(found.step_time_s, "s"),
+                "memory": format_quantity(found.peak_memory_bytes, "B"),
+                "MFU": f"{found.mfu:.0%}",
+                "after products": max(others, key=lambda part: others[part]),
+                "why not": "" if found.fits else "does not fit",
+            }
+        return table(rows)
+
+    def choose(self, changes: Sequence[str] | None, others: Mapping[str, Sequence[str]], hours: float = 0.9) -> str:
+        """Take a plan with as many steps as this share of the budget allows, by the planner; remember the others.
+
+        None: the plan that the project began with.
+        """
+        self.changes = changes = list(self.changes if changes is None else changes)
+        large = changed(self._start, changes)
+        step_s = plan_step(large, self.brief.cluster, self.brief.gpus).step_time_s
+        most = hours * min(self.brief.gpu_hours, self.brief.days * 24 * self.brief.gpus)
+        large = replace(large, num_steps=max(1, int(most * 3600 / self.brief.gpus / step_s)))
+        alternatives = []
+        for name, other in others.items():
+            instead = tuple(_undone(changes, other))
+            try:
+                found = plan_step(changed(large, instead), self.brief.cluster, self.brief.gpus)
+            except ValueError:
+                continue
+            if changed(large, instead) != large:
+                reason = f"{name}: a step of {found.step_time_s / step_s:.2f} times"
+                alternatives.append(Alternative(instead, found.step_time_s, found.peak_memory_bytes, reason))
+        self.report = replace(self.report, large=large, alternatives=tuple(alternatives))
+        loss = self.brief.loss(large)
+        return f"{large.num_steps:,} steps; {loss:.3f} nats by the scaling law, the goal is {self.brief.goal_loss:g}"
+
+    def terms(self) -> pd.DataFrame:
+        """The planner's terms of the step in seconds, above the predicted and the simulated step."""
+        found, run = self.planned(self.changes), self.report.large_run
+        assert run is not None
+        rows = {name: time_s for name, time_s in found.parts.items() if time_s > 0.001 * found.step_time_s}
+        rows |= {"the planner's step": found.step_time_s, "predicted": self.report.predicted.step_s}
+        rows |= {"simulated": run.step_s}
+        return table({name: {"seconds": f"{time_s:.4f}"} for name, time_s in rows.items()})
+
+    def run(self, own: Mapping[str, Callable[..., Any]] | None = None, method: str = _METHOD) -> Callable[..., Any]:
+        """A function of the four predictions: it locks them, runs both, and returns the table."""
+
+        def both(step_s: float, memory_gb: float, small_loss: float, small_step_ms: float) -> pd.DataFrame:
+            report = self.report
+            said = Predicted(
+                step_s=step_s,
+                memory_bytes=memory_gb * 1e9,
+                gpu_hours=gpu_hours(report, step_s),
+                loss=self.brief.loss(report.large),
+                small_loss=small_loss,
+                small_step_s=small_step_ms / 1e3,
+                small_memory_bytes=_small_bytes(report.small),
+                method=method,
+            )
+            report = locked(replace(report, predicted=said), now())
+            report = with_runs(report, small=train_small(report, self.backend, Parts(**(own or {}))))
+            self.report = with_runs(report, large=simulate_large(report))
+            return self.errors()
+
+        return both
+
+    def errors(self) -> pd.DataFrame:
+        """Predicted, measured and error of each quantity."""
+        rows, found = {}, errors(self.report)
+        for name, value in measured(self.report).items():
+            quantity, said = QUANTITIES[name], getattr(self.report.predicted, name)
+            inside = quantity.is_within(said, value)
+            rows[quantity.title] = {
+                "predicted": quantity.text(said),
+                "measured": quantity.text(value),
+                "error": quantity.error_text(found[name]),
+                "within its band": "yes" if inside else "no",
+            }
+        return table(rows)
+
+    def figures(self, *_: float) -> go.Figure:
+        """Predictions over measurements."""
+        figure = figure_predictions(self.report)
+        assert figure is not None
+        return figure
+
+    def loss_figure(self, *_: float) -> go.Figure:
+        """The loss of the small run."""
+        figure = figure_loss(self.report)
+        assert figure is not None
+        return figure
+
+    def explain(self, reasons: Mapping[str, str], explanations: Mapping[str, str], conclusion: str) -> None:
+        """Write the texts into the report. ValueError: an unknown quantity."""
+        if unknown := set(explanations) - set(self.report.reconciled):
+            raise ValueError(f"explanations are of {', '.join(self.report.reconciled)}: got {', '.join(unknown)}")
+        rows = {
+            name: replace(row, explanation=explanations.get(name, row.explanation))
+            for name, row in self.report.reconciled.items()
+        }
+        self.report = replace(self.report, reasons=dict(reasons), reconciled=rows, conclusion=conclusion)
+
+    def judge(self) -> pd.DataFrame:
+        """Findings, printed, and the points of each criterion."""
+        found = findings(self.report)
+        for each in found:
+            print(each)
+        criteria = rubric(self.report, found)
+        points, most = machine_points(criteria)
+        print(f"{points:g} of {most} points that a program gives")
+        return table(
+            {
+                each.name: {
+                    "points": "instructor" if each.points is None else f"{each.points:g} of {each.most}",
+                    "why": each.text,
+                }
+                for each in criteria
+            }
+        )
+
+    def save(self, name: str | None) -> str:
+        """Write report and page into the work folder; None: nothing is saved."""
+        if not name:
+            return "Nothing is saved without a name."
+        self.report = replace(self.report, author=name, title=self.report.title or f"{self.brief.title}, by {name}")
+        if not progress_path():
+            return "Nothing is saved, as LAB_PROGRESS=off."
+        folder = _reports()
+        path = folder / f"{''.join(c if c.isalnum() else '_' for c in name)}.toml"
+        write_report(replace(self.report, where=str(path)), path)
+        write_text(path.with_suffix(".html"), as_html(self.report, findings(self.report)))
+        return f"{path} and the page next to it: written"
+
+    def board(self) -> pd.DataFrame:
+        """The reports of the work folder and the worked examples; the large runs are not simulated again."""
+        folders = [folder for folder in (_reports(), _examples()) if any(folder.glob("*.toml"))]
+        rows = [row for folder in folders for row in read_board(folder, simulate=False).rows()]
+        return table({row[1]: dict(zip(HEADING, row, strict=True)) for row in rows}).drop(columns="report")
+
+
+def priced(plan: Sequence[str]) -> str:
+    """The planner's step and memory of a plan for the brief "one-billion"."""
+    if plan is ...:
+        raise NotAttempted
+    found = Capstone("one-billion", 1, "sim", True).planned(plan)
+    return f"{format_quantity(found.step_time_s, 's')}, {format_quantity(found.peak_memory_bytes, 'B')}"
+
+
+def briefs() -> pd.DataFrame:
+    """The briefs of the course."""
+    return table({name: {"task": find_brief(name).text} for name in brief_names()})
+
+
+def _undone(chosen: Sequence[str], other: Sequence[str]) -> list[str]:
+    """The changes of another plan after those of the chosen one: its fields go back to their defaults first."""
+    default = TrainConfig()
+    names = {change.partition("=")[0] for change in other}
+    back = list[str]()
+    for change in chosen:
+        name = change.partition("=")[0]
+        section, _, key = name.partition(".")
+        if name not in names:
+            value = getattr(getattr(default, section), key)
+            back.append(f"{name}={str(value).lower() if isinstance(value, bool) else value}")
+    return [*back, *other]
+
+
+def _small_bytes(config: TrainConfig) -> float:
+    """Bytes of the small run on a rank: 16 for each parameter, and the logits of its sequences, three times."""
+    model = config.model
+    parameters = 12 * model.num_layers * model.d_model**2 + (model.vocab_size + model.max_seq_len) * model.d_model
+    tokens = config.data.batch_size / 2 * config.data.seq_len
+    activations = tokens * model.num_layers * (34 * model.d_model / 2) * 4
+    return 16 * parameters + activations + 3 * 4 * tokens * model.vocab_size
+
+
+def _reports() -> Path:
+    return work_folder(find_labs_folder()) / "18_reports"
+
+
+def _examples() -> Path:
+    return find_labs_folder().parent / "examples" / "capstone"

@@ -1,0 +1,314 @@
+# %% [markdown]
+# # Lab 18: Plan, predict, run, reconcile
+#
+# **Question.** Can you say before a training begins what loss it reaches, how long it takes, and what it holds?
+#
+# You get a *brief*: a model, a text, a cluster and a budget. You choose, state numbers, lock them, run a small model
+# for real and a step of the large one in simulation, and explain the differences in a report.
+#
+# The lab takes an hour. A capstone on another brief takes longer: the last section says how.
+
+# %%
+from lablib.labs import lab18
+
+check = lab18.checks_for("18")
+lab18.show(lab18.figure_question())
+
+# %% tags=["parameters"]
+brief: str = "one-billion"  # one-billion | thirteen-billion | long-context
+ranks: int = 2  # ranks of the small run, 1 or 2
+backend: str = "sim"  # sim | gloo
+interactive: bool = True  # widgets, or static figures
+quick: bool = True  # 60 steps of the small run, or 100
+
+# %% [markdown] minutes=4
+# ## The brief
+#
+# Losses are in *nats*: ln of the vocabulary for a model that knows nothing. The small run has a vocabulary of 256
+# bytes, so it begins near 5.5. Guess where 60 steps end, and which share of the GPUs' peak a large training uses.
+
+# %%
+project = lab18.Capstone(brief, ranks, backend, quick)
+project.table()
+
+# %%
+my_guesses = None  # or two numbers, if you have no fields below
+guesses = lab18.guess(
+    ("loss after 60 steps, nats", "share of the peak, %"), my_guesses, interactive
+)
+guesses
+
+# %% tags=["instructor"]
+guesses.lock(3, 40)
+
+# %% [markdown] minutes=11
+# ## Which size?
+#
+# Training N parameters on D tokens takes 6 N D FLOPs (lab 01). A *scaling law* says what loss they buy, with
+# constants fitted to hundreds of trainings (Hoffmann et al., 2022):
+#
+# > **loss = E + A / N^alpha + B / D^beta**
+#
+# A larger model learns more from a token, and sees fewer of them for the same budget.
+
+# %% [markdown]
+# ### Exercise 1: the size for a budget
+#
+# GPU hours and the FLOP/s that each GPU achieves give the FLOPs of the budget. Find the size with the least loss
+# between two bounds; any search that comes within 1% of the best size is right. Stuck? Run
+# `check.size_for_budget.hint()` in a new cell.
+
+
+# %% tags=["exercise"]
+def size_for_budget(gpu_hours, flops_per_s, loss, smallest, largest):
+    """(N, D) with the least loss(N, D) that the budget pays, smallest <= N <= largest.
+
+    loss: a function of parameters and tokens. Along the budget it falls to one minimum, and
+        then rises; it may also only fall or only rise.
+    """
+    ### BEGIN SOLUTION
+    flops = gpu_hours * 3600 * flops_per_s
+    count = 2000
+    sizes = [smallest * (largest / smallest) ** (i / count) for i in range(count + 1)]
+    best = min(sizes, key=lambda size: loss(size, flops / (6 * size)))
+    return best, flops / (6 * best)
+    ### END SOLUTION
+
+
+# %%
+# By hand: 1 GPU hour at 1 FLOP/s is 3600 FLOPs, so N D = 600. N + D is least at N = D = 24.5.
+lab18.try_out(size_for_budget, 1.0, 1.0, lambda n, d: n + d, 1.0, 600.0)
+
+# %% tags=["check"] points=2
+check.size_for_budget(size_for_budget)
+
+# %% [markdown]
+# The figure has the loss of each size for the budget of your brief, at 30%, 40% and 50% of the peak, with repeated
+# tokens counted as less. How much does it cost to be wrong by a factor of two in the size? And in the utilization?
+
+# %%
+lab18.show(lab18.figure_sizes(project.brief))
+
+# %% [markdown]
+# The minimum is flat. A model of half the best size loses a few hundredths of a nat, and is cheaper to use
+# afterwards. So a size is chosen for its use, and the budget then gives the tokens.
+
+# %% [markdown] minutes=12
+# ## Where does a curve end?
+#
+# A forecast from the first steps decides whether a run is worth its budget. Losses of a training with a constant rate
+# often follow a power of the step t: E + A / t^a. Three numbers are unknown: E, A and a.
+
+# %% [markdown]
+# ### Exercise 2: a forecast
+#
+# Fit the three numbers to the losses that are given, and return the loss at a later step. For a fixed a the other two
+# are a straight line through the points (1 / t^a, loss): least squares give them. Try many values of a.
+
+
+# %% tags=["exercise"]
+def forecast(steps, losses, at_step):
+    """The loss at `at_step`, by E + A / t^a fitted to `losses` at `steps`.
+
+    steps: ascending whole numbers from 1, ten or more. a is between 0.05 and 1.5.
+    """
+    ### BEGIN SOLUTION
+    import numpy as np
+
+    t, y = np.asarray(steps, dtype=float), np.asarray(losses, dtype=float)
+    best = (np.inf, 0.0)
+    for a in np.linspace(0.05, 1.5, 1451):
+        columns = np.stack([np.ones_like(t), t**-a], axis=1)
+        found = np.linalg.lstsq(columns, y, rcond=None)[0]
+        residual = ((columns @ found - y) ** 2).sum()
+        best = min(best, (residual, found[0] + found[1] * float(at_step) ** -a))
+    return float(best[1])
+    ### END SOLUTION
+
+
+# %%
+# By hand: 2 + 1 / t, so 2.01 at step 100.
+lab18.try_out(forecast, list(range(1, 21)), [2 + 1 / t for t in range(1, 21)], 100)
+
+# %% tags=["check"] points=3
+check.forecast(forecast)
+
+# %% [markdown]
+# Now the recorded beginning of the small run, from the first figure. The first six steps are warmup and do not follow
+# the law. What does a forecast from steps 7 to 20 say of step 60? Compare it with the library's fit, and keep it in
+# mind for your prediction.
+
+# %%
+begun = lab18.FIRST_LOSSES
+print(f"the library's forecast: {lab18.forecast(range(7, 21), begun[6:], 60):.2f} nats")
+lab18.try_out(forecast, list(range(7, 21)), list(begun[6:]), 60)
+
+# %% [markdown] minutes=12
+# ## Which plan?
+#
+# A plan is a list of fields of `lab train`, each a text: `"parallel.tensor=2"`. Others are `parallel.zero_stage`,
+# `parallel.pipeline`, `data.micro_batch`, `memory.recompute` ("none", "full"), `precision.master`. The GPUs that the
+# axes leave are replicas.
+
+# %%
+plans = {
+    "ZeRO-1": ["parallel.zero_stage=1"],
+    "two tensor ranks": ["parallel.tensor=2", "parallel.zero_stage=1"],
+    "all recomputed": ["parallel.zero_stage=1", "memory.recompute=full"],
+}
+project.compare(plans)
+
+# %% [markdown]
+# ### Exercise 3: a plan
+#
+# For a model of 1.3 billion parameters on 64 H100 (the brief "one-billion"), find a plan whose step takes at most
+# 30% longer than the best plan of a search, by the planner, in less than 90% of the memory. Several very different
+# plans do. A step has 512 sequences.
+
+# %% tags=["exercise"]
+### BEGIN SOLUTION
+my_plan = ["parallel.zero_stage=2", "precision.master=true", "data.micro_batch=4"]
+### END SOLUTION
+
+# %%
+lab18.try_out(lab18.priced, my_plan)  # of any plan for this model
+
+# %% tags=["check"] points=2
+check.plan(my_plan)
+
+# %% [markdown]
+# Take a plan for your brief, perhaps the same one; with `None` it is the lab's. The plans above go into the report as
+# those that you compared. The steps are as many as 90% of the budget pays, by the planner.
+
+# %%
+chosen = None  # or a list, such as my_plan
+print(project.choose(chosen, plans))
+project.compare({"the plan": project.changes})
+
+# %% [markdown] minutes=10
+# ## Predict, then run
+#
+# Four numbers, before anything runs. The planner is one way to them, not the only one: it has the software of today's
+# large trainings, while the simulator runs this course's trainer, operator by operator. Which of the two holds more
+# memory? A step of the small run takes a few tens of milliseconds on a free core.
+
+# %%
+my_numbers = None  # or four numbers
+predicted = lab18.guess(lab18.ASKED, my_numbers, interactive)
+predicted
+
+# %% tags=["instructor"]
+predicted.lock(0.35, 30, 2.9, 60)
+
+# %% [markdown]
+# **Your own code.** Put functions from earlier labs into `own`, and the small run uses them: `"schedule": wsd` (lab
+# 04), `"optimizer_step": adamw_step` (05), `"all_reduce": ring_all_reduce` (08) or `"average_gradients":
+# average_gradients` (09). Exercises that you have passed are taken from your copies in `work/`.
+
+# %%
+own = lab18.own_parts()  # or a dict with functions of yours
+print("the learner's own code:", ", ".join(own) or "none, so the library's runs")
+
+# %%
+predicted.reveal(project.run(own))
+
+# %%
+predicted.reveal(project.loss_figure)
+
+# %%
+predicted.reveal(project.figures)
+
+# %% [markdown] minutes=8
+# ## Reconcile
+#
+# An error has a cause if it can be put into terms: which part of the sum was too large or too small? A step of 0.35 s
+# that was predicted as 0.30 s may be right in its products, and wrong in a transfer that was left out.
+
+# %% [markdown]
+# ### Exercise 4: an error in terms
+#
+# The relative error of a sum, predicted / measured - 1, is a sum itself: each term adds its difference over the
+# measured total. Return the terms with their shares, largest size first. A term that one side lacks is 0 there.
+
+
+# %% tags=["exercise"]
+def error_terms(predicted, measured):
+    """[(name, share), ...] by falling |share|; the shares add up to the relative error.
+
+    predicted, measured: name -> seconds, perhaps with different names; not changed.
+    """
+    ### BEGIN SOLUTION
+    total = sum(measured.values())
+    names = dict.fromkeys([*predicted, *measured])
+    shares = {n: (predicted.get(n, 0) - measured.get(n, 0)) / total for n in names}
+    return sorted(shares.items(), key=lambda pair: -abs(pair[1]))
+    ### END SOLUTION
+
+
+# %%
+# By hand: the total is 10; products are 1 too short, the wait of 2 was left out: -0.1 and -0.2.
+seen = {"products": 8.0, "wait": 2.0}
+lab18.try_out(error_terms, {"products": 7.0}, seen)
+
+# %% tags=["check"] points=2
+check.error_terms(error_terms)
+
+# %% [markdown]
+# Below are your prediction by the planner's terms and the step of the simulation. The simulated step has no names of
+# terms: change one input of the plan at a time (`project.compare`), and see which term moves as the error does.
+
+# %%
+predicted.reveal(lambda *_: project.terms())
+
+# %% [markdown]
+# Write the texts of the report: a reason for each choice, an explanation for each error beyond its band, and a
+# conclusion. The names are those of the table of errors.
+
+# %%
+my_reasons = {
+    "model": "...",
+    "precision": "...",
+    "optimizer": "...",
+    "batch": "...",
+    "recomputation": "...",
+    "axes": "...",
+    "schedule": "...",
+}
+my_explanations = {"step_s": "...", "memory_bytes": "..."}
+my_conclusion = ""
+predicted.reveal(lambda *_: project.explain(my_reasons, my_explanations, my_conclusion))
+
+# %% [markdown]
+# The findings are what a reader would ask about. A program gives 60 points; an instructor gives 40 for reasons,
+# explanations and the conclusion. Change the texts above until nothing is left that you can answer.
+
+# %%
+predicted.reveal(lambda *_: project.judge())
+
+# %% [markdown]
+# With a name the report and its page are written into your work folder, next to those of others who use this machine.
+# The leader board also has three worked examples, one of them weak: which numbers betray it?
+
+# %%
+my_name = None  # such as "Ada"
+print(predicted.reveal(lambda *_: project.save(my_name)))
+project.board()
+
+# %% [markdown] minutes=2
+# ## Summary
+#
+# - A budget in GPU hours is a number of FLOPs; a scaling law turns it into a size, tokens and a loss.
+# - The optimum in size is flat. The plan decides how many FLOPs an hour has.
+# - A prediction counts if it was stated before the run, and its error has a cause.
+# - Several plans are good. A report says why this one.
+#
+# **On your own.** `lab capstone briefs` lists the briefs, `lab capstone new thirteen-billion report.toml` writes a
+# report to fill in, and `lab capstone` alone the next steps.
+
+# %% [markdown]
+# ### Sources
+#
+# - Hoffmann et al., *Training Compute-Optimal Large Language Models*, 2022, arXiv 2203.15556.
+# - Besiroglu et al., *Chinchilla Scaling: A Replication Attempt*, 2024, arXiv 2404.10102: the constants used here.
+# - Muennighoff et al., *Scaling Data-Constrained Language Models*, 2023, arXiv 2305.16264: repeated tokens.
+# - Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters*, 2021, arXiv 2104.04473.

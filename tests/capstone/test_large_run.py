@@ -1,0 +1,65 @@
+"""The large run: the extended step next to the whole one, and the planner next to the simulator."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lablib.capstone import plan_step, simulate_large, simulate_step
+from lablib.capstone.large_run import _run
+from lablib.train.config import DataConfig, ModelConfig, ParallelConfig, PrecisionConfig, TrainConfig
+
+MODEL = ModelConfig(4, 512, 4, vocab_size=512)
+
+
+def config(batch_size: int, **fields: Any) -> TrainConfig:
+    parallel = {name: fields.pop(name) for name in list(fields) if name in ParallelConfig.__dataclass_fields__}
+    data = DataConfig(batch_size=batch_size, micro_batch=1)
+    return TrainConfig(model=MODEL, data=data, parallel=ParallelConfig(**parallel), **fields)
+
+
+@pytest.mark.parametrize("axes", [{}, {"zero_stage": 3}, {"pipeline": 2, "zero_stage": 1}, {"tensor": 2}])
+def test_a_step_of_many_micro_batches_is_that_of_few_on_a_line(axes: dict[str, int]):
+    """16 micro-batches, simulated whole and extended: 1F1B's further micro-batches take equal times."""
+    whole = config(16 * 4 // (axes.get("pipeline", 1) * axes.get("tensor", 1)), **axes).on(4)
+    extended, full = simulate_step(whole, "dgx-h100", 4), _run(whole, "dgx-h100", 4)
+    assert extended.step_s == pytest.approx(full.step_s, rel=0.02)
+    assert extended.memory_bytes == pytest.approx(full.memory_bytes, rel=0.02)
+
+
+def test_a_simulated_step_is_the_same_every_time():
+    one = config(8, zero_stage=1)
+    assert _run(one.on(4), "dgx-h100", 4) == _run(one.on(4), "dgx-h100", 4)
+
+
+def test_float16_is_simulated_with_the_bytes_and_rates_of_bfloat16():
+    costs = {
+        name: simulate_step(config(8, precision=PrecisionConfig(products=name)), "dgx-h100", 4)
+        for name in ("float16", "bfloat16")
+    }
+    assert costs["float16"] == costs["bfloat16"]
+
+
+def test_more_shards_hold_less_and_the_planner_agrees_on_the_order():
+    plans = [config(8, zero_stage=stage) for stage in (0, 1, 3)]
+    simulated = [simulate_step(one, "dgx-h100", 4).memory_bytes for one in plans]
+    planned = [plan_step(one, "dgx-h100", 4).peak_memory_bytes for one in plans]
+    assert simulated == sorted(simulated, reverse=True) and planned == sorted(planned, reverse=True)
+
+
+def test_the_planner_gets_every_axis():
+    found = plan_step(config(32, tensor=2, pipeline=2, context=2), "dgx-h100", 16)
+    axes = found.parallel
+    assert (axes.data, axes.tensor, axes.pipeline, axes.context, axes.zero_stage) == (2, 2, 2, 2, 1)
+    sizes = ModelConfig(2, 64, 4, vocab_size=512, num_experts=8)
+    mixture = TrainConfig(model=sizes, data=DataConfig(batch_size=32), parallel=ParallelConfig(expert=4))
+    assert plan_step(mixture, "dgx-h100", 8).parallel.expert == 4
+
+
+def test_a_large_run_needs_a_lock(report):
+    run = simulate_large(report)
+    assert run.sha256 == report.lock.sha256 and run.step_s == report.large_run.step_s
+    with pytest.raises(ValueError, match="locked predictions: got a report that has changed"):
+        simulate_large(replace(report, small_ranks=1))
+    with pytest.raises(ValueError, match="got no lock"):
+        simulate_large(replace(report, lock=None))
