@@ -14,6 +14,7 @@ small_run     the small run: trained for real, with parts of the learner's
 quantities    predicted and measured numbers under the same names, and their errors
 consistency   findings: every number that can be recomputed is recomputed
 rubric        points, by criteria that several plans can meet
+figures       the small run's loss, predictions over measurements, the terms of the plan
 page          the report as one HTML page or as Markdown
 board         reports of a folder in the order of the brief's measure
 """

@@ -17,6 +17,7 @@ from lablib.capstone.quantities import gpu_hours, mean_factor
 from lablib.capstone.report import read_report
 from lablib.capstone.rubric import machine_points, rubric
 from lablib.signature import checked
+from lablib.text.units import plural
 
 
 @dataclass(frozen=True)
@@ -99,5 +100,5 @@ def _entry(path: Path, simulate: bool) -> Entry:
         factor=mean_factor(report),
         points=points,
         measure=report.brief.measure,
-        reason="" if not found else f"{len(found)} findings, first: {found[0]}",
+        reason="" if not found else f"{plural(len(found), 'findings')}, first: {found[0]}",
     )

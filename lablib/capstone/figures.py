@@ -57,7 +57,8 @@ def figure_predictions(report: Report) -> go.Figure | None:
     pairs = zip(names, factors, strict=True)
     sentence = "; ".join(f"{name}: {factor:.2f} times the measurement" for name, factor in pairs)
     panel = Panel(across, ROWS, marks, [ReferenceLine(x=1.0, text="exact")])
-    return chart("Predictions over measurements", panel, f"{sentence}.")
+    columns = {"quantity": names, "predicted / measured": factors}
+    return chart("Predictions over measurements", panel, f"{sentence}.", columns)
 
 
 def figure_plan(report: Report) -> go.Figure | None:

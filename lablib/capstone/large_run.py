@@ -6,7 +6,8 @@
 The simulation runs one rank of each pipeline stage, and its ring of context ranks, as messages need both ends; the
 others are taken to do the same at the same time. A replica with m micro-batches on p stages, m > 3 p, is simulated with
 2 p and with 3 p of them; time and peak of memory are extended on the line through both, since every further micro-batch
-takes as long as the one before. The first step, which allocates the optimizer's state, is not timed.
+takes as long as the one before. Time and peak are those of the second step: the first allocates the optimizer's state,
+and before it every rank draws the whole model, which a real run of this size would not do.
 
 Cost: seconds of this machine, in proportion to layers x micro-batches simulated.
 Source: lablib/plan (the closed form); lablib/sim (the simulator).
@@ -19,6 +20,7 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -119,7 +121,13 @@ def _run(config: TrainConfig, cluster: str, gpus: int) -> StepCost:
     ranks = [mesh.rank(data=0, pipeline=stage, context=part, tensor=0) for stage, part in others]
     where: dict[str, Any] = {"ranks": gpus, "cluster": cluster, "fidelity": "shapes"}
     run = launch(_two_steps, config, **where, simulate=ranks if gpus > 1 else None)
-    return StepCost(run.timeline.without(_SETUP).makespan_s, float(run.memory.peak_bytes()))
+    step = run.timeline.without(_SETUP)
+    began_s = step.origin_s - run.timeline.origin_s
+    peaks = [0.0]
+    for rank in ranks:
+        times_s, held = run.memory.curve(rank)
+        peaks += np.sum(list(held.values()), axis=0)[times_s >= began_s].tolist()
+    return StepCost(step.makespan_s, float(max(peaks)))
 
 
 def _two_steps(config: TrainConfig) -> None:

@@ -21,7 +21,7 @@ from lablib.capstone.rubric import machine_points, rubric
 from lablib.figures.describe import describe
 from lablib.figures.svg.picture import figure_svg
 from lablib.text.markup import in_html, in_markdown
-from lablib.text.units import format_quantity
+from lablib.text.units import format_quantity, plural
 
 _CSS = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff; margin: 2rem auto; max-width: 58rem;
@@ -79,7 +79,7 @@ def _blocks(report: Report, found: Sequence[Finding]) -> list[_Block]:
     heading, text, table = partial(_Block, "h2"), partial(_Block, "p"), partial(_Block, "table", "")
     brief, criteria = report.brief, rubric(report, found)
     points, most = machine_points(criteria)
-    verdict = f"{len(found)} findings" if found else "Consistent"
+    verdict = plural(len(found), "findings") if found else "Consistent"
     blocks = [
         _Block("h1", report.title),
         text(f"By {report.author}. Brief: {brief.title}."),

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from lablib.capstone.consistency import Finding, changed
 from lablib.capstone.quantities import QUANTITIES, errors, measured
 from lablib.capstone.report import Report
+from lablib.text.units import plural
 
 PREDICTIONS = {"step_s": 5, "memory_bytes": 4, "small_loss": 4, "small_step_s": 2}
 INSTRUCTOR = {
@@ -65,7 +66,7 @@ def machine_points(criteria: Sequence[Criterion]) -> tuple[float, int]:
 def _consistent(found: Sequence[Finding]) -> Criterion:
     count = sum(each.kind != "brief" for each in found)
     points = 15.0 if count == 0 else 7.5 if count <= 2 else 0.0
-    return Criterion("consistent", points, 15, f"{count} findings on missing or inconsistent parts")
+    return Criterion("consistent", points, 15, f"{plural(count, 'findings')} on missing or inconsistent parts")
 
 
 def _within(report: Report, found: Sequence[Finding]) -> Criterion:
@@ -73,7 +74,9 @@ def _within(report: Report, found: Sequence[Finding]) -> Criterion:
     if report.large_run is None or report.small_run is None:
         return Criterion("within", 0.0, 10, "not run yet")
     broken = [each for each in found if each.kind == "brief" and "scaling law" not in each.text]
-    text = f"{len(broken)} rules of the brief are broken" if broken else "sizes, memory, budget and deadline hold"
+    text = (
+        f"broken: {plural(len(broken), 'rules')} of the brief" if broken else "sizes, memory, budget and deadline hold"
+    )
     return Criterion("within", 0.0 if broken else 10.0, 10, text)
 
 
@@ -107,7 +110,7 @@ def _alternatives(report: Report) -> Criterion:
         if is_other and each.reason.strip():
             kinds.add(frozenset(change.partition("=")[0].strip() for change in each.changes))
     points = {0: 0.0, 1: 2.5}.get(len(kinds), 5.0)
-    return Criterion("alternatives", points, 5, f"{len(kinds)} kinds of other plans with a reason")
+    return Criterion("alternatives", points, 5, f"{plural(len(kinds), 'kinds')} of other plans with a reason")
 
 
 def _reconciled(report: Report) -> Criterion:

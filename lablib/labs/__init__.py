@@ -12,4 +12,5 @@ lab13   bubbles of schedules at equal memory
 lab14   orders of a mesh's axes, long sequences, mixtures of experts
 lab16   a slice of GPT-3, plans with a price, a leader board
 lab17   failures of a run, the cost of checkpoints, monitors, alerts of a night
+lab18   a capstone step by step: choices, locked predictions, runs, report
 """

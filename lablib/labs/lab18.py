@@ -16,12 +16,10 @@ from lablib import parallel
 from lablib.capstone import (
     QUANTITIES,
     Alternative,
-    Brief,
     Parts,
     Predicted,
     Report,
     as_html,
-    brief_names,
     changed,
     errors,
     find_brief,
@@ -39,8 +37,8 @@ from lablib.capstone import (
     with_runs,
     write_report,
 )
+from lablib.capstone import figures as report_figures
 from lablib.capstone.board import HEADING
-from lablib.capstone.figures import figure_loss, figure_predictions
 from lablib.course import checks_for, try_out
 from lablib.course.building.carry_over import exercise_names
 from lablib.course.building.notebook import read_notebook
@@ -48,13 +46,13 @@ from lablib.course.checks.expect import NotAttempted
 from lablib.course.overview import own_progress
 from lablib.course.places import find_lab, find_labs_folder, work_folder
 from lablib.course.progress import entry_of, progress_path
-from lablib.figures import figure_waterfall, show
+from lablib.course.table import table as text_table
+from lablib.figures import show
 from lablib.figures.chart import Axis, Panel, ReferenceLine, chart, line
 from lablib.models.scaling_law import REPLICATION
 from lablib.plan import Prediction
-from lablib.signature import checked
 from lablib.text.files import write_text
-from lablib.text.units import format_quantity
+from lablib.text.units import format_quantity, plural
 from lablib.train.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from lablib.widgets import guess
 
@@ -63,7 +61,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 # Names of other packages that the notebook uses, as lab18.show.
-__all__ = ["REPLICATION", "checks_for", "figure_waterfall", "format_quantity", "guess", "show", "try_out"]
+__all__ = ["REPLICATION", "checks_for", "format_quantity", "guess", "show", "try_out"]
 
 # Losses of the first steps of the small run, two ranks, gloo, batches of 16 sequences of 64 bytes of Python's sources.
 FIRST_LOSSES = (
@@ -89,6 +87,7 @@ FIRST_LOSSES = (
     3.26,
 )
 ASKED = ("step of the large run, s", "memory of a GPU, GB", "loss of the small run, nats", "step of the small run, ms")
+_WIDTH = 110  # characters of a printed table
 _METHOD = "a guess before the runs, next to the planner's numbers"
 _ANSWERS = {
     "schedule": ("04", "wsd"),
@@ -112,25 +111,6 @@ def figure_question() -> go.Figure:
     panel = Panel(*axes, [line(0, "loss", steps, FIRST_LOSSES)], rules)
     sentence = f"{len(steps)} steps of a small run. Where does it end, and what follows from it for a large one?"
     return chart("Plan, predict, run, reconcile", panel, sentence)
-
-
-@checked
-def figure_sizes(brief: Brief) -> go.Figure:
-    """The loss of each size for the budget of a brief, at three shares of the peak."""
-    low, high = brief.min_parameters / 3, brief.max_parameters * 3
-    sizes = [low * (high / low) ** (i / 60) for i in range(61)]
-    hours, peak = min(brief.gpu_hours, brief.days * 24 * brief.gpus), brief.machine.device.peak("bfloat16")
-    marks = []
-    for number, share in enumerate((0.5, 0.4, 0.3)):
-        flops = share * hours * 3600 * peak
-        losses = [REPLICATION.loss(size, flops / (6 * size), brief.corpus_tokens) for size in sizes]
-        marks.append(line(number, f"{share:.0%} of the peak", sizes, losses))
-    ends = [ReferenceLine(x=end, text="the brief") for end in (brief.min_parameters, brief.max_parameters)]
-    ends.append(ReferenceLine(y=brief.goal_loss, text="goal"))
-    panel = Panel(Axis("parameters", log=True), Axis("loss by the scaling law", "nats"), marks, ends)
-    billions = f"{brief.corpus_tokens / 1e9:g} billion tokens"
-    sentence = f"{hours:,g} GPU hours of {brief.cluster}, and a corpus of {billions}: what each size reaches."
-    return chart("Loss against size, for one budget", panel, sentence)
 
 
 def forecast(steps: Sequence[int], losses: Sequence[float], at_step: int) -> float:
@@ -220,6 +200,24 @@ class Capstone:
         }
         return table({name: {"": value} for name, value in rows.items()})
 
+    def figure_sizes(self) -> go.Figure:
+        """The loss of each size for the budget of the brief, at three shares of the peak."""
+        brief = self.brief
+        low, high = brief.min_parameters / 3, brief.max_parameters * 3
+        sizes = [low * (high / low) ** (i / 60) for i in range(61)]
+        hours, peak = min(brief.gpu_hours, brief.days * 24 * brief.gpus), brief.machine.device.peak("bfloat16")
+        marks = []
+        for number, share in enumerate((0.5, 0.4, 0.3)):
+            flops = share * hours * 3600 * peak
+            losses = [REPLICATION.loss(size, flops / (6 * size), brief.corpus_tokens) for size in sizes]
+            marks.append(line(number, f"{share:.0%} of the peak", sizes, losses))
+        ends = [ReferenceLine(x=end, text="the brief") for end in (brief.min_parameters, brief.max_parameters)]
+        ends.append(ReferenceLine(y=brief.goal_loss, text="goal"))
+        panel = Panel(Axis("parameters", log=True), Axis("loss by the scaling law", "nats"), marks, ends)
+        billions = f"{brief.corpus_tokens / 1e9:g} billion tokens"
+        sentence = f"{hours:,g} GPU hours of {brief.cluster}, and a corpus of {billions}: what each size reaches."
+        return chart("Loss against size, for one budget", panel, sentence)
+
     def planned(self, changes: Sequence[str]) -> Prediction:
         """The planner's step of the brief's model with these changes. ValueError: unknown fields, wrong axes."""
         return plan_step(changed(self._start, list(changes)), self.brief.cluster, self.brief.gpus)
@@ -231,7 +229,7 @@ class Capstone:
             try:
                 found = self.planned(changes)
             except ValueError as error:
-                rows[name] = {"step": "", "why not": str(error)}
+                print(f"{name}: {error}")
                 continue
             others = {part: time_s for part, time_s in found.parts.items() if part != "products"}
             rows[name] = {
@@ -239,7 +237,7 @@ class Capstone:
                 "memory": format_quantity(found.peak_memory_bytes, "B"),
                 "MFU": f"{found.mfu:.0%}",
                 "after products": max(others, key=lambda part: others[part]),
-                "why not": "" if found.fits else "does not fit",
+                "fits": "yes" if found.fits else "no",
             }
         return table(rows)
 
@@ -314,18 +312,18 @@ class Capstone:
 
     def figures(self, *_: float) -> go.Figure:
         """Predictions over measurements."""
-        figure = figure_predictions(self.report)
+        figure = report_figures.figure_predictions(self.report)
         assert figure is not None
         return figure
 
     def loss_figure(self, *_: float) -> go.Figure:
         """The loss of the small run."""
-        figure = figure_loss(self.report)
+        figure = report_figures.figure_loss(self.report)
         assert figure is not None
         return figure
 
-    def explain(self, reasons: Mapping[str, str], explanations: Mapping[str, str], conclusion: str) -> None:
-        """Write the texts into the report. ValueError: an unknown quantity."""
+    def explain(self, reasons: Mapping[str, str], explanations: Mapping[str, str], conclusion: str) -> str:
+        """Write the texts into the report; returns what is there. ValueError: an unknown quantity."""
         if unknown := set(explanations) - set(self.report.reconciled):
             raise ValueError(f"explanations are of {', '.join(self.report.reconciled)}: got {', '.join(unknown)}")
         rows = {
@@ -333,24 +331,21 @@ class Capstone:
             for name, row in self.report.reconciled.items()
         }
         self.report = replace(self.report, reasons=dict(reasons), reconciled=rows, conclusion=conclusion)
+        words = sum(len(text.split()) for text in (*reasons.values(), *explanations.values(), conclusion))
+        return f"The report has {plural(words, 'words')} of yours."
 
-    def judge(self) -> pd.DataFrame:
-        """Findings, printed, and the points of each criterion."""
+    def judge(self) -> None:
+        """Print findings, and the points of each criterion."""
         found = findings(self.report)
-        for each in found:
-            print(each)
         criteria = rubric(self.report, found)
+        rows = []
+        for each in criteria:
+            points = "instructor" if each.points is None else f"{each.points:g}"
+            rows.append((each.name, points, str(each.most), each.text))
+        print("\n".join(map(str, found)) or "No findings.")
+        print("\n" + text_table(("criterion", "points", "of", "why"), rows, _WIDTH))
         points, most = machine_points(criteria)
-        print(f"{points:g} of {most} points that a program gives")
-        return table(
-            {
-                each.name: {
-                    "points": "instructor" if each.points is None else f"{each.points:g} of {each.most}",
-                    "why": each.text,
-                }
-                for each in criteria
-            }
-        )
+        print(f"\n{points:g} of {most} points that a program gives")
 
     def save(self, name: str | None) -> str:
         """Write report and page into the work folder; None: nothing is saved."""
@@ -365,11 +360,12 @@ class Capstone:
         write_text(path.with_suffix(".html"), as_html(self.report, findings(self.report)))
         return f"{path} and the page next to it: written"
 
-    def board(self) -> pd.DataFrame:
-        """The reports of the work folder and the worked examples; the large runs are not simulated again."""
-        folders = [folder for folder in (_reports(), _examples()) if any(folder.glob("*.toml"))]
-        rows = [row for folder in folders for row in read_board(folder, simulate=False).rows()]
-        return table({row[1]: dict(zip(HEADING, row, strict=True)) for row in rows}).drop(columns="report")
+    def board(self) -> None:
+        """Print the reports of the work folder, then the worked examples; large runs are not simulated again."""
+        for title, folder in (("Reports on this machine", _reports()), ("Worked examples", _examples())):
+            if any(folder.glob("*.toml")):
+                board = read_board(folder, simulate=False)
+                print(f"{title}\n\n{text_table(HEADING, board.rows(), _WIDTH)}\n")
 
 
 def priced(plan: Sequence[str]) -> str:
@@ -378,11 +374,6 @@ def priced(plan: Sequence[str]) -> str:
         raise NotAttempted
     found = Capstone("one-billion", 1, "sim", True).planned(plan)
     return f"{format_quantity(found.step_time_s, 's')}, {format_quantity(found.peak_memory_bytes, 'B')}"
-
-
-def briefs() -> pd.DataFrame:
-    """The briefs of the course."""
-    return table({name: {"task": find_brief(name).text} for name in brief_names()})
 
 
 def _undone(chosen: Sequence[str], other: Sequence[str]) -> list[str]:

@@ -16,6 +16,7 @@ LONG = [
     "14_combining.ipynb",
     "16_cost.ipynb",
     "17_production.ipynb",
+    "18_capstone.ipynb",
 ]
 NOTEBOOKS = ["12_tensor_parallel.ipynb", *(pytest.param(name, marks=pytest.mark.thorough) for name in LONG)]
 

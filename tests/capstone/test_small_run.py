@@ -88,6 +88,6 @@ def test_parts_that_a_configuration_cannot_take_are_refused():
         check_parts(TrainConfig(optimizer=OptimizerConfig("sgd")), Parts(optimizer_step=adamw_step))
     with pytest.raises(ValueError, match="one of all_reduce and average_gradients: got both"):
         check_parts(TrainConfig(), Parts(all_reduce=ring_all_reduce, average_gradients=average_gradients))
-    for other in ({"parallel": ParallelConfig(zero_stage=2)}, {"memory": MemoryConfig("full")}):
+    for other in (TrainConfig(parallel=ParallelConfig(zero_stage=2)), TrainConfig(memory=MemoryConfig("full"))):
         with pytest.raises(ValueError, match="needs plain data parallelism"):
-            check_parts(TrainConfig(**other), Parts(all_reduce=ring_all_reduce))
+            check_parts(other, Parts(all_reduce=ring_all_reduce))
