@@ -221,13 +221,13 @@ predicted.reveal(project.figures)
 # %% [markdown]
 # <details><summary>Was the forecast right?</summary>
 #
-# From 14 steps it was about 0.3 nats too low. Losses of neighbouring steps differ by 0.15, since each batch is other text,
-# and a power of the step has no end of the first, fast part. A forecast needs longer curves, and several of them.
+# From 14 steps it was about 0.3 nats too low. Losses of neighbouring steps differ by 0.15, since each batch is other
+# text, and the first steps fall faster than the later ones. A forecast needs longer curves, and several of them.
 #
 # </details>
 #
-# Is the simulated run over the budget? Then choose again with fewer hours, `project.choose(chosen, plans, hours=0.7)`, and
-# predict again: the lock removes runs from before.
+# Is the simulated run over the budget? Then choose again with fewer hours, `project.choose(chosen, plans,
+# hours=0.7)`, and predict again: a new lock removes runs from before.
 
 # %% [markdown] minutes=8
 # ## Reconcile
