@@ -3,8 +3,8 @@
     parameter             P w                       / s with ZeRO-3; and with hpZ / ranks of a node; none if the host
                           keeps them, as of the gradient
     gradient              P (g + x)                 / s with ZeRO-2 and 3; none if only adapters are trained. If each
-                          step allocates them and ZeRO-3 splits them, a single micro-batch peaks either with them at
-                          the end of backward or with the activations at its beginning
+                          step allocates them, and ZeRO-3 splits them or there is one rank, a single micro-batch peaks
+                          either with them at the end of backward or with the activations at its beginning
     optimizer state       P (master + moments)      / s with ZeRO-1, 2 and 3; none if the host keeps them
     activation            (layers of the stage * bytes kept per layer + the embedding's) * micro-batches in flight, and
                           the working memory of one layer, or the logits with their gradients (last stage): the larger
@@ -85,6 +85,7 @@ def stage_memory(setup: Setup, step: StepTimes, rank: Numbers) -> RankMemory:
     state = state_bytes(setup, own) if is_kept else 0.0 * shared
     whole = parameters.layer + parameters.expert_layer * (expert_shards > 1)  # gathered by ZeRO-3 for one layer
     gradient = split_from((machine.gradient_bytes + copies) * trained * on_device, 2)
+    gradient = gradient * (not machine.stack.updates_in_backward)
     buffers = _buffers(setup, shared, rank)
     held_bytes, working, logits = _activations(setup, step, layers, rank)
     at_layer, at_head = _gathered(setup, layers * whole, whole, outside, head)
@@ -93,10 +94,11 @@ def stage_memory(setup: Setup, step: StepTimes, rank: Numbers) -> RankMemory:
     # The optimizer's updates, if it writes them out, are allocated after the activations are freed.
     update = update_bytes(setup, own.total) if is_kept else 0.0
     of_step = gradient + update
-    if setup.zero_stage == 3 and not machine.stack.keeps_gradients:
+    is_alone = (setup.data * setup.context == 1) | (setup.zero_stage == 3)
+    if not machine.stack.keeps_gradients and highest(is_alone):
         # At the end of backward: the activations of one layer, and every gradient.
         left = held_bytes / maximum(layers, 1) + working
-        has_one, is_early = setup.num_microbatches == 1, activation > gradient + left
+        has_one, is_early = is_alone & (setup.num_microbatches == 1), activation > gradient + left
         activation = where(has_one, where(is_early, activation, left), activation)
         gradient = where(has_one & is_early, 0.0 * gradient, gradient)
     return RankMemory(

@@ -77,8 +77,9 @@ class Stack:
             narrow_gradient_bytes for products in 8 bits or less.
         extra_gradient_bytes: of a second copy of each gradient, if they are accumulated in 32 bits.
         fused_accumulation: whether a weight's gradient is accumulated inside the product that makes it.
-        keeps_gradients: whether gradients stay from step to step; otherwise ZeRO-3's are allocated by every step's
-            first backward pass, when activations are freed.
+        keeps_gradients: whether gradients stay from step to step; otherwise ZeRO-3's, and those of one rank alone, are
+            allocated by every step's first backward pass, when activations are freed.
+        updates_in_backward: whether each parameter is updated as soon as it has its gradient, which is then freed.
         has_master: whether 16-bit parameters have a copy in 32 bits.
         has_reduce_scatter: whether ZeRO-1 reduces each gradient to its owner alone.
         bucket_bytes: buffers of the data axis's communication.
@@ -126,6 +127,7 @@ class Stack:
     extra_gradient_bytes: NonNegativeInt = 0
     fused_accumulation: bool = False
     keeps_gradients: bool = True
+    updates_in_backward: bool = False
     has_master: bool = True
     has_reduce_scatter: bool = True
     bucket_bytes: NonNegative = 0.0

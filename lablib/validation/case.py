@@ -1,6 +1,6 @@
 """Arguments of the predictor for a row: every convention is a numbered rule.
 
-C1 to C16 are listed here (C5 is applied in row_software.py, C4, C6 and C12 to C16 in software.py, C1, C8 and C9 in
+C1 to C18 are listed here (C5 is applied in row_software.py, C4, C6 and C12 to C18 in software.py, C1, C8 and C9 in
 splits.py), A1 to A7 in architecture.py, M1 to M6 in machine.py.
 
     C1  Ranks: dp, tp, pp, cp as stated; dp not stated is gpus / (tp pp cp). Their product must be the number of GPUs.
@@ -53,6 +53,9 @@ splits.py), A1 to A7 in architecture.py, M1 to M6 in machine.py.
     C15 Masters: none, and gradients and moments of 16 bits, where the notes say so ("no masters", "all of the model in
         bf16").
     C16 fms-fsdp sums its gradients in 16 bits (its fms_fsdp/policies/mixed_precision.py: reduce_dtype of bfSixteen).
+    C17 Gradients are added by a kernel of their own where the notes say "no fused gradient accumulation".
+    C18 "optimizer step in backward" in the notes: no gradient is kept. "chunked cross-entropy": the loss needs no
+        temporary tensor of all logits.
 
 A row that these rules cannot interpret raises ValueError, and is reported as skipped with that reason.
 """

@@ -1,4 +1,4 @@
-"""Precision, recomputation, optimizer and offload of a row: rules C4, C6 and C12 to C16 of case.py."""
+"""Precision, recomputation, optimizer and offload of a row: rules C4, C6 and C12 to C18 of case.py."""
 
 import re
 from dataclasses import replace
@@ -24,11 +24,12 @@ RECOMPUTE = ("none", "selective", "full")
 _MAKERS = "(?:fused|paged|decoupled|distributed|(?:deepspeed)?cpu)?-?"
 
 
+_NO_FUSION = r"no[- ]fused gradient[- ]accumulation|no-gradient-accumulation-fusion"
 _NO_MASTERS = r"no (?:fp32|32-bit|float32)?[ -]?masters?|all (?:of the model |states )?in (?:bf16|fp16|16[ -]bits?)"
 
 
 def stack_as_stated(row: PublishedRow, name: str) -> str | Stack:
-    """The software with the dispatcher of tokens to experts (C12), without masters (C15), with its sums (C16)."""
+    """The software with what the row says of its dispatcher, masters, gradients and loss: C12, C15 to C18."""
     changes = {}
     if is_named(f"{row.source.get('title', '')} {row.text('notes')}".lower(), "fms-fsdp"):
         changes["gradient_bytes"] = 2
@@ -36,6 +37,12 @@ def stack_as_stated(row: PublishedRow, name: str) -> str | Stack:
         changes["dispatcher"] = "deduplicated"
     if row.parallel.get("ep_overlap", False):
         changes["hides_dispatch"] = True
+    if "optimizer step in backward" in row.text("notes"):
+        changes["updates_in_backward"] = True
+    if "chunked cross-entropy" in row.text("notes"):
+        changes["loss_peak_bytes"] = 0
+    if re.search(_NO_FUSION, row.text("notes")):
+        changes["fused_accumulation"] = False
     if re.search(_NO_MASTERS, row.text("notes")):
         changes |= {"has_master": False, "gradient_bytes": 2}
     return replace(find_stack(name), **changes) if changes else name

@@ -41,7 +41,15 @@ BASES: tuple[dict[str, Any], ...] = (
     {"model": GPT, "cluster": A100, "parallel": Parallel(data=2, context=2), "batch": 4, "recompute": "full"},
     {"model": GPT, "cluster": A100, "parallel": Parallel(pipeline=4), "batch": 8, "stack": "megatron-deepspeed"},
     {"model": GPT, "cluster": A100, "parallel": Parallel(pipeline=2, chunks=2), "batch": 8, "schedule": "interleaved"},
-    {"model": GPT, "cluster": A100, "parallel": Parallel(data=4), "batch": 16, "offload": OFFLOAD, "trainable": "all"},
+    {
+        "model": GPT,
+        "cluster": A100,
+        "parallel": Parallel(data=4),
+        "batch": 16,
+        "offload": OFFLOAD[:2],
+        "trainable": "all",
+    },
+    {"model": GPT, "cluster": B200, "parallel": Parallel(data=4, zero_stage=3), "batch": 4, "offload": OFFLOAD},
     {"model": GPT, "cluster": B200, "parallel": Parallel(tensor=8), "batch": 8},
     {"model": GPT, "cluster": B200.replace(uses_nvls=True), "parallel": Parallel(tensor=8), "batch": 8},
 )
@@ -53,7 +61,20 @@ TEXTS = (
 )
 NUMBERS = (0, 1, 2, 3, 4, 8, 64, 1e-4, 0.1, 0.5, 3.0, 100.0, 1e4, 1e12)
 VALUES: tuple[Any, ...] = (
-    *(None, True, False, *NUMBERS, *TEXTS, ("qwZ",), ("hpZ",), ("qgZ",), ("optimizer",), ("activations",), (9.0, 9.0)),
+    *(
+        None,
+        True,
+        False,
+        *NUMBERS,
+        *TEXTS,
+        ("qwZ",),
+        ("hpZ",),
+        ("qgZ",),
+        ("optimizer",),
+        ("activations",),
+        ("parameters",),
+        (9.0, 9.0),
+    ),
     *(Parallel(data=2), Derating(step_s=1.0), LINKS["pcie3"], {"float32": 1e12, "float16": 2e12, "bfloat16": 9e12}),
     *(64, 256, 2048, 1024 * 1024, 5 * 10**9, 10**12, (64, 64), {"bfloat16": 0.1}, Experts(4, 2, 1024)),
     *(Latent(64, 64, 32, 64, 64), STACKS["torch-compile"], OPTIMIZERS["sgd"], COMPRESSIONS["int4"]),

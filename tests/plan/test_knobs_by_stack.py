@@ -90,6 +90,11 @@ EXPECTED: dict[str, list[Try]] = {
         ),
         ({}, ("optimizer",), {"time": 1, "memory": -1, "optimizer state": -1}),
         (LARGE, ("optimizer",), {"time": 1, "memory": -1, "optimizer state": -1}),
+        (
+            LARGE | {"parallel": Parallel(data=16, zero_stage=3)},
+            ("parameters",),
+            {"time": 1, "memory": -1, "parameter": -1, "optimizer state": -1, "host": 1},
+        ),
     ],
     "trainable": [
         ({}, "lora", {"time": -1, "memory": -1, "data": -1, "optimizer state": -1, "gradient": -1}),
@@ -97,7 +102,8 @@ EXPECTED: dict[str, list[Try]] = {
     ],
     "derating": [({}, IDEAL, {"time": -1})],
     "host_link": [
-        ({"offload": ("optimizer",)}, "pcie3", {"time": 1}),
+        # of one GPU; those of a whole node wait for the host's memory
+        ({"parallel": Parallel(), "offload": ("optimizer",)}, "pcie3", {"time": 1}),
         ({"offload": ("activations",)}, "pcie3", {"time": 1}),
     ],
     "order": [  # with one sequence an eager step takes as long as its host, wherever the ranks are

@@ -12,6 +12,7 @@ from lablib.hardware import CLUSTERS, LINKS
 from lablib.models import transformer_parameters
 from lablib.models.published import find_transformer
 from lablib.plan import IDEAL, Parallel, predict, predict_many
+from lablib.plan.stack import find_stack
 
 GPT3 = Parallel(data=8, tensor=8, pipeline=8)
 
@@ -148,7 +149,7 @@ def test_a_loss_that_is_split_over_ranks_and_not_compiled_needs_a_fourth_tensor(
                     tensor,
                     micro_batch=tensor,
                     seq_len=tokens,
-                    stack=stack,
+                    stack=replace(find_stack(stack), keeps_gradients=True),
                     derating=IDEAL,
                 )
                 for vocabulary in (128_000, 256_000)
@@ -256,6 +257,32 @@ def test_parameters_on_the_host_are_shards_of_zero_3(change):
     question: dict[str, Any] = {"batch": 8, "parallel": Parallel(data=8, zero_stage=3), "stack": "torch-compile"}
     with pytest.raises(ValueError, match='offload of "parameters" is that of ZeRO-3\'s shards.*; try zero_stage=3'):
         predict("gpt2", "dgx-a100", offload=("parameters",), **(question | change))
+
+
+@pytest.mark.parametrize("stack", ["torch-compile", "fsdp", "xla", "internevo"])
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_gradients_of_each_step_and_activations_are_not_there_at_once(stack, recompute):
+    """On one device: the larger of all activations, and all gradients with those of one layer."""
+    found = {}
+    for keeps in (False, True):
+        software = replace(find_stack(stack), keeps_gradients=keeps)
+        found[keeps] = predict("gpt3-1.3b", "dgx-a100", batch=4, micro_batch=4, recompute=recompute, stack=software)
+    gradient = found[True].memory[0]["gradient"]
+    assert (
+        gradient
+        == transformer_parameters(find_transformer("gpt3-1.3b")).total * found[True].setup.machine.gradient_bytes
+    )
+    saved = found[True].peak_memory_bytes - found[False].peak_memory_bytes
+    assert 0 < saved <= gradient and (saved == gradient) == (found[False].memory[0]["gradient"] == 0)
+    later = predict("gpt3-1.3b", "dgx-a100", batch=8, micro_batch=4, recompute=recompute, stack=stack)
+    assert later.memory[0]["gradient"] == gradient  # of the first micro-batch, in the second
+
+
+def test_an_update_in_backward_keeps_no_gradients():
+    stack = replace(find_stack("torch-compile"), updates_in_backward=True)
+    plain, early = (predict("gpt3-1.3b", "dgx-a100", batch=8, stack=each) for each in ("torch-compile", stack))
+    assert early.memory[0]["gradient"] == 0 and early.step_time_s == plain.step_time_s
+    assert early.peak_memory_bytes < plain.peak_memory_bytes
 
 
 def test_what_is_computed_again_is_a_part_of_its_own():
