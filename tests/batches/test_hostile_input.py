@@ -10,15 +10,9 @@ from lablib.batches.mup import coordinate_check, growth_exponent
 from lablib.batches.noise_scale import estimate_from_parts, exact_noise, fit_steps_law
 from lablib.batches.packed_attention import attend_by_length, document_mask
 from lablib.models import GPTConfig
+from tests.kernels.drawn import unchecked
 
 TINY = GPTConfig(1, 8, 2, vocab_size=16, max_seq_len=8)
-
-
-def unchecked(function):
-    """The function as in a notebook, where nobody checks shapes: without the tests' own checker."""
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function
 
 
 def check(tokens: torch.Tensor, **more):

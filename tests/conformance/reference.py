@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 from lablib import launch
@@ -41,6 +42,14 @@ def build(width: int = WIDTH, num_blocks: int = NUM_BLOCKS, dtype: torch.dtype =
     """The same blocks on every rank."""
     torch.manual_seed(0)
     return nn.Sequential(*(Block(width) for _ in range(num_blocks))).to(dtype)
+
+
+def fsdp2(model: nn.Module) -> nn.Module:
+    """FSDP2 on each block and on the whole."""
+    for block in model.children():
+        fully_shard(block)
+    fully_shard(model)
+    return model
 
 
 def batch(size: int = BATCH, width: int = WIDTH, seed: int = 1, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -14,7 +14,6 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
     checkpoint_wrapper,
 )
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import (
     CheckpointPolicy,
@@ -31,6 +30,7 @@ from tests.conformance.reference import (
     assert_same,
     batch,
     build,
+    fsdp2,
     gradients,
     launched,
     loss_of,
@@ -77,13 +77,6 @@ def wrapped(way: str, wrap: Callable[[nn.Module], nn.Module]) -> Gradients:
 
 def ddp(model: nn.Module) -> nn.Module:
     return DistributedDataParallel(model, bucket_cap_mb=0.002)
-
-
-def fsdp2(model: nn.Module) -> nn.Module:
-    for block in model.children():
-        fully_shard(block)
-    fully_shard(model)
-    return model
 
 
 @pytest.mark.parametrize("way", WAYS)

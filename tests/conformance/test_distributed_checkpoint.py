@@ -12,7 +12,6 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,19 +23,13 @@ from tests.conformance.reference import (
     assert_same,
     batch,
     build,
+    fsdp2,
     loss_of,
     my_part,
     parameters,
 )
 
 ROWS = 24  # divides by 1, 2, 3 and 4 ranks
-
-
-def fsdp2(model: nn.Module) -> nn.Module:
-    for block in model.children():
-        fully_shard(block)
-    fully_shard(model)
-    return model
 
 
 def ddp(model: nn.Module) -> nn.Module:

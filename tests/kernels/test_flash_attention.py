@@ -12,6 +12,7 @@ from lablib.batches.packed_attention import attend_by_length, attend_by_mask
 from lablib.batches.packing import best_fit, fill_blocks
 from lablib.kernels.attention_plan import AttentionTiles
 from lablib.kernels.flash_attention import TILED, TRITON, flash_attention, flash_attention_varlen
+from tests.kernels.drawn import unchecked
 
 WAYS = {"tiled": TILED, "triton": TRITON}
 TILES = AttentionTiles(8, 4)
@@ -62,13 +63,6 @@ def assert_same(ours: Tensor, theirs: Tensor, inputs: Four, rtol: float = 1e-11,
     expected = torch.autograd.grad(theirs, (q, k, v), do, allow_unused=True)
     for gradient, want, x in zip(got, expected, (q, k, v), strict=True):
         torch.testing.assert_close(gradient, torch.zeros_like(x) if want is None else want, rtol=rtol, atol=atol)
-
-
-def unchecked(function):
-    """The function as in a notebook, where nobody checks shapes: without the tests' own checker."""
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function
 
 
 def cu_seqlens(lengths: list[int]) -> Tensor:

@@ -11,6 +11,7 @@ from lablib.kernels.accesses import hbm_bytes, record_accesses
 from lablib.kernels.jit import check_dot_tiles
 from lablib.kernels.matmul import ACTIVATIONS, matmul, tiled_matmul
 from lablib.kernels.matmul_plan import MatmulTiles, numbers_moved, panels, program_tiles
+from tests.kernels.drawn import unchecked
 
 WAYS = {"tiled": tiled_matmul, "triton": matmul}
 TILES = MatmulTiles(4, 8, 2, group=2)
@@ -25,13 +26,6 @@ def example(M: int, N: int, K: int, dtype: torch.dtype = torch.float64, scale: f
     shapes = (M, K), (N, K), (N,), (M, N)
     made = [scale * torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
     return [x.to(dtype).requires_grad_() for x in made]
-
-
-def unchecked(function):
-    """The function as in a notebook, where nobody checks shapes: without the tests' own checker."""
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    return function
 
 
 @by_each

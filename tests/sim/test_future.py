@@ -5,7 +5,6 @@ from collections.abc import Callable
 from math import isclose
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
@@ -13,22 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lablib import Cluster, Device, Link, Run, launch
+from lablib import Cluster, Run, launch
 from lablib.record.timeline import CALLBACKS
+from tests.sim.toy import DEVICE, WIRE, about, compute
 
-# One byte takes a nanosecond to read or write, ten to send.
-DEVICE = Device("toy", {"float32": 1e12}, memory_bytes=1e12, memory_bandwidth_bytes_per_s=1e9)
-WIRE = Link("wire", 1e-6, 1e8)
 TOY = Cluster("toy", DEVICE, devices_per_node=8, intra=WIRE, inter=WIRE)
-
-
-def about(value: float) -> Any:
-    return pytest.approx(value, rel=1e-12, abs=1e-18)
-
-
-def compute(num_bytes: int) -> None:
-    """An operation that writes so many bytes and reads none: `num_bytes` nanoseconds."""
-    torch.zeros(num_bytes, dtype=torch.uint8)
 
 
 def end_of(run: Run, stream: str) -> float:

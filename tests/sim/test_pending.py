@@ -7,11 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lablib import Cluster, Device, Link, launch
+from lablib import launch
 from lablib.sim.communication.pending import Pending
-
-DEVICE = Device("toy", {"float32": 1e12}, memory_bytes=1e12, memory_bandwidth_bytes_per_s=1e9)
-TOY = Cluster("toy", DEVICE, devices_per_node=4, intra=Link("wire", 1e-6, 1e8), inter=Link("long wire", 5e-6, 1e7))
+from tests.sim.toy import TOY, compute
 
 
 class Awaited:
@@ -75,11 +73,6 @@ def test_dropped_results_are_forgotten_and_their_memory_freed():
     for x in kept:
         pending.join(x)
     assert awaited.num_waits == len(kept)
-
-
-def compute(num_bytes: int) -> None:
-    """An operation that writes so many bytes and reads none: `num_bytes` nanoseconds."""
-    torch.zeros(num_bytes, dtype=torch.uint8)
 
 
 def starts_of(program: Any) -> tuple[list[float], float]:

@@ -3,7 +3,7 @@
 """Programs whose transfers meet on the same wires: who is slowed, by how much, and who is not."""
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -11,22 +11,10 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lablib import Cluster, DeadlockError, Device, Link, Run, launch
+from lablib import DeadlockError, Run, launch
 from lablib.cost import CollectiveCost, GroupNetwork, collective_cost
 from lablib.errors import UnwaitedWarning
-
-# One byte takes a nanosecond to write, ten to send inside a node, a hundred outside.
-DEVICE = Device("toy", {"float32": 1e12}, memory_bytes=1e12, memory_bandwidth_bytes_per_s=1e9)
-TOY = Cluster("toy", DEVICE, devices_per_node=4, intra=Link("wire", 1e-6, 1e8), inter=Link("long wire", 5e-6, 1e7))
-
-
-def about(value: float) -> Any:
-    return pytest.approx(value, rel=1e-12, abs=1e-18)
-
-
-def compute(num_bytes: int) -> None:
-    """An operation that writes so many bytes and reads none: `num_bytes` nanoseconds."""
-    torch.zeros(num_bytes, dtype=torch.uint8)
+from tests.sim.toy import TOY, about, compute
 
 
 def bits(num_bytes: int) -> torch.Tensor:

@@ -2,9 +2,6 @@
 
 """Virtual time: what overlaps, what waits, what shares a wire; what is expected follows from the spans' durations."""
 
-from typing import Any
-
-import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
@@ -13,22 +10,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 
-from lablib import Cluster, Device, Link, Run, launch
+from lablib import Run, launch
 from lablib.engine.port import Port, first_common_gap
-
-# One byte takes a nanosecond to read or write, ten to send inside a node, a hundred outside. Binary fractions where it
-# matters are not needed: comparisons allow 1e-12 relative, for sums in another order.
-DEVICE = Device("toy", {"float32": 1e12}, memory_bytes=1e12, memory_bandwidth_bytes_per_s=1e9)
-TOY = Cluster("toy", DEVICE, devices_per_node=4, intra=Link("wire", 1e-6, 1e8), inter=Link("long wire", 5e-6, 1e7))
-
-
-def about(value: float) -> Any:
-    return pytest.approx(value, rel=1e-12, abs=1e-18)
-
-
-def compute(num_bytes: int) -> None:
-    """An operation that writes so many bytes and reads none: `num_bytes` nanoseconds."""
-    torch.zeros(num_bytes, dtype=torch.uint8)
+from tests.sim.toy import TOY, about, compute
 
 
 def durations(run: Run, rank: int, stream: str) -> list[float]:

@@ -26,15 +26,12 @@ from lablib.parallel import (
     ulysses_ring_attention,
     zigzag_order,
 )
+from tests.parallel.drawn import drawn
 
 EXACT: Any = {"rtol": 1e-10, "atol": 1e-12}
 THOROUGH = pytest.mark.thorough
 BATCH, WIDTH = 2, 3
 WAYS: dict[str, Any] = {"ring": ring_attention, "gather": gathered_attention, "ulysses": ulysses_attention}
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def whole_inputs(heads: int, kv_heads: int, seq_len: int) -> list[Tensor]:

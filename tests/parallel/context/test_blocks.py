@@ -34,14 +34,11 @@ from lablib.parallel.context import ulysses_and_ring as context_both
 from lablib.parallel.context.merge import FUSED
 from lablib.parallel.context.order import within
 from lablib.parallel.mesh import mesh
+from tests.parallel.drawn import drawn
 
 EXACT: Any = {"rtol": 1e-11, "atol": 1e-13}
 names = st.sampled_from(list(ORDERS))
 ranks = st.integers(1, 5)
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def numbered(lengths: list[int], seq_len: int) -> list[int]:

@@ -27,24 +27,13 @@ from lablib.parallel import (
     plan_buckets,
 )
 from lablib.studies import StepProfile, predict_step, profile_step, scaling_efficiency
+from tests.parallel.drawn import mlp
 
 METHODS = ("naive", "bucketed", "overlapped", "hierarchical")
 few = settings(max_examples=12, deadline=None)
 ranks_of_any_number = st.integers(1, 6)
 bucket_sizes = st.sampled_from([1, 64, 500, 1000, 4096, 2**20])
 widths = st.lists(st.integers(1, 9), min_size=2, max_size=5)
-
-
-def mlp(sizes: list[int], dtype: torch.dtype = torch.float64) -> nn.Sequential:
-    """Linear layers with tanh between; the same weights whenever it is called."""
-    generator = torch.Generator().manual_seed(0)
-    layers: list[nn.Module] = []
-    for num_in, num_out in zip(sizes, sizes[1:], strict=False):
-        layers += [nn.Linear(num_in, num_out, dtype=dtype), nn.Tanh()]
-    module = nn.Sequential(*layers)
-    for param in module.parameters():
-        param.data = torch.randn(param.shape, generator=generator, dtype=torch.float64).to(dtype)
-    return module
 
 
 def data(num_samples: int, size: int) -> Tensor:

@@ -11,10 +11,7 @@ from torch import Tensor, nn
 from lablib import launch
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.parallel import MixtureOfDepths, choose_tokens, with_depths
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.parallel.drawn import drawn
 
 
 class Mixing(nn.Module):

@@ -21,12 +21,9 @@ from lablib.parallel import (
     sigmoid_gates,
     with_experts,
 )
+from tests.parallel.drawn import drawn
 
 CONFIG = GPTConfig(2, 16, 2, vocab_size=16, max_seq_len=8, d_ff=8)
-
-
-def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
 def mixture_of(num_experts: int, k: int, dtype: torch.dtype = torch.float64, **options: Any) -> MixtureOfExperts:

@@ -43,13 +43,10 @@ from lablib.parallel import (
     update_bias_,
     with_experts,
 )
+from tests.parallel.drawn import drawn
 
 EXACT: Any = {"rtol": 1e-9, "atol": 1e-12}
 D, F = 3, 4
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 # ---- one layer ----

@@ -23,11 +23,7 @@ from lablib.parallel import (
     sigmoid_gates,
     update_bias_,
 )
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
+from tests.parallel.drawn import drawn
 
 # ---- routing ----
 

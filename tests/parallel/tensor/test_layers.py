@@ -49,16 +49,13 @@ from lablib.parallel import (
 )
 from lablib.parallel.tensor.mlp import mlp_sent_bytes
 from lablib.parallel.tensor.vocabulary import gather_logits
+from tests.parallel.drawn import drawn
 
 few = settings(max_examples=12)
 ranks = st.integers(1, 5)
 sizes = st.integers(1, 9)
 BATCH = 2
 EXACT: Any = {"rtol": 1e-11, "atol": 1e-13}  # float64, sums in another order
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def leaves(*tensors: Tensor) -> list[Tensor]:

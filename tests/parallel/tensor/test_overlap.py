@@ -37,13 +37,10 @@ from lablib.parallel import (
 )
 from lablib.parallel.tensor.mlp import MLPShard
 from lablib.run import Run
+from tests.parallel.drawn import drawn
 
 BATCH = 2
 EXACT: Any = {"rtol": 1e-11, "atol": 1e-13}
-
-
-def drawn(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def loss_of(y: Tensor) -> Tensor:

@@ -20,22 +20,11 @@ from torch import Tensor, nn
 from lablib import RankError, launch
 from lablib.parallel import DataParallel, Zero, node_mesh
 from lablib.precision.loss_scaling import LossScaler, static_scale
+from tests.parallel.drawn import mlp
 
 few = settings(max_examples=12, deadline=None)
 STAGES = (1, 2, 3)
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
-
-
-def mlp(sizes: list[int], dtype: torch.dtype = torch.float64) -> nn.Sequential:
-    """Linear layers with tanh between; the same weights whenever it is called."""
-    generator = torch.Generator().manual_seed(0)
-    layers: list[nn.Module] = []
-    for num_in, num_out in zip(sizes, sizes[1:], strict=False):
-        layers += [nn.Linear(num_in, num_out, dtype=dtype), nn.Tanh()]
-    module = nn.Sequential(*layers)
-    for param in module.parameters():
-        param.data = torch.randn(param.shape, generator=generator, dtype=torch.float64).to(dtype)
-    return module
 
 
 def data(num_samples: int, size: int, dtype: torch.dtype = torch.float64) -> Tensor:
