@@ -1,4 +1,4 @@
-"""Lab 02: exponents of gradients, and the range of each number format."""
+"""Lab 02: bits of number formats, exponents of gradients, and the range of each number format."""
 
 from __future__ import annotations
 
@@ -6,13 +6,36 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
+from lablib.course import checks_for
+from lablib.figures import show
 from lablib.figures.chart import ROWS, Axis, Mark, Panel, bars, chart, line
 from lablib.figures.style import Look
 from lablib.precision.exponents import ExponentCounts
-from lablib.precision.formats import Format
+from lablib.precision.formats import BF16, FP16, FP32, Format
 from lablib.signature import checked
 
+# Names of other packages that the notebook uses, as lab02.show.
+__all__ = ["checks_for", "show"]
+
 GREY, PAPER = "#7A7A7A", "#FFFFFF"  # the paper's colour, hatched: fainter than grey in both themes
+
+
+def figure_question() -> go.Figure:
+    """Bits of sign, exponent and mantissa in FP32, BF16 and FP16."""
+    formats = (FP32, BF16, FP16)
+    names = [each.name.upper() for each in formats]
+    parts = {
+        Look("sign", "s", "#999999", ""): [1 for _ in formats],
+        Look("exponent", "e", "#0072B2", "/", ink="#FFFFFF"): [each.exponent_bits for each in formats],
+        Look("mantissa", "m", "#E69F00", ""): [each.mantissa_bits for each in formats],
+    }
+    marks = [
+        bars(look, look.name, bits, names, orientation="h", text=bits, textposition="inside")
+        for look, bits in parts.items()
+    ]
+    sentence = "BF16 and FP16 have 16 bits each. Why does only FP16 need a loss scale?"
+    columns = {"format": names} | {look.name: bits for look, bits in parts.items()}
+    return chart("Bits of a number", Panel(Axis("bits"), ROWS, marks), sentence, columns, pixels=130, barmode="stack")
 
 
 @checked

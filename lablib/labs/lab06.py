@@ -1,4 +1,4 @@
-"""Lab 06: which program of a kernel touches which elements, and the staircase of tile quantization.
+"""Lab 06: operations per number read, programs that touch elements, and the staircase of tile quantization.
 
 The pictures of the Triton Puzzles (S. Rush, https://github.com/srush/Triton-Puzzles) are the model: tensors as grids.
 """
@@ -14,17 +14,33 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from lablib.figures.chart import TITLE_PIXELS, Axis, Panel, Series, chart, check_lengths, line
+from lablib.course import checks_for
+from lablib.figures import show
+from lablib.figures.chart import TITLE_PIXELS, Axis, Panel, Series, bars, chart, check_lengths, line
 from lablib.figures.describe import attach
-from lablib.figures.style import INK, PAPER_PIXELS, TOP_PIXELS, axis, base_layout, series_look, texts
+from lablib.figures.style import INK, LOOKS, PAPER_PIXELS, TOP_PIXELS, axis, base_layout, series_look, texts
+from lablib.hardware import DEVICES
 from lablib.kernels.accesses import Kind, Launch, Program, distinct_bytes, hbm_bytes
 from lablib.signature import NonEmpty, Range, checked
 from lablib.text.units import format_quantity, plural
+
+# Names of other packages that the notebook uses, as lab06.show.
+__all__ = ["checks_for", "show"]
 
 MOST = 32  # rows or columns of a grid with legible numbers
 PER_ROW, ROW_PIXELS, NUM_COLORS = 3, 250, 8
 Width = Annotated[int, Range(ge=1, le=MOST)]
 READ, WRITTEN = {"color": "#000000", "width": 3}, {"color": "#B00020", "width": 3, "dash": "dash"}
+
+
+def figure_question() -> go.Figure:
+    """Operations that a GPU can do while it reads one number of 4 bytes, for four generations of GPUs."""
+    names = ("V100-32GB-SXM2", "A100-40GB-SXM", "H100-80GB-SXM", "B200-SXM")
+    counts = [4 * DEVICES[name].peak("float32") / DEVICES[name].memory_bandwidth_bytes_per_s for name in names]
+    bar = bars(LOOKS["forward"], "operations", [name.split("-")[0] for name in names], counts)
+    sentence = "A kernel that does one operation for each number that it reads waits for memory nearly all the time."
+    panel = Panel(Axis("GPU"), Axis("operations"), [bar])
+    return chart("Operations while one number of 4 bytes is read", panel, sentence, pixels=180, showlegend=False)
 
 
 @dataclass(frozen=True)

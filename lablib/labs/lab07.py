@@ -1,4 +1,4 @@
-"""Lab 07: timeline of a loop fed by a loader, and the causes of each wait of the device."""
+"""Lab 07: a GPU that waits, timeline of a loop fed by a loader, and the causes of each wait of the device."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from typing import Annotated, Any
 
 import plotly.graph_objects as go
 
+from lablib.course import checks_for
 from lablib.data.loading.loaded_run import LoadedRun
+from lablib.figures import show
+from lablib.figures.chart import Axis, Panel, chart, line
 from lablib.figures.describe import attach
 from lablib.figures.style import COMPUTE, LOOKS, PAPER_PIXELS, Look, axis, base_layout, named_rows
 from lablib.signature import Range, checked
 from lablib.text.units import Unit, axis_title, format_quantity, plural, unit_for
+
+# Names of other packages that the notebook uses, as lab07.show.
+__all__ = ["checks_for", "show"]
 
 LANE_PIXELS = 34
 _LOAD = Look("load", "", "#E69F00", "")
@@ -21,6 +27,20 @@ _GAPS = {  # by cause
     "batch not loaded": Look("waits: batch not loaded", "", "#FFFFFF", "/", hatch="#707070", edge="#C4C4C4"),
     "batch not copied": Look("waits: batch not copied", "", "#FFFFFF", ".", hatch="#707070", edge="#C4C4C4"),
 }
+
+
+def figure_question() -> go.Figure:
+    """Share of a GPU that computes, as a monitor shows it: busy, and again and again not."""
+    computes_s, waits_s = (0.9, 1.1, 0.8, 1.0, 0.7, 1.2), (0.2, 0.5, 0.1, 0.7, 0.3, 0.4)  # made up
+    times_s, shares = [0.0], [100.0]
+    for compute_s, wait_s in zip(computes_s, waits_s, strict=True):
+        times_s += [times_s[-1] + compute_s, times_s[-1] + compute_s + wait_s]
+        shares += [0.0, 100.0]
+    busy = line(0, "GPU", times_s, shares).styled(mode="lines", fill="tozeroy")
+    busy = busy.styled(line={"shape": "hv", "color": COMPUTE.color, "width": 2})
+    sentence = "The GPU computes, and then it does nothing. What is it waiting for?"
+    panel = Panel(Axis("time", "s"), Axis("GPU that computes", "%", span=(0, 105)), [busy])
+    return chart("A training run, as its monitor shows it", panel, sentence, pixels=120, showlegend=False)
 
 
 @checked

@@ -10,30 +10,9 @@
 # **Prerequisites.** Lab 00; helpful: lab 01. **Time.** 60 minutes, without the folded sections, called *further*.
 
 # %%
-import math
-from functools import partial
-from itertools import pairwise
-
-import pandas as pd
-import torch
-import torch.distributed as dist
-
-from lablib import launch
-from lablib.course import checks_for, show_source, try_out
-from lablib.figures import figure_lines, format_quantity, show
 from lablib.labs import lab02
-from lablib.models import model_config
-from lablib.precision.block_scaling import Recipe, quantize
-from lablib.precision.formats import BF16, E2M1, E4M3, E5M2, FORMATS, FP16, FP32, TF32
-from lablib.precision.loss_scaling import LossScaler, ScaleRule
-from lablib.precision.mixed_precision import train_on_text
-from lablib.precision.rounding import round_to
-from lablib.precision.running_sum import running_sum, stalls_at
-from lablib.precision.savings import training_steps
-from lablib.widgets import Choice, IntChoice, explore
 
-check = checks_for("02")
-check
+lab02.show(lab02.figure_question())
 
 # %% tags=["parameters"]
 cluster: str = "dgx-a100"  # dgx-a100 | dgx-h100
@@ -49,7 +28,36 @@ quick: bool = True  # a short training and few repeats
 # `(-1)^sign * 2^(e - bias) * (1 + m / 2^M)`
 #
 # The *bias* is a constant of the format: 127 in FP32 and BF16, 15 in FP16. The exponent gives the two powers of two
-# around a number, the mantissa its position between them.
+# around a number, the mantissa its position between them. How many digits of pi does BF16 keep?
+
+# %%
+my_guess_digits = None  # such as 3 for 3.14
+print("guess:", my_guess_digits)
+
+# %%
+import math
+from functools import partial
+from itertools import pairwise
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+
+from lablib import launch
+from lablib.course import show_source, try_out
+from lablib.figures import figure_lines, format_quantity, show
+from lablib.models import model_config
+from lablib.precision.block_scaling import Recipe, quantize
+from lablib.precision.formats import BF16, E2M1, E4M3, E5M2, FORMATS, FP16, FP32, TF32
+from lablib.precision.loss_scaling import LossScaler, ScaleRule
+from lablib.precision.mixed_precision import train_on_text
+from lablib.precision.rounding import round_to
+from lablib.precision.running_sum import running_sum, stalls_at
+from lablib.precision.savings import training_steps
+from lablib.widgets import Choice, IntChoice, explore
+
+check = lab02.checks_for("02")
+check
 
 
 # %%
@@ -63,6 +71,7 @@ def bits_of(x, format):
 for one in (FP32, BF16, FP16):
     kept = float(torch.tensor(math.pi, dtype=one.dtype))
     print(f"{one.name:5s} {kept:.9f}   {bits_of(math.pi, one)}")
+print("you guessed", my_guess_digits, "digits in BF16")
 
 # %% [markdown]
 # BF16 is the upper half of FP32: it has as many exponent bits and fewer mantissa bits. FP16 has fewer exponent bits and

@@ -10,22 +10,9 @@
 # **Prerequisites.** Lab 01. **Time.** 60 minutes, without the folded sections, called *further*.
 
 # %%
-import math
-
-import pandas as pd
-import torch
-
-from lablib import launch
-from lablib.course import checks_for, print_text, try_out
-from lablib.figures import figure_lines, figure_roofline, show
-from lablib.hardware import DEVICES
-from lablib.kernels.accesses import hbm_bytes, record_accesses
-from lablib.kernels.jit import jit, tl
 from lablib.labs import lab06
 
-h100 = DEVICES["H100-80GB-SXM"]
-check = checks_for("06")
-check
+lab06.show(lab06.figure_question())
 
 # %% tags=["parameters"]
 interactive: bool = True  # widgets, or static figures
@@ -45,6 +32,23 @@ quick: bool = True  # small sizes, a few seconds
 # %%
 my_guess_tensors = None  # tensors read and written, by all four kernels together
 print("guess:", my_guess_tensors)
+
+# %%
+import math
+
+import pandas as pd
+import torch
+
+from lablib import launch
+from lablib.course import print_text, try_out
+from lablib.figures import figure_lines, figure_roofline, show
+from lablib.hardware import DEVICES
+from lablib.kernels.accesses import hbm_bytes, record_accesses
+from lablib.kernels.jit import jit, tl
+
+h100 = DEVICES["H100-80GB-SXM"]
+check = lab06.checks_for("06")
+check
 
 # %%
 from lablib.kernels.elementwise_chain import (

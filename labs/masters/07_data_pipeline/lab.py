@@ -10,18 +10,9 @@
 # **Prerequisites.** Lab 00. **Time.** 60 minutes, without the folded sections, called *further*.
 
 # %%
-import pandas as pd
-import torch
-from torch.utils.data import DataLoader, DistributedSampler
-
-from lablib.course import checks_for, print_text, show_source, try_out
-from lablib.data.loading.loader import Copy, Jitter, Loader, draw_times
-from lablib.data.loading.loader_timeline import run_loop, steady_step_s
-from lablib.figures import figure_idle_shares, figure_lines, show
 from lablib.labs import lab07
 
-check = checks_for("07")
-check
+lab07.show(lab07.figure_question())
 
 # %% tags=["parameters"]
 interactive: bool = True  # widgets, or static figures
@@ -37,6 +28,19 @@ quick: bool = True  # few batches and few repeats
 # %%
 my_guess_alone = None  # percent
 print("guess:", my_guess_alone)
+
+# %%
+import pandas as pd
+import torch
+from torch.utils.data import DataLoader, DistributedSampler
+
+from lablib.course import print_text, show_source, try_out
+from lablib.data.loading.loader import Copy, Jitter, Loader, draw_times
+from lablib.data.loading.loader_timeline import run_loop, steady_step_s
+from lablib.figures import figure_idle_shares, figure_lines, show
+
+check = lab07.checks_for("07")
+check
 
 # %%
 # A simulated loop: for each batch the seconds of its load and of its step.
