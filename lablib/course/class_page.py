@@ -151,7 +151,7 @@ def _time(entry: Entry) -> datetime | None:
 
 
 def _order(entry: Entry, has_times: bool) -> tuple[bool, float, int]:
-    """Sort key of the exercise that was tried last."""
+    """Sort key: the greatest is the exercise tried last."""
     time = _time(entry)
     is_failed = entry.status == "failed" and not _is_passed(entry)
     return (is_failed and not has_times, time.timestamp() if time else 0.0, entry.attempts)
