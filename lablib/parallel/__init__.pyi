@@ -125,6 +125,8 @@ from .tensor.vocabulary import (
 from .tensor.plan import (
     GPT_PLAN as GPT_PLAN,
     GPT_SEQUENCE_PLAN as GPT_SEQUENCE_PLAN,
+    LLAMA_PLAN as LLAMA_PLAN,
+    LLAMA_SEQUENCE_PLAN as LLAMA_SEQUENCE_PLAN,
     Column as Column,
     OnTokens as OnTokens,
     Row as Row,

@@ -1,6 +1,7 @@
 """A whole step on a mesh of several axes: loss, raw gradients, norm and parameters of one device, in float64 by SGD."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from itertools import permutations
 from typing import Any
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lablib import RankError, Run, launch
-from lablib.models import GPT, GPTConfig, next_token_loss
+from lablib.models import GPT, GPTConfig, Llama, LlamaConfig, model_of, next_token_loss
 from lablib.parallel import Combination, CombinedStep, Mesh, gathered_attention, ulysses_attention
 from lablib.precision.autocast import autocast
 from lablib.precision.loss_scaling import LossScaler, ScaleRule
@@ -21,18 +22,19 @@ from lablib.precision.loss_scaling import LossScaler, ScaleRule
 EXACT: Any = {"rtol": 1e-10, "atol": 1e-13}
 SLOWER = pytest.mark.thorough
 CONFIG = GPTConfig(4, 8, 4, vocab_size=12, max_seq_len=16, d_ff=12)
+LLAMA = LlamaConfig(4, 8, 4, 12, 16, 12, num_kv_heads=2, head_dim=4, rope_base=50.0)
 MAX_NORM = 0.3  # below the norm of the first gradient, so that clipping bites: asserted below
 Trained = tuple[float, float, dict[str, Tensor], dict[str, Tensor]]  # loss, norm, gradients, parameters later
 
 
-def batch(config: GPTConfig, size: int, seq_len: int) -> tuple[Tensor, Tensor]:
+def batch(config: GPTConfig | LlamaConfig, size: int, seq_len: int) -> tuple[Tensor, Tensor]:
     drawn = torch.randint(0, config.vocab_size, (size, seq_len + 1), generator=torch.Generator().manual_seed(3))
     return drawn[:, :-1].clone(), drawn[:, 1:].clone()
 
 
-def moved(config: GPTConfig, dtype: torch.dtype = torch.float64) -> GPT:
+def moved(config: GPTConfig | LlamaConfig, dtype: torch.dtype = torch.float64) -> GPT | Llama:
     """Biases and norms away from 0 and 1, so that none of them may be forgotten."""
-    model, generator = GPT(config, dtype=dtype), torch.Generator().manual_seed(7)
+    model, generator = model_of(config, dtype=dtype), torch.Generator().manual_seed(7)
     for param in model.parameters():
         param.data += 0.1 * torch.randn(param.shape, generator=generator, dtype=torch.float64).to(dtype)
     return model
@@ -101,6 +103,22 @@ def run(how: Combination, **options: Any) -> list[Any]:
 )
 def test_loss_gradients_norm_and_parameters_are_those_of_one_device(sizes: Any, options: Any):
     how = Combination(CONFIG, Mesh(**sizes), 8, 16, num_micro_batches=2, **options)
+    assert_is_one_device(how, run(how))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ({"data": 2, "pipeline": 2, "context": 2, "tensor": 2}, {"sequence_parallel": True}),
+        pytest.param({"pipeline": 2, "tensor": 2}, {"schedule": "zb-v", "tied_head": True}, marks=SLOWER),
+        ({"context": 2}, {"attention": ulysses_attention, "tied_head": True}),
+    ],
+    ids=str,
+)
+def test_a_llama_has_the_gradients_of_one_device(sizes: Any, options: Any):
+    options = dict(options)
+    config = replace(LLAMA, tied_head=options.pop("tied_head", False))
+    how = Combination(config, Mesh(**sizes), 8, 16, num_micro_batches=2, **options)
     assert_is_one_device(how, run(how))
 
 
