@@ -39,7 +39,7 @@ REPLICAS: list[Layout] = [
     if (stage, library) != (1, "torch")
 ]
 MESHES: list[Layout] = [
-    (2, ("parallel.tensor=2",)),
+    (6, ("parallel.tensor=2",)),
     (4, ("parallel.tensor=2", "parallel.sequence_parallel=true")),
     (6, ("parallel.pipeline=2", "data.micro_batch=2")),
     (4, ("parallel.pipeline=2", "parallel.schedule=zb-v", "data.micro_batch=2")),
@@ -106,7 +106,7 @@ def test_a_run_goes_on_over_five_layouts_with_the_curve_of_one_device(tmp_path: 
     assert wanted[-1][0] < wanted[0][0] - 0.3
 
 
-@pytest.mark.parametrize("layout", [(3, ("parallel.zero_stage=2",)), (4, ("parallel.tensor=2",))], ids=str)
+@pytest.mark.parametrize("layout", [(3, ("parallel.zero_stage=2",)), (6, ("parallel.tensor=2",))], ids=str)
 def test_on_the_same_layout_it_goes_on_to_the_bit(tmp_path: Path, layout: Layout):
     ranks, _ = layout
     straight = launch(curve, config_of(layout, ADAMW, 4), text(), str(tmp_path / "a"), ranks=ranks).values
