@@ -2,9 +2,10 @@
 
     lab train train.toml optimizer.lr=1e-3 --ranks 4 --backend gloo
 
-The lines of rank 0 appear as it writes them, also those before a failure. At the end stand the seconds, and the shares
-of them in which rank 0 communicated without computing and waited for other ranks. With `monitor.breakdown` on the
-simulator follow the virtual seconds of the phases; on real ranks their seconds stand under each line.
+The lines of rank 0 appear as it writes them, also before a failure. The last lines have the seconds of the run, and the
+shares in which rank 0 communicated without computing and waited for other ranks. With monitor.folder or monitor.rules,
+these shares are compared with the thresholds of the rules on communication_share and synchronization_s (per step).
+With `monitor.breakdown`, the simulator prints virtual seconds of phases at the end, real ranks seconds below each line.
 
 Exit code 1: the run failed, or a policy of [health] ended it. A hang of real ranks is ended by `health.hang_s`, any run
 after `--timeout` seconds (default: never).
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 def train_command(options: argparse.Namespace) -> int:
     """Run it and print the lines of rank 0. CourseError: an invalid request; CourseFailure: the run failed."""
     from lablib.launch import launch
+    from lablib.train.alert_files import read_rules
+    from lablib.train.alerts import TRAINING_RULES
     from lablib.train.run import load, run
 
     with errors_in_a_sentence():
@@ -58,8 +61,14 @@ def train_command(options: argparse.Namespace) -> int:
     time_s = format_quantity(timeline.makespan_s, "s")
     print(f"{plural(num_steps, 'steps')} on {plural(options.ranks, 'ranks')}, {where}: {time_s}")
     if options.ranks > 1 and timeline.makespan_s > 0:
-        exposed, waiting = (part / timeline.makespan_s for part in (timeline.exposed_s(0), timeline.waiting_s(0)))
-        print(f"rank 0: communication without computation {exposed:.1%}, waiting for other ranks {waiting:.1%}")
+        share, waiting_s = timeline.exposed_s(0) / timeline.makespan_s, timeline.waiting_s(0)
+        waiting = waiting_s / timeline.makespan_s
+        print(f"rank 0: communication without computation {share:.1%}, waiting for other ranks {waiting:.1%}")
+        if config.monitor.folder or config.monitor.rules:
+            measured = {"communication_share": share, "synchronization_s": waiting_s / max(1, num_steps)}
+            for rule in read_rules(config.monitor.rules) if config.monitor.rules else TRAINING_RULES:
+                if rule.metric in measured and rule.holds(value := measured[rule.metric]):
+                    print(f"{rule.name}: {rule.metric} of the whole run is {value:.3g}, {rule.when} {rule.threshold:g}")
     if is_timed and num_steps:
         print(_breakdown(timeline, num_steps))
     return 0

@@ -7,13 +7,13 @@
 
 Hooks of the whole model time its forward; backward is the rest of the gradients, with the loss, and with the
 communication that both wait for. Before each time is taken, the host waits for the GPU: kernels run later than their
-launch, so without it the seconds would be those of launches. So this costs speed, and is off by default.
+launch, so without it the seconds would be the launches'. So this costs speed, and is off by default.
 
     forward recomputed for backward     counts as backward, in a pipeline as forward
 
 Cost: two waits per phase and forward; nothing if it is not used.
 Source: DeepSpeed 0.18, deepspeed/utils/timer.py (SynchronizedWallClockTimer) and runtime/engine.py.
-Simplified: one rank's seconds. On the simulator they are the host's: `lab train` prints those of the timeline instead.
+Simplified: one rank's seconds. On the simulator they are the host's: `lab train` prints virtual seconds instead.
 """
 
 import time
@@ -31,7 +31,7 @@ PHASES = ("data", "forward", "backward", "clip", "judge", "update")
 
 
 def label(name: str) -> AbstractContextManager[None]:
-    """Name a phase in timelines. Without a name of their own, the spans of gradients are "forward" and "backward"."""
+    """Name a phase in timelines. Spans without a label are named "forward" and "backward", so gradients get none."""
     return nullcontext() if name == "gradients" else phase(name)
 
 

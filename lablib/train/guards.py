@@ -1,11 +1,11 @@
-"""The guard of a run: what a trainer asks between clipping and update, made from the configuration of [health].
+"""The guard of a run, which a trainer asks between clipping and update; made from the configuration of [health].
 
     step    guard.judge(loss, norm, step)      GO_ON: update     SKIP: no update
                                                ROLL_BACK: load a checkpoint of at most `last_good_step`     STOP: end
 
 `SpikeGuard` (health.py) judges loss and norm. `DriftGuard` compares the replicas every n steps, and asks another guard
-in the steps between. Parameters are compared before the update, so what a good comparison has seen are those after the
-step before. What is a replica depends on the parallelism:
+in the steps between. Parameters are compared before the update: a good comparison in step k confirms step k - 1.
+The replicas depend on the parallelism:
 
     plain, DataParallel, DistributedDataParallel     all parameters, over all ranks
     experts on several ranks                         experts over the ranks with the same ones, the others over all
@@ -19,7 +19,7 @@ Source: health.py.
 Simplified: replicas are not repaired from the majority, as the optimizer's state may differ, too.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -93,7 +93,7 @@ class DriftGuard:
 
     def __init__(
         self,
-        replicas: Callable[[], Iterable[Replicas]],
+        replicas: Callable[[], Sequence[Replicas]],
         every: Count,
         action: Action = Action.STOP,
         most_roll_backs: NonNegativeInt = 2,
@@ -130,7 +130,7 @@ class DriftGuard:
             self._guard.load_state_dict(state["guard"])
 
 
-def drift_of_all(replicas: Iterable[Replicas], most: int = 8) -> list[str]:
+def drift_of_all(replicas: Sequence[Replicas], most: int = 8) -> list[str]:
     """The differing tensors of all groups in words, with the run's ranks; the same on all ranks. Communicates."""
     found: list[Drift] = []
     for named_tensors, group in replicas:
@@ -139,7 +139,8 @@ def drift_of_all(replicas: Iterable[Replicas], most: int = 8) -> list[str]:
             found.append(replace(one, ranks=tuple(of_run[rank] for rank in one.ranks)))
     if not dist.is_initialized():
         return []
-    number = torch.tensor(float(len(found)))
+    device = next((tensor.device for one in replicas for _, tensor in one.named_tensors), None)
+    number = torch.tensor(float(len(found)), device=device)
     dist.all_reduce(number, op=dist.ReduceOp.MAX)
     if not number:
         return []

@@ -5,7 +5,8 @@ Recorded, by rank 0 (`monitor.folder`, `monitor.rules`):
     loss, gradient_norm, throughput (tokens per second), lr, tokens, step_s, loss_scale, skipped     of each step
     memory_utilization      used share of the GPU's memory, without GPUs of the machine's; not on the simulator
 
-The share of communication and the waiting for other ranks are known when a run has ended: `lab train` prints them.
+communication_share and synchronization_s are known when a run has ended, on every backend: `lab train` prints both and
+compares them with their rules.
 Rules on metrics of other sources, such as node_failure_share, have missing data here.
 """
 

@@ -72,7 +72,7 @@ def run(config: TrainConfig, attach: Iterable[Callable[[Trainer], Any]] = (), lo
     """Train on the ranks that run until `config.num_steps`; rank 0 prints every `monitor.every` steps.
 
     `attach`: functions that get the trainer before the first step: to load a state, or to add to its `on_step`. `log`:
-    a file to which rank 0 writes what it would print. Returns the numbers of all steps. Communicates; all ranks call
+    a file for the lines of rank 0, instead of stdout. Returns the numbers of all steps. Communicates; all ranks call
     it. RunStopped: a policy of [health] ended it, or its end is of no use: a loss of NaN, or a critical alert.
     """
     found: list[Metrics] = []

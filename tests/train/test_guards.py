@@ -418,6 +418,20 @@ def test_a_learners_step_needs_its_replicas():
         replicas_of(Own())  # pyright: ignore[reportArgumentType]
 
 
+def test_ranks_with_a_gpu_judge_and_compare_there():
+    """On simulated GPUs: each message must be of a tensor on the rank's device."""
+
+    def program() -> list[str]:
+        config, found = config_of("health.policy=skip", "health.drift_every=1"), []
+        trainer = build(config, loader=loader_of(config, text()))
+        inject(trainer, {2: math.nan})
+        trainer.on_step.append(lambda one: found.append(one["action"].name))
+        trainer.train(3)
+        return found
+
+    assert launch(program, ranks=2, device="cuda", trace=False).values == [["GO_ON", "SKIP", "GO_ON"]] * 2
+
+
 def test_ranks_that_see_different_numbers_decide_the_same():
     def program() -> str:
         config = config_of("health.policy=stop")

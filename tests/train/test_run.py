@@ -90,6 +90,18 @@ def test_alerts_that_fire_at_the_end_are_told(
     assert ("no critical alert may fire at the end of a run: got LossAbove" in told.err) == bool(code)
 
 
+def test_shares_of_the_whole_run_are_compared_with_their_rules(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    lines = [
+        f"- {{name: {name}, threshold: {limit}, alert_when: above}}\n"
+        for name, limit in (("communication_share", "0.01%"), ("synchronization_s", 100))
+    ]
+    (tmp_path / "rules.yaml").write_text("metrics:\n" + "".join(lines))
+    assert main(["train", EXAMPLE, *SMALL, "--ranks", "2", f"monitor.rules={tmp_path / 'rules.yaml'}"]) == 0
+    told = capsys.readouterr().out
+    assert "CommunicationShareAbove: communication_share of the whole run is " in told
+    assert "SynchronizationSAbove" not in told
+
+
 def test_the_breakdown_of_the_simulator_has_virtual_seconds(capsys: pytest.CaptureFixture[str]):
     assert main(["train", EXAMPLE, *SMALL, "--ranks", "2", "monitor.breakdown=true"]) == 0
     told = capsys.readouterr().out
