@@ -121,17 +121,21 @@ def as_launch_error(rank: int, error: BaseException) -> BaseException:
 
 
 def where_it_is(parts: Parts) -> str:
-    """The running rank, its last lines in the program, and the waits of the others."""
+    """The running rank, and its last lines in the program."""
     number, thread = parts.turns.running_rank()
     if number < 0:
         return "no rank had begun"
     frame = thread_frames().get(thread or 0)
     where = f"rank {number} was at {program_line(frame)}" if frame else f"rank {number} was running"
     frames = _of_program(traceback.extract_stack(program_frame(frame) or frame), _OURS) if frame else []
-    waits = [f"  {wait}\n" for wait in parts.turns.waits() if wait.rank != number]
-    others = "".join(["the other ranks then:\n", *waits[:_MOST_WAITS]]) if waits else ""
-    others += f"  and {len(waits) - _MOST_WAITS} more\n" if len(waits) > _MOST_WAITS else ""
-    return where + "\n" + "".join(traceback.format_list(frames[-3:])) + others
+    return where + "\n" + "".join(traceback.format_list(frames[-3:]))
+
+
+def waits_of_others(parts: Parts) -> str:
+    """The waits of the ranks that do not run, one per line; "" for none."""
+    waits = [f"  {wait}\n" for wait in parts.turns.waits() if wait.rank != parts.turns.current]
+    more = f"  and {len(waits) - _MOST_WAITS} more\n" if len(waits) > _MOST_WAITS else ""
+    return "".join(["the other ranks then:\n", *waits[:_MOST_WAITS], more]) if waits else ""
 
 
 def _of_program(

@@ -45,7 +45,7 @@ from lablib.sim.ranks.own_settings import OwnSettings, Settings
 from lablib.sim.ranks.rank import Rank
 from lablib.sim.ranks.watchdog import naming_what_cannot_be_ended
 from lablib.sim.replaced import replaced
-from lablib.sim.report import as_launch_error, result_of, warn_of_findings, where_it_is
+from lablib.sim.report import as_launch_error, result_of, waits_of_others, warn_of_findings, where_it_is
 from lablib.torch_compat import place, process_group_name
 
 _TIMEOUT = timedelta(days=1)  # required by torch; never expires, as the engine detects deadlocks
@@ -153,7 +153,7 @@ class _Simulation:
                 if not in_time:
                     error = LaunchTimeoutError(
                         f"the program was still running after timeout_s={timeout_s or 0.0:g} s of real time: "
-                        f"{where_it_is(parts)}"
+                        f"{where_it_is(parts)}{waits_of_others(parts)}"
                     )
             except BaseException as interrupt:  # noqa: B036 - KeyboardInterrupt: no rank outlives the call
                 error = interrupt

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from lablib.phases import phase
+from lablib.signature import checked
 from lablib.train.steps import MeshStep, ReplicaStep, Step
 
 PHASES = ("data", "forward", "backward", "clip", "judge", "update")
@@ -38,6 +39,7 @@ def label(name: str) -> AbstractContextManager[None]:
 class TimedPhases:
     """The `phase` of a trainer that adds up seconds."""
 
+    @checked
     def __init__(self, step: Step, clock: Callable[[], float] = time.perf_counter):
         self._clock, self._seconds, self._began_s = clock, dict[str, float](), 0.0
         self._num_steps = 0

@@ -91,6 +91,7 @@ class DriftGuard:
         guard: judges the other steps; None: all are good.
     """
 
+    @checked
     def __init__(
         self,
         replicas: Callable[[], Sequence[Replicas]],

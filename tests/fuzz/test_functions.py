@@ -57,6 +57,7 @@ ELSEWHERE: dict[str, str] = {
     "lablib.train.metric_writers.": "opens files and ports, which a caller closes; tests/train/test_monitor.py",
     "lablib.train.monitor.MetricWriter": "a protocol",
     "lablib.train.steps.Step": "a protocol",
+    "lablib.train.guards.Guard": "a protocol",
     "lablib.train.trainer.Loader": "a protocol",
     "lablib.course.checks.check.Check": "made by `checks_for`",
 }

@@ -126,8 +126,11 @@ class Turns:
         return self.current, self._threads[self.current].thread.ident if self.current in self._threads else None
 
     def waits(self) -> list[Wait]:
-        """The waits of the ranks that cannot go on now, or have finished."""
-        return self._scheduler.stuck()[1]
+        """The waits of the ranks that cannot go on now, or have finished; none if a rank goes on at this moment."""
+        try:
+            return self._scheduler.stuck()[1]
+        except TypeError:  # a wait ended between the look at it and its description
+            return []
 
     # ---- called from the current rank ----
 
