@@ -28,7 +28,10 @@ def figure_loss(report: Report) -> go.Figure | None:
     rules += [ReferenceLine(y=predicted, text="predicted", place="bottom right")] if predicted is not None else []
     where = f"{report.small_ranks} ranks of {run.backend}"
     sentence = f"{len(steps)} steps on {where}: from {run.losses[0]:.3f} to {smooth[-1]:.3f} nats."
-    panel = Panel(Axis("step"), Axis("loss", "nats"), marks, rules)
+    ends = [*run.losses, know_nothing, *([] if predicted is None else [predicted])]
+    air = 0.05 * (max(ends) - min(ends)) or 0.1
+    upwards = Axis("loss", "nats", span=(min(ends) - air, max(ends) + air))
+    panel = Panel(Axis("step"), upwards, marks, rules)
     return chart("The small run", panel, sentence)
 
 

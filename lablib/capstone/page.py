@@ -93,7 +93,7 @@ def _blocks(report: Report, found: Sequence[Finding]) -> list[_Block]:
             [(name, _choice(report, name), report.reasons.get(name, "")) for name in CHOICES],
         ),
         heading("Predictions and measurements"),
-        text(f"Method: {report.predicted.method or 'not stated'}. {_when(report)}"),
+        text(f"Method: {report.predicted.method.rstrip('. ') or 'not stated'}. {_when(report)}"),
         table(("quantity", "predicted", "measured", "error", "band"), _quantities(report)),
     ]
     blocks += _figures(report, (figure_predictions, figure_loss, figure_plan))

@@ -90,7 +90,7 @@ check.size_for_budget(size_for_budget)
 lab18.show(project.figure_sizes())
 
 # %% [markdown]
-# The minimum is flat. A model of half the best size loses a few hundredths of a nat, and is cheaper to use
+# The minimum is flat. A model of half the best size loses a hundredth of a nat or two, and is cheaper to use
 # afterwards. So a size is chosen for its use, and the budget then gives the tokens.
 
 # %% [markdown] minutes=12

@@ -1,0 +1,94 @@
+"""Lab 18: the steps of a capstone without its long runs, its forecast, and answers of earlier labs."""
+
+from functools import partial
+from math import log
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+
+from lablib.capstone import LargeRun, Report, SmallRun, find_brief, findings, read_report
+from lablib.capstone.report import CHOICES
+from lablib.course.building.master import read_master
+from lablib.course.building.notebook import Version, make_notebook
+from lablib.course.places import find_lab, find_labs_folder
+from lablib.labs import lab18
+from lablib.labs.lab18 import STARTS, Capstone, answer_of
+
+LATER = "2100-01-01T00:00:00+01:00"
+
+
+def test_the_forecast_of_an_exact_curve_is_exact():
+    curve = [1.5 + 3 / t**0.4 for t in range(1, 30)]
+    assert lab18.forecast(range(1, 30), curve, 500) == pytest.approx(1.5 + 3 / 500**0.4, abs=1e-3)
+
+
+@pytest.mark.parametrize("name", STARTS)
+def test_the_plan_of_each_brief_is_possible_and_fits_by_the_planner(name: str):
+    project = Capstone(name, 2, "sim", True)
+    assert project.planned(project.changes).fits
+    assert not find_brief(name).broken_sizes(project.report.large.model)
+    project.choose(None, {"other": ["parallel.zero_stage=1", "data.micro_batch=1", "memory.recompute=full"]})
+    assert [each for each in findings(project.report) if each.kind == "consistency"] == []
+
+
+def stubs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def small(report: Report, backend: str, parts: object) -> SmallRun:
+        assert report.lock is not None
+        losses = tuple(log(256) - 0.05 * step for step in range(report.small.num_steps))
+        return SmallRun(LATER, report.lock.sha256, backend, 0.05, 8e6, losses)
+
+    def large(report: Report) -> LargeRun:
+        assert report.lock is not None
+        return LargeRun(LATER, report.lock.sha256, 0.3, 30e9)
+
+    monkeypatch.setattr(lab18, "train_small", small)
+    monkeypatch.setattr(lab18, "simulate_large", large)
+    monkeypatch.setattr(lab18, "findings", partial(findings, simulate=False))
+
+
+def test_a_project_from_the_choice_to_the_leader_board(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("LAB_WORK", str(tmp_path))
+    monkeypatch.setenv("LAB_PROGRESS", str(tmp_path / "progress.json"))
+    stubs(monkeypatch)
+    project = Capstone("one-billion", 2, "sim", True)
+    plans = {"two tensor ranks": ["parallel.tensor=2"], "recomputed": ["memory.recompute=full"]}
+    assert "nats by the scaling law" in project.choose(None, plans)
+    table = project.run()(0.32, 31.0, 2.6, 55.0)
+    assert set(table["within its band"]) == {"yes"} and len(table) == 7
+    reasons: dict[str, str] = dict.fromkeys(CHOICES, "a b c d")
+    assert "words of yours" in project.explain(reasons, {"step_s": "within the band"}, "It holds.")
+    with pytest.raises(ValueError, match="explanations are of step_s"):
+        project.explain(reasons, {"speed": "x"}, "")
+    project.judge()
+    assert "No findings." in capsys.readouterr().out
+    assert project.save(None) == "Nothing is saved without a name."
+    assert "Ada.toml and the page next to it: written" in project.save("Ada")
+    saved = read_report(tmp_path / "18_reports" / "Ada.toml")
+    assert saved.author == "Ada" and findings(saved, simulate=False) == []
+    assert "<svg" in (tmp_path / "18_reports" / "Ada.html").read_text()
+    project.board()
+    out = capsys.readouterr().out
+    assert "Ada.toml" in out and "night_on_64_gpus.toml" in out and "a_first_try.toml" in out
+
+
+def test_passed_answers_of_earlier_labs_are_taken_from_work(tmp_path: Path):
+    """The instructor's notebooks hold the solutions."""
+    for number, name in lab18._ANSWERS.values():
+        notebook = make_notebook(read_master(find_lab(number, find_labs_folder())), Version.INSTRUCTOR)
+        path = tmp_path / f"{number}.ipynb"
+        nbformat.write(notebook, path)
+        assert callable(answer_of(path, name))
+    assert answer_of(tmp_path / "04.ipynb", "wsd")(0, 10, 1, 2) == 0.5
+
+
+def test_an_answer_that_is_not_there_is_an_error(tmp_path: Path):
+    path = tmp_path / "04.ipynb"
+    nbformat.write(new_notebook(cells=[new_code_cell("x = 1")]), path)
+    with pytest.raises(ValueError, match="must have the exercise wsd"):
+        answer_of(path, "wsd")
+    with pytest.raises(OSError):
+        answer_of(tmp_path / "none.ipynb", "wsd")
