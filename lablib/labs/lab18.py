@@ -106,7 +106,7 @@ STARTS = {
 def figure_question() -> go.Figure:
     """The first steps of a small run; the rest of the axis is empty."""
     steps = list(range(1, len(FIRST_LOSSES) + 1))
-    rules = [ReferenceLine(x=60, text="end of the run?")]
+    rules = [ReferenceLine(x=60, text="end of the run?", place="top left")]
     axes = Axis("step", span=(0, 64)), Axis("loss", "nats", span=(2, 6))
     panel = Panel(*axes, [line(0, "loss", steps, FIRST_LOSSES)], rules)
     sentence = f"{len(steps)} steps of a small run. Where does it end, and what follows from it for a large one?"
@@ -310,6 +310,20 @@ class Capstone:
             }
         return table(rows)
 
+    def guessed(self, loss: float, percent: float) -> pd.DataFrame:
+        """The first guesses next to the runs: the small run's loss, and the share of the peak of the simulated step."""
+        report, run = self.report, self.report.large_run
+        assert run is not None
+        flops = plan_step(report.large, self.brief.cluster, self.brief.gpus).model_flops
+        share = flops / run.step_s / self.brief.gpus / self.brief.machine.device.peak("bfloat16")
+        seen = QUANTITIES["small_loss"].text(measured(report)["small_loss"])
+        return table(
+            {
+                "loss of the small run": {"guessed": f"{loss:.3f} nats", "measured": seen},
+                "share of the peak": {"guessed": f"{percent:.0f}%", "measured": f"{share:.0%}"},
+            }
+        )
+
     def figures(self, *_: float) -> go.Figure:
         """Predictions over measurements."""
         figure = report_figures.figure_predictions(self.report)
@@ -365,7 +379,9 @@ class Capstone:
         for title, folder in (("Reports on this machine", _reports()), ("Worked examples", _examples())):
             if any(folder.glob("*.toml")):
                 board = read_board(folder, simulate=False)
-                print(f"{title}\n\n{text_table(HEADING, board.rows(), _WIDTH)}\n")
+                rows = board.rows()
+                print(f"{title}\n\n{text_table(HEADING[:-1], [row[:-1] for row in rows])}\n")
+                print("".join(f"{row[1]} does not count: {row[-1]}\n" for row in rows if row[-1]))
 
 
 def priced(plan: Sequence[str]) -> str:

@@ -59,6 +59,7 @@ def test_a_project_from_the_choice_to_the_leader_board(
     assert "nats by the scaling law" in project.choose(None, plans)
     table = project.run()(0.32, 31.0, 2.6, 55.0)
     assert set(table["within its band"]) == {"yes"} and len(table) == 7
+    assert list(project.guessed(2.5, 40.0)["guessed"]) == ["2.500 nats", "40%"]
     reasons: dict[str, str] = dict.fromkeys(CHOICES, "a b c d")
     assert "words of yours" in project.explain(reasons, {"step_s": "within the band"}, "It holds.")
     with pytest.raises(ValueError, match="explanations are of step_s"):

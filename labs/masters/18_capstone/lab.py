@@ -218,6 +218,9 @@ predicted.reveal(project.loss_figure)
 # %%
 predicted.reveal(project.figures)
 
+# %%
+predicted.reveal(lambda *_: guesses.reveal(project.guessed))
+
 # %% [markdown]
 # <details><summary>Was the forecast right?</summary>
 #
