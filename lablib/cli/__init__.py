@@ -4,6 +4,7 @@ main        the parser, and the subcommands of a few lines
 sim         `lab sim`: a script on a simulated cluster
 train       `lab train`: training from a configuration
 bench       `lab bench`: speed, memory and scaling of a training configuration, with limits
+capstone    `lab capstone`: a planned training, from its brief to the leader board
 site        `lab site`: the planner as a page, which runs in the browser
 plan        `lab plan`: predict a run, or search for the best plan
 plan_explained  `lab plan --why`: a measured step next to its prediction

@@ -9,6 +9,7 @@ transformer         published architectures: attention, experts, latents
 published           published sizes, by name
 transformer_sizes   parameters of a published architecture
 transformer_flops   its FLOPs per token and step
+scaling_law         loss of a training from parameters and tokens
 training_compute    FLOPs of a whole training: 6 N D
 drawing             random numbers on the device of a model
 """
