@@ -30,7 +30,11 @@ PLANS = {
         ("parallel.tensor=8",),
         ("parallel.zero_stage=2", "precision.master=true", "memory.recompute=full", "data.micro_batch=4"),
     ],
-    "long-context": [],
+    "long-context": [
+        ("parallel.zero_stage=3", "memory.recompute=full"),
+        ("parallel.zero_stage=2", "precision.master=true", "memory.recompute=full"),
+        ("parallel.tensor=8",),
+    ],
 }
 
 
@@ -49,7 +53,14 @@ def planned(name: str, changes: tuple[str, ...]) -> TrainConfig:
     return replace(config, num_steps=floor(hours * 3600 / brief.gpus / step_s))
 
 
-@pytest.mark.parametrize(("name", "changes"), [(name, each) for name, plans in PLANS.items() for each in plans])
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        pytest.param(name, each, marks=() if name == "one-billion" else pytest.mark.thorough)
+        for name, plans in PLANS.items()
+        for each in plans
+    ],
+)
 def test_several_plans_of_a_brief_get_all_points_that_a_program_gives(name: str, changes: tuple[str, ...]):
     brief = find_brief(name)
     config = planned(name, changes)
