@@ -24,6 +24,7 @@ from lablib.models.scaling_law import REPLICATION
 from lablib.models.transformer import Experts, Transformer
 from lablib.models.transformer_sizes import transformer_parameters
 from lablib.signature import Count, OneOf, Positive, check_fields, check_type, checked, hints_of
+from lablib.signature.fits import without_bounds
 from lablib.train.config import ModelConfig, TrainConfig
 
 MEASURES = {"loss": "the lowest loss by the scaling law", "gpu_hours": "the fewest GPU hours"}
@@ -157,4 +158,6 @@ def _record(kind: type[Any], values: dict[str, Any]) -> Any:
         raise ValueError(f"a brief must have {', '.join(missing)}: missing; add {missing[0]} = ...")
     for name, value in values.items():
         check_type(name, value, hints[name])
-    return kind(**values)
+    return kind(
+        **{name: float(value) if without_bounds(hints[name]) is float else value for name, value in values.items()}
+    )

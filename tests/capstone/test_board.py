@@ -27,7 +27,7 @@ def test_reports_are_in_order_of_the_measure_and_others_have_a_reason(report: Re
     folder_of(reports, tmp_path)
     (tmp_path / "Dan.toml").write_text("title = 3")
     board = read_board(tmp_path)
-    assert [each.author or each.file for each in board.entries] == ["Ada", "Dan.toml", "Bob", "Eve"]
+    assert [each.author or each.file for each in board.entries] == ["Ada", "Dan.toml", "Eve", "Bob"]
     reasons = {each.file: each.reason for each in board.entries}
     assert reasons["Ada.toml"] == "" and "cannot be read" in reasons["Dan.toml"]
     assert "as they were locked" in reasons["Bob.toml"] and "must be locked" in reasons["Eve.toml"]
