@@ -11,7 +11,7 @@ Source: the scaling law is lablib/models/scaling_law.py's `REPLICATION`, with re
 Simplified: the law's corpus and tokenizer, not the brief's; the corpus of the small run is another one.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +20,7 @@ from lablib.configs.reading import read_toml
 from lablib.errors import unknown_name
 from lablib.hardware.catalogue import find_cluster
 from lablib.hardware.cluster import Cluster
+from lablib.models.llama_sizes import LlamaConfig
 from lablib.models.scaling_law import REPLICATION
 from lablib.models.transformer import Experts, Transformer
 from lablib.models.transformer_sizes import transformer_parameters
@@ -111,8 +112,13 @@ def as_transformer(model: ModelConfig, name: str = "large") -> Transformer:
     """The model as the planner describes it; every layer has the experts, if there are any."""
     sizes = model.sizes
     experts = Experts(model.num_experts, model.num_active, sizes.hidden_size) if model.num_experts else None
-    shape = (sizes.num_layers, sizes.d_model, sizes.num_heads, sizes.vocab_size, sizes.max_seq_len, sizes.d_ff)
-    return Transformer(name, *shape, tied_head=sizes.tied_head, experts=experts)
+    shape = (sizes.num_layers, sizes.d_model, sizes.num_heads, sizes.vocab_size, sizes.max_seq_len, sizes.hidden_size)
+    made = Transformer(name, *shape, tied_head=sizes.tied_head, experts=experts)
+    if isinstance(sizes, LlamaConfig):
+        heads = {"num_kv_heads": sizes.kv_heads, "d_head": sizes.d_head}
+        parts = {"activation": "swiglu", "positions": "rotary", "norm": "rms", "has_bias": False}
+        return replace(made, **heads, **parts)
+    return made
 
 
 def num_parameters(model: ModelConfig) -> int:

@@ -3,9 +3,11 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from lablib.capstone import brief_names, find_brief
 from lablib.capstone.brief import as_transformer, num_parameters, tokens_of
+from lablib.models.llama import model_of
 from lablib.models.sizes import GPTConfig
 from lablib.models.sizes import num_parameters as parameters_of
 from lablib.train.config import DataConfig, ModelConfig, TrainConfig
@@ -40,6 +42,14 @@ def test_parameters_are_those_of_the_plain_gpt():
     mixture = ModelConfig(2, 64, 4, num_experts=4, num_active=2)
     experts = as_transformer(mixture).experts
     assert experts is not None and (experts.num_experts, experts.num_active) == (4, 2)
+
+
+@pytest.mark.parametrize("heads", [{}, {"num_kv_heads": 2}, {"num_kv_heads": 1, "head_dim": 6}, {"tied_head": True}])
+def test_the_planners_llama_has_the_parameters_of_the_trained_one(heads):
+    model = ModelConfig(2, 64, 4, vocab_size=300, max_seq_len=32, family="llama", **heads)
+    with torch.device("meta"):
+        trained = model_of(model.sizes)
+    assert num_parameters(model) == sum(param.numel() for param in trained.parameters())
 
 
 def test_tokens_and_loss_of_a_run_by_hand():

@@ -66,6 +66,7 @@ EFFECTS = [
     ("extra_gradient_bytes", 0, 2, of("gradient"), {}),
     ("fused_accumulation", True, False, part("memory-bound kernels"), {}),
     ("keeps_gradients", False, True, memory, {"parallel": SHARDED, "batch": 32}),
+    ("updates_in_backward", True, False, of("gradient"), {}),
     ("has_master", False, True, of("optimizer state"), {}),
     ("has_reduce_scatter", True, False, part("data axis"), {"derating": SLOW_WIRES}),
     ("bucket_bytes", 0, 1e9, of("communication buffer"), {}),
