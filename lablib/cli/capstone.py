@@ -123,7 +123,10 @@ def _new(options: argparse.Namespace) -> int:
         "max_seq_len": brief.seq_len,
         "num_experts": brief.num_experts,
     }
-    models = (ModelConfig(width // 96, width, width // 128, **shared) for width in range(512, 16_384, 128))
+    models = (
+        ModelConfig(num_layers=width // 96, d_model=width, num_heads=width // 128, **shared)
+        for width in range(512, 16_384, 128)
+    )
     model = next((one for one in models if num_parameters(one) >= brief.min_parameters), ModelConfig(**shared))
     write_text(
         path,

@@ -170,7 +170,10 @@ def small_config(quick: bool) -> TrainConfig:
     steps = 60 if quick else 100
     rate = OptimizerConfig(lr=3e-3, schedule="wsd", num_warmup=6, num_decay=steps // 3, max_norm=1.0)
     return TrainConfig(
-        model=ModelConfig(2, 64, 4), data=DataConfig(batch_size=16, seq_len=64), optimizer=rate, num_steps=steps
+        model=ModelConfig(num_layers=2, d_model=64, num_heads=4),
+        data=DataConfig(batch_size=16, seq_len=64),
+        optimizer=rate,
+        num_steps=steps,
     )
 
 
@@ -180,7 +183,9 @@ class Capstone:
     def __init__(self, brief: str, ranks: int, backend: str, quick: bool):
         found = find_brief(brief)
         layers, width, heads, batch, changes = STARTS.get(brief, STARTS["one-billion"])
-        sizes = ModelConfig(layers, width, heads, vocab_size=found.vocab_size, max_seq_len=found.seq_len)
+        sizes = ModelConfig(
+            num_layers=layers, d_model=width, num_heads=heads, vocab_size=found.vocab_size, max_seq_len=found.seq_len
+        )
         config = TrainConfig(model=sizes, data=DataConfig(batch_size=batch, seq_len=found.seq_len))
         self._start = changed(config, ["precision.products=bfloat16"])
         self.brief, self.backend, self.changes = found, backend, list(changes)

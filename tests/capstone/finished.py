@@ -58,9 +58,13 @@ BRIEF = Brief(
     small=SmallMachine(2, 100e6, 20),
 )
 LARGE = TrainConfig(
-    model=ModelConfig(2, 192, 4, vocab_size=512), data=DataConfig(batch_size=8, micro_batch=1), num_steps=1000
+    model=ModelConfig(num_layers=2, d_model=192, num_heads=4, vocab_size=512),
+    data=DataConfig(batch_size=8, micro_batch=1),
+    num_steps=1000,
 )
-SMALL = TrainConfig(model=ModelConfig(1, 32, 2), data=DataConfig(batch_size=4, seq_len=32), num_steps=10)
+SMALL = TrainConfig(
+    model=ModelConfig(num_layers=1, d_model=32, num_heads=2), data=DataConfig(batch_size=4, seq_len=32), num_steps=10
+)
 
 
 def finished(brief: Brief, large: TrainConfig, changes: tuple[tuple[str, ...], ...], factor: float = 1.05) -> Report:

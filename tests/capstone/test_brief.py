@@ -37,9 +37,9 @@ def test_a_goal_is_within_the_budget_at_a_third_of_the_peak_and_not_at_a_tenth(n
 
 
 def test_parameters_are_those_of_the_plain_gpt():
-    model = ModelConfig(3, 96, 4, vocab_size=500, max_seq_len=64, tied_head=False)
+    model = ModelConfig(num_layers=3, d_model=96, num_heads=4, vocab_size=500, max_seq_len=64, tied_head=False)
     assert num_parameters(model) == parameters_of(GPTConfig(3, 96, 4, 500, 64, tied_head=False))
-    mixture = ModelConfig(2, 64, 4, num_experts=4, num_active=2)
+    mixture = ModelConfig(num_layers=2, d_model=64, num_heads=4, num_experts=4, num_active=2)
     experts = as_transformer(mixture).experts
     assert experts is not None and (experts.num_experts, experts.num_active) == (4, 2)
 

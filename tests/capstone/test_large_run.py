@@ -9,7 +9,7 @@ from lablib.capstone import plan_step, simulate_large, simulate_step
 from lablib.capstone.large_run import _run
 from lablib.train.config import DataConfig, ModelConfig, ParallelConfig, PrecisionConfig, TrainConfig
 
-MODEL = ModelConfig(4, 512, 4, vocab_size=512)
+MODEL = ModelConfig(num_layers=4, d_model=512, num_heads=4, vocab_size=512)
 
 
 def config(batch_size: int, **fields: Any) -> TrainConfig:
@@ -51,7 +51,7 @@ def test_the_planner_gets_every_axis():
     found = plan_step(config(32, tensor=2, pipeline=2, context=2), "dgx-h100", 16)
     axes = found.parallel
     assert (axes.data, axes.tensor, axes.pipeline, axes.context, axes.zero_stage) == (2, 2, 2, 2, 1)
-    sizes = ModelConfig(2, 64, 4, vocab_size=512, num_experts=8)
+    sizes = ModelConfig(num_layers=2, d_model=64, num_heads=4, vocab_size=512, num_experts=8)
     mixture = TrainConfig(model=sizes, data=DataConfig(batch_size=32), parallel=ParallelConfig(expert=4))
     assert plan_step(mixture, "dgx-h100", 8).parallel.expert == 4
 

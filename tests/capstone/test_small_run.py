@@ -14,7 +14,7 @@ from lablib.parallel import ring_all_reduce
 from lablib.train.config import DataConfig, MemoryConfig, ModelConfig, OptimizerConfig, ParallelConfig, TrainConfig
 
 SMALL = TrainConfig(
-    model=ModelConfig(1, 32, 2),
+    model=ModelConfig(num_layers=1, d_model=32, num_heads=2),
     data=DataConfig(batch_size=4, seq_len=32),
     optimizer=OptimizerConfig(lr=1e-2, schedule="wsd", num_warmup=2, num_decay=4, max_norm=1.0),
     num_steps=8,

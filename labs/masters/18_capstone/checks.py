@@ -152,7 +152,9 @@ def plan(expect: Expect, my_plan: Any) -> None:
     kept = [name for name in names if name.startswith((*fixed, "precision.products"))]
     expect.equal("model, batch, optimizer and dtype of products stay as they are", kept, [])
     brief = find_brief("one-billion")
-    model = ModelConfig(24, 2048, 16, vocab_size=brief.vocab_size, max_seq_len=brief.seq_len)
+    model = ModelConfig(
+        num_layers=24, d_model=2048, num_heads=16, vocab_size=brief.vocab_size, max_seq_len=brief.seq_len
+    )
     start = TrainConfig(
         model=model, data=DataConfig(batch_size=512, seq_len=brief.seq_len), precision=PrecisionConfig("bfloat16")
     )
