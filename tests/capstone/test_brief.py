@@ -46,7 +46,7 @@ def test_parameters_are_those_of_the_plain_gpt():
 
 @pytest.mark.parametrize("heads", [{}, {"num_kv_heads": 2}, {"num_kv_heads": 1, "head_dim": 6}, {"tied_head": True}])
 def test_the_planners_llama_has_the_parameters_of_the_trained_one(heads):
-    model = ModelConfig(2, 64, 4, vocab_size=300, max_seq_len=32, family="llama", **heads)
+    model = ModelConfig("llama", 2, 64, 4, vocab_size=300, max_seq_len=32, **heads)
     with torch.device("meta"):
         trained = model_of(model.sizes)
     assert num_parameters(model) == sum(param.numel() for param in trained.parameters())
