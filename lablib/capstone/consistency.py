@@ -6,24 +6,28 @@
 
 Recomputed are: the axes' product, tokens, GPU hours, the loss by the scaling law, the planner's numbers of the
 alternatives, the errors, the lock's digest and the order of the times. The large run is simulated again, which gives
-the same numbers to rounding, and takes seconds. The small run is not repeated: its losses are as many as its steps, and
-begin near ln V, the loss of a model that knows nothing.
+the same numbers to rounding, and takes seconds; so is the memory of the small run. Its losses are not repeated: they
+are as many as its steps, begin near ln V, the loss of a model that knows nothing, differ from step to step, and fall by
+at most 1.5 nats in a step. A curve of another run that keeps these rules is not found.
 
 Each finding has rule, value and remedy.
 """
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from datetime import datetime
-from math import isfinite, log
+from datetime import UTC, datetime
+from itertools import accumulate
+from math import log
 
-from lablib.capstone.brief import tokens_of
+from lablib.capstone.brief import num_parameters, tokens_of
 from lablib.capstone.large_run import plan_step, simulate_step
 from lablib.capstone.lock import digest
 from lablib.capstone.quantities import QUANTITIES, errors, gpu_hours, measured
-from lablib.capstone.report import CHOICES, Report
+from lablib.capstone.report import CHOICES, Report, SmallRun
+from lablib.capstone.small_run import Parts, check_parts
+from lablib.data.text import CORPORA
 from lablib.errors import LaunchError
-from lablib.signature import checked
+from lablib.signature import checked, shown
 from lablib.text.units import format_quantity
 from lablib.train.config import TrainConfig
 from lablib.train.read_config import parse_config, with_overrides
@@ -34,6 +38,10 @@ _SIMULATED = 1e-3  # of a simulated number: another version of the program may d
 _EXACT = 1e-6  # of a budget
 _ERROR = 0.005  # of a stated error
 _FEWEST_WORDS = 4  # of a reason
+_DIFFERENT = 0.9  # share of the losses of a run that are different numbers, to five digits
+_FASTEST_FALL = 1.5  # nats of a step
+_LONGEST_RUN_S = 7 * 86400.0  # of the small run
+_SHORTEST_STEP_S, _MOST_FLOPS_PER_S = 1e-4, 1e16  # of a rank of the small run
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,7 @@ def findings(report: Report, simulate: bool = True) -> list[Finding]:
     if fits := _axes(report):
         return [*found, *(Finding("consistency", text) for text in fits)]
     found += [Finding("consistency", text) for text in (*_predictions(report), *_alternatives(report))]
-    found += [Finding("consistency", text) for text in (*_order(report), *_small_run(report))]
+    found += [Finding("consistency", text) for text in (*_order(report), *_small_run(report, simulate))]
     found += [Finding("consistency", text) for text in (*_large_run(report, simulate), *_errors(report))]
     return found + [Finding("brief", text) for text in _brief(report)]
 
@@ -139,31 +147,86 @@ def _order(report: Report) -> Iterator[str]:
             yield f"{name} must be of the locked predictions: got another digest; run it again"
         began, locked_at = _time(run.at), _time(lock.at)
         if began is None or locked_at is None:
-            yield f"times must be as 2026-01-31T10:15:00+01:00: got {run.at!r} and {lock.at!r}; lock and run again"
+            yield (
+                f"times must be as 2026-01-31T10:15:00+01:00: got {shown(run.at)} and {shown(lock.at)}; lock and run "
+                "again"
+            )
         elif began < locked_at:
             yield f"{name} must begin after the lock: got {run.at}, and the lock is of {lock.at}; run it again"
 
 
-def _small_run(report: Report) -> Iterator[str]:
+def _small_run(report: Report, simulate: bool) -> Iterator[str]:
     run, config = report.small_run, report.small
     if run is None:
         return
+    if config.data.corpus not in CORPORA:
+        yield (
+            f"small.data.corpus must be one of {', '.join(CORPORA)}: got {shown(config.data.corpus)}; choose one, lock "
+            "and run again"
+        )
     if len(run.losses) != config.num_steps:
         yield (
             f"small_run.losses must be as many as the steps, {config.num_steps}: got {len(run.losses)}; run it again"
         )
-    if not all(map(isfinite, run.losses)):
-        yield "small_run.losses must be finite: got a loss that is not; lower small.optimizer.lr, and run it again"
-    elif run.losses and abs(run.losses[0] - log(config.model.vocab_size)) > 1.0:
+    if abs(run.losses[0] - log(config.model.vocab_size)) > 1.0:
         yield (
             "the first loss must be near ln of the vocabulary, as the model has learned nothing: got "
             f"{run.losses[0]:.3f}, and ln {config.model.vocab_size} is {log(config.model.vocab_size):.3f}; run it again"
         )
+    if (number := len(set(run.losses))) < _DIFFERENT * len(run.losses):
+        yield (
+            "small_run.losses must differ from step to step, as each step has other text: got "
+            f"{number} different ones in {len(run.losses)} steps; run it again"
+        )
+    pairs = zip(accumulate(run.losses, min), run.losses[1:], strict=False)
+    if (fall := max((low - loss for low, loss in pairs), default=0.0)) > _FASTEST_FALL:
+        yield (
+            f"a step of the small run must lower the least loss by at most {_FASTEST_FALL} nats: got {fall:.3f} nats "
+            "in one step; run it again"
+        )
+    flops = 6 * num_parameters(config.model) * tokens_of(config) / config.num_steps / report.small_ranks
+    if run.step_s < (least_s := max(_SHORTEST_STEP_S, flops / _MOST_FLOPS_PER_S)):
+        yield (
+            f"small_run.step_s must be at least {least_s:.3g} s, by its operators and FLOPs: got {run.step_s:.3g}; run "
+            "it again"
+        )
+    if (lasted_s := run.step_s * config.num_steps) > _LONGEST_RUN_S:
+        yield (
+            f"the small run must end within {_LONGEST_RUN_S / 86400:g} days: got {config.num_steps} steps of "
+            f"{run.step_s:.3g} s, {lasted_s / 86400:.3g} days; run it again"
+        )
+    yield from _own_code(report, run)
+    if not simulate or report.small_ranks > report.brief.small.ranks:  # which is a finding
+        return
+    try:
+        value = simulate_step(config, "laptop", report.small_ranks).memory_bytes
+    except (ValueError, LaunchError) as error:
+        yield f"the small run must be possible: {error}"
+        return
+    if _differ(run.memory_bytes, value):
+        yield (
+            f"small_run.memory_bytes must be that of the simulation: got {run.memory_bytes!r}, and it is {value!r} "
+            "today; run it again"
+        )
+
+
+def _own_code(report: Report, run: SmallRun) -> Iterator[str]:
+    """Parts of the learner's that the small configuration cannot have taken."""
+    if len(set(run.own_code)) < len(run.own_code):
+        yield f"small_run.own_code must be different parts: got {list(run.own_code)}; run it again"
+    try:
+        check_parts(report.small.on(report.small_ranks), Parts(**dict.fromkeys(run.own_code, _no_part)))
+    except ValueError as error:
+        yield f"small_run.own_code: {error}"
+
+
+def _no_part(*_: object) -> float:
+    raise AssertionError("it is only named")
 
 
 def _large_run(report: Report, simulate: bool) -> Iterator[str]:
     run = report.large_run
-    if run is None or not simulate:
+    if run is None or not simulate or report.brief.broken_sizes(report.large.model):  # which are findings
         return
     try:
         again = simulate_step(report.large, report.brief.cluster, report.brief.gpus)
@@ -183,12 +246,12 @@ def _errors(report: Report) -> Iterator[str]:
     for name, each in report.reconciled.items():
         if name not in found:
             yield f"reconciled.{name} must have a prediction and a measurement: got none; run it, or leave it out"
-        elif abs(each.error - found[name]) > _ERROR:
+        elif not abs(each.error - found[name]) <= _ERROR * max(1.0, 0.01 * abs(found[name])):
             said, saw = getattr(report.predicted, name), values[name]
             rule = "predicted - measured" if QUANTITIES[name].is_loss else "predicted / measured - 1"
             yield (
-                f"reconciled.{name}.error must be {rule} = {found[name]:.4f}, of {said:.6g} and {saw:.6g}: got "
-                f"{each.error:.4f}; correct it"
+                f"reconciled.{name}.error must be {rule} = {_digits(found[name])}, of {said:.6g} and {saw:.6g}: got "
+                f"{_digits(each.error)}; correct it"
             )
 
 
@@ -234,13 +297,18 @@ def changed(config: TrainConfig, changes: tuple[str, ...] | list[str]) -> TrainC
     return parse_config(with_overrides(tables, list(changes)), "the alternative")
 
 
+def _digits(error: float) -> str:
+    return f"{error:.4f}" if abs(error) < 1e6 else f"{error:.4g}"
+
+
 def _differ(said: float, value: float, share: float = _ROUNDING) -> bool:
     return abs(said - value) > share * abs(value)
 
 
 def _time(text: str) -> datetime | None:
+    """A time with its zone; None for another text. A time without zone would depend on the reader's."""
     try:
         found = datetime.fromisoformat(text)
-    except ValueError:
+        return None if found.tzinfo is None else found.astimezone(UTC)
+    except (ValueError, OverflowError):  # overflow: at the ends of the calendar
         return None
-    return found.astimezone()

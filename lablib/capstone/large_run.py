@@ -37,6 +37,7 @@ from lablib.train.build import build
 from lablib.train.config import TrainConfig
 
 _SETUP = "capstone setup"  # a phase that the timeline leaves out
+_MOST_LAYERS = 1000  # each is simulated
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,10 @@ def plan_step(config: TrainConfig, cluster: str, gpus: Count) -> Prediction:
 @checked
 def simulate_step(config: TrainConfig, cluster: str, gpus: Count) -> StepCost:
     """Simulate steps of the trainer on shapes; deterministic. ValueError as `TrainConfig.on`; LaunchError."""
+    if (count := config.model.num_layers) > _MOST_LAYERS:
+        raise ValueError(
+            f"model.num_layers must be at most {_MOST_LAYERS:,} for a simulation: got {count}; make the layers wider"
+        )
     if config.precision.products == "float16":
         config = replace(config, precision=replace(config.precision, products="bfloat16"))
     return _simulated(config.on(gpus), cluster, gpus)

@@ -4,9 +4,12 @@
     is_locked(report)                          later: nothing of it has changed
 
 The runs store the digest and the time at which they began. So a prediction that is changed after a run no longer has
-its digest, and a lock that is taken again removes the runs. This finds changes by mistake and by convenience. It proves
-nothing against a learner who edits the file with intent: digest and times are theirs to write. For a proof, hand in the
-locked report before the runs.
+its digest, and a lock that is taken again removes the runs. This finds changes by mistake and by convenience.
+
+It proves nothing against intent. The digest has no secret: `digest` computes it for any numbers, and times are text,
+so a file can be written by hand in which every prediction is exact. Nor does it show how often a report was locked:
+after a run, the measured numbers can be predicted, locked and run again. The simulation of the large run has no chance
+in it, so its numbers can also be known before the first lock. For a proof, hand in the locked report before the runs.
 """
 
 import json

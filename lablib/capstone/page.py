@@ -36,8 +36,9 @@ li.finding, .verdict { font-weight: 600; }
 """
 _LIMITS = (
     "The digest and the times show that predictions were not changed after the runs by mistake; they are in the "
-    "learner's file, and prove nothing against an edit with intent. The large run is a simulation of one step. The "
-    "loss of the large run is a scaling law's, fitted to other text."
+    "learner's file, and prove nothing against an edit with intent, or a lock taken again after a run. The small run "
+    "is not repeated: its losses and times are the file's. The large run is a simulation of one step. The loss of the "
+    "large run is a scaling law's, fitted to other text."
 )
 
 

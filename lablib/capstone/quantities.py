@@ -47,6 +47,8 @@ class Quantity:
         return f"{value:.3f} nats" if self.is_loss else format_quantity(value, self.unit)
 
     def error_text(self, error: float) -> str:
+        if abs(error) >= 1e6:
+            return f"{error:+.3g}" + " nats" * self.is_loss
         return f"{error:+.3f} nats" if self.is_loss else f"{error:+.1%}"
 
 

@@ -29,13 +29,19 @@ from typing import Annotated, Any
 from lablib.capstone.brief import Brief, find_brief
 from lablib.configs.reading import read_toml, text_of
 from lablib.errors import unknown_name
-from lablib.signature import Count, Positive, Range, check_fields, check_type, checked, hints_of
+from lablib.signature import Count, Finite, NonEmpty, OneOf, Range, check_fields, check_type, checked, hints_of, shown
 from lablib.text.files import write_text
 from lablib.train.config import TrainConfig
 from lablib.train.read_config import parse_config
 
 CHOICES = ("model", "precision", "optimizer", "batch", "recomputation", "axes", "schedule")
-Loss = Annotated[float, Range(ge=0)]
+PARTS = ("schedule", "optimizer_step", "all_reduce", "average_gradients")  # that a learner may write: small_run.py
+BACKENDS = ("sim", "gloo", "nccl")
+Amount = Annotated[float, Range(ge=1e-12, le=1e24, example=1.0)]  # seconds, bytes, hours: their ratios are finite
+Planned = Annotated[Amount, "`lab capstone predict` prints it"]
+Measured = Annotated[Amount, "run it again"]
+Loss = Annotated[float, Range(ge=0, le=1e6), "lower small.optimizer.lr, lock and run it again"]
+_REMEDIES = {"lock": "lock it again", "small_run": "run it again", "large_run": "run it again"}
 
 
 class _Checked:
@@ -47,13 +53,13 @@ class _Checked:
 class Predicted(_Checked):
     """Numbers stated before the runs: of the large run, then of the small one. None: not stated."""
 
-    step_s: Positive | None = None  # of one step
-    memory_bytes: Positive | None = None  # peak of the fullest GPU
-    gpu_hours: Positive | None = None  # of the whole run
-    loss: Positive | None = None  # at its end, nats
-    small_loss: Positive | None = None  # mean of the last tenth of the steps, nats
-    small_step_s: Positive | None = None  # the median
-    small_memory_bytes: Positive | None = None  # peak of the fullest rank
+    step_s: Amount | None = None  # of one step
+    memory_bytes: Amount | None = None  # peak of the fullest GPU
+    gpu_hours: Amount | None = None  # of the whole run
+    loss: Amount | None = None  # at its end, nats
+    small_loss: Amount | None = None  # mean of the last tenth of the steps, nats
+    small_step_s: Amount | None = None  # the median
+    small_memory_bytes: Amount | None = None  # peak of the fullest rank
     method: str = ""  # how they were predicted
 
 
@@ -70,8 +76,8 @@ class Alternative(_Checked):
     """Another plan: the fields that differ from [large], the planner's numbers, and the reason against it."""
 
     changes: tuple[str, ...]  # as overrides of `lab train`: "parallel.tensor=4"
-    step_s: Positive
-    memory_bytes: Positive
+    step_s: Planned
+    memory_bytes: Planned
     reason: str = ""
 
 
@@ -81,11 +87,11 @@ class SmallRun(_Checked):
 
     at: str  # when it began
     sha256: str  # of the lock
-    backend: str
-    step_s: Positive  # the median
-    memory_bytes: Positive  # of the same program on the simulator, where the backend measures none
-    losses: tuple[Loss, ...]  # of every step
-    own_code: tuple[str, ...] = ()  # parts of the learner's
+    backend: Annotated[str, OneOf(BACKENDS)]
+    step_s: Measured  # the median
+    memory_bytes: Measured  # of the same program on the simulator, where the backend measures none
+    losses: Annotated[tuple[Loss, ...], NonEmpty(), "run it again"]  # of every step
+    own_code: tuple[Annotated[str, OneOf(PARTS)], ...] = ()  # parts of the learner's
 
 
 @dataclass(frozen=True)
@@ -94,15 +100,15 @@ class LargeRun(_Checked):
 
     at: str
     sha256: str
-    step_s: Positive
-    memory_bytes: Positive
+    step_s: Measured
+    memory_bytes: Measured
 
 
 @dataclass(frozen=True)
 class Reconciled(_Checked):
     """The error of one prediction, predicted / measured - 1 (of a loss: the difference in nats), explained."""
 
-    error: float
+    error: Annotated[Finite, "`lab capstone run` writes it"]
     explanation: str = ""
 
 
@@ -144,10 +150,12 @@ def parse_report(values: Mapping[str, Any], where: str = "report.toml", folder: 
         names = [one.name for one in fields(Report) if one.name not in ("where", "brief_name")]
         _require_known(values, names)
         for name in ("title", "author", "brief"):
-            check_type(name, values.get(name), str)
+            if name not in values:
+                raise ValueError(f'a report must have {name}: missing; write {name} = "..."')
+            check_type(name, values[name], str)
         tables = {name: values.get(name, {}) for name in ("large", "small", "reasons", "predicted", "reconciled")}
         for name, table in tables.items():
-            check_type(name, table, dict)
+            _require_table(name, table)
         _require_known(tables["reasons"], CHOICES, "reasons.")
         reasons = {name: _typed(f"reasons.{name}", text, str) for name, text in tables["reasons"].items()}
         reconciled = {
@@ -155,7 +163,7 @@ def parse_report(values: Mapping[str, Any], where: str = "report.toml", folder: 
         }
         _require_known(reconciled, [one.name for one in fields(Predicted) if one.name != "method"], "reconciled.")
         alternatives = _typed("alternatives", values.get("alternatives", []), list)
-        return Report(
+        report = Report(
             title=values["title"],
             author=values["author"],
             brief=find_brief(values["brief"], folder),
@@ -173,6 +181,9 @@ def parse_report(values: Mapping[str, Any], where: str = "report.toml", folder: 
             conclusion=_typed("conclusion", values.get("conclusion", ""), str),
             where=where,
         )
+        if absent := [name for name in ("large", "small") if name not in values]:
+            raise ValueError(f"a report must have [{absent[0]}]: missing; write its configuration, or num_steps alone")
+        return report
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 
@@ -183,15 +194,22 @@ def _typed(name: str, value: Any, hint: Any) -> Any:
 
 
 def _record(kind: type[Any], values: Any, section: str) -> Any:
-    check_type(section, values, dict)
+    _require_table(section, values)
     hints = hints_of(kind)
     _require_known(values, list(hints), f"{section}.")
     for one in fields(kind):
         if one.name in values:
             check_type(f"{section}.{one.name}", values[one.name], hints[one.name])
         elif one.default is MISSING:
-            raise ValueError(f"{section} must have {one.name}: missing; write {section}.{one.name} = ...")
+            remedy = _REMEDIES.get(section, f"write {section}.{one.name} = ...")
+            raise ValueError(f"{section} must have {one.name}: missing; {remedy}")
     return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def _require_table(name: str, values: Any) -> None:
+    if not isinstance(values, dict):
+        heading = "[[alternatives]]" if name == "alternatives" else f"[{name}]"
+        raise ValueError(f"{name} must be a table of fields: got {shown(values)}; write {heading}")
 
 
 def _require_known(values: Mapping[str, Any], names: Any, section: str = "") -> None:

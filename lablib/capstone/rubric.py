@@ -17,12 +17,14 @@ leader board's.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from lablib.capstone.consistency import Finding, changed
 from lablib.capstone.quantities import QUANTITIES, errors, measured
 from lablib.capstone.report import Report
 from lablib.text.units import plural
+from lablib.train.config import TrainConfig
 
 PREDICTIONS = {"step_s": 5, "memory_bytes": 4, "small_loss": 4, "small_step_s": 2}
 INSTRUCTOR = {
@@ -32,6 +34,7 @@ INSTRUCTOR = {
 }
 _NEAR_NATS = 0.05
 _FEWEST_WORDS = 8  # of an explanation
+_NO_PLAN = ("model.seed", "data.seed", "data.corpus", "data.val_fraction")
 
 
 @dataclass(frozen=True)
@@ -100,17 +103,25 @@ def _predictions(report: Report) -> Criterion:
 
 
 def _alternatives(report: Report) -> Criterion:
-    """Alternatives count once for each set of fields that they change."""
-    kinds = set[frozenset[str]]()
+    """Alternatives count once for each set of fields that they change, among those that the planner prices."""
+    kinds, plan = set[frozenset[str]](), _planned(report.large)
     for each in report.alternatives:
         try:
-            is_other = changed(report.large, each.changes) != report.large
+            other = _planned(changed(report.large, each.changes))
         except ValueError:
             continue
-        if is_other and each.reason.strip():
-            kinds.add(frozenset(change.partition("=")[0].strip() for change in each.changes))
+        if each.reason.strip() and (kind := frozenset(name for name, value in other.items() if value != plan[name])):
+            kinds.add(kind)
     points = {0: 0.0, 1: 2.5}.get(len(kinds), 5.0)
     return Criterion("alternatives", points, 5, f"{plural(len(kinds), 'kinds')} of other plans with a reason")
+
+
+def _planned(config: TrainConfig) -> dict[str, Any]:
+    """The fields that make a plan; not seeds, rates, the length of the run, or what is monitored."""
+    sections = ("model", "data", "precision", "memory", "parallel")
+    fields = {f"{name}.{key}": value for name in sections for key, value in asdict(getattr(config, name)).items()}
+    fields["optimizer.name"] = config.optimizer.name
+    return {name: value for name, value in fields.items() if name not in _NO_PLAN}
 
 
 def _reconciled(report: Report) -> Criterion:

@@ -9,7 +9,8 @@
     lab capstone render report.toml --out page.html     one page (.html or .md), without network
     lab capstone board reports/                         all reports of a folder, in order
 
-Exit code 1 of `check` and `render`: the report has findings; the page is written all the same.
+Exit code 1 of `check` and `render`: the report has findings; the page is written all the same. Also 1, and no page: the
+file is no report, such as a text in place of a number.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lablib.cli.train import errors_in_a_sentence
-from lablib.course.errors import CourseError
+from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.table import table
 from lablib.text.files import check_writable, write_text
 from lablib.text.units import plural
@@ -206,7 +207,11 @@ def _read_and_check(options: argparse.Namespace, action: str) -> "tuple[Report, 
     from lablib.capstone.consistency import findings
     from lablib.capstone.report import read_report
 
-    report = read_report(_file(options, action))
+    path = _file(options, action)
+    try:
+        report = read_report(path)
+    except ValueError as error:
+        raise (CourseFailure if path.is_file() else CourseError)(str(error)) from None
     return report, findings(report, options.simulation)
 
 

@@ -118,6 +118,8 @@ def errors_in_a_sentence() -> Iterator[None]:
 
     try:
         yield
+    except CourseError:  # with its exit code
+        raise
     except ValueError as error:
         raise CourseError(str(error)) from error
     except RankError as error:

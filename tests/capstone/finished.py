@@ -70,6 +70,7 @@ SMALL = TrainConfig(
 def finished(brief: Brief, large: TrainConfig, changes: tuple[tuple[str, ...], ...], factor: float = 1.05) -> Report:
     """A report whose predictions are `factor` times the simulation, and whose small run is made up."""
     cost = simulate_step(large, brief.cluster, brief.gpus)
+    small_bytes = simulate_step(SMALL, "laptop", 2).memory_bytes
     losses = tuple(log(256) - 0.2 * step for step in range(SMALL.num_steps))
     report = Report(
         title="A report",
@@ -89,7 +90,7 @@ def finished(brief: Brief, large: TrainConfig, changes: tuple[tuple[str, ...], .
         loss=brief.loss(large),
         small_loss=losses[-1] + 0.1,
         small_step_s=0.012,
-        small_memory_bytes=1e6,
+        small_memory_bytes=small_bytes * factor,
         method="made for a test",
     )
     report = locked(replace(report, predicted=said), LOCKED)
@@ -97,6 +98,6 @@ def finished(brief: Brief, large: TrainConfig, changes: tuple[tuple[str, ...], .
     digest = report.lock.sha256
     plans = [(each, plan_step(changed(large, each), brief.cluster, brief.gpus)) for each in changes]
     alternatives = tuple(Alternative(c, p.step_time_s, p.peak_memory_bytes, "it is slower") for c, p in plans)
-    small = SmallRun(BEGUN, digest, "gloo", 0.01, 1e6, losses)
+    small = SmallRun(BEGUN, digest, "gloo", 0.01, small_bytes, losses)
     run = LargeRun(BEGUN, digest, cost.step_s, cost.memory_bytes)
     return with_runs(replace(report, alternatives=alternatives), small, run)
