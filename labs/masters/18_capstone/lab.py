@@ -163,8 +163,8 @@ project.compare(plans)
 # ### Exercise 3: a plan
 #
 # For a model of 1.3 billion parameters on 64 H100 (the brief "one-billion"), find a plan whose step takes at most
-# 30% longer than the best plan of a search, by the planner, in less than 90% of the memory. Several very different
-# plans do. A step has 512 sequences.
+# 30% longer than the best plan of a search, by the planner, in less than 60% of the memory: the planner leaves out what
+# a program holds besides. Several very different plans do. A step has 512 sequences.
 
 # %% tags=["exercise"]
 ### BEGIN SOLUTION
