@@ -6,7 +6,7 @@
 # You get a *brief*: a model, a text, a cluster and a budget. You choose, state numbers, lock them, run a small model
 # for real and a step of the large one in simulation, and explain the differences in a report.
 #
-# **Prerequisites.** Labs 01 and 16; helpful: labs 02, 03, 04, 10, 12, 13 and 14. **Time.** 59 minutes; a capstone on
+# **Prerequisites.** Labs 01 and 16; helpful: labs 02, 03, 04 and 14. **Time.** 59 minutes; a capstone on
 # another brief takes longer: the last section says how.
 
 # %%
