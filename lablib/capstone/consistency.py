@@ -59,6 +59,15 @@ def findings(report: Report, simulate: bool = True) -> list[Finding]:
     return found + [Finding("brief", text) for text in _brief(report)]
 
 
+@checked
+def findings_before(report: Report) -> list[Finding]:
+    """The findings that are known before the runs: axes, sizes, GPU hours and alternatives."""
+    if fits := _axes(report):
+        return [Finding("consistency", text) for text in fits]
+    wrong = [Finding("consistency", text) for text in (*_predictions(report), *_alternatives(report))]
+    return wrong + [Finding("brief", text) for text in report.brief.broken_sizes(report.large.model)]
+
+
 def _missing(report: Report) -> Iterator[str]:
     if short := [name for name in CHOICES if len(report.reasons.get(name, "").split()) < _FEWEST_WORDS]:
         yield (

@@ -33,12 +33,14 @@ from lablib.capstone import (
     read_board,
     rubric,
     simulate_large,
+    simulate_step,
     train_small,
     with_runs,
     write_report,
 )
 from lablib.capstone import figures as report_figures
 from lablib.capstone.board import HEADING
+from lablib.capstone.brief import MEASURES, num_parameters
 from lablib.course import checks_for, try_out
 from lablib.course.building.carry_over import exercise_names
 from lablib.course.building.notebook import read_notebook
@@ -54,6 +56,7 @@ from lablib.plan import Prediction
 from lablib.text.files import write_text
 from lablib.text.units import format_quantity, plural
 from lablib.train.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from lablib.validation.explain import kinds_of
 from lablib.widgets import guess
 
 if TYPE_CHECKING:
@@ -202,6 +205,7 @@ class Capstone:
             "parameters": f"{brief.min_parameters / 1e9:g} to {brief.max_parameters / 1e9:g} billion",
             "corpus": f"{brief.corpus_tokens / 1e9:g} billion tokens, {brief.seq_len:,} at a time",
             "goal": f"a loss of {brief.goal_loss:g} nats by the scaling law",
+            "better is": MEASURES[brief.measure],
         }
         return table({name: {"": value} for name, value in rows.items()})
 
@@ -221,7 +225,14 @@ class Capstone:
         panel = Panel(Axis("parameters", log=True), Axis("loss by the scaling law", "nats"), marks, ends)
         billions = f"{brief.corpus_tokens / 1e9:g} billion tokens"
         sentence = f"{hours:,g} GPU hours of {brief.cluster}, and a corpus of {billions}: what each size reaches."
+        if (more := self._attention_share()) > 0.3:
+            sentence += f" Attention, which 6 N D leaves out, adds {more:.0%} FLOPs here: fewer tokens than drawn."
         return chart("Loss against size, for one budget", panel, sentence)
+
+    def _attention_share(self) -> float:
+        """FLOPs of attention's scores and values over those of the products with parameters, of the brief's start."""
+        model, seq_len = self._start.model, self.brief.seq_len
+        return 6 * model.num_layers * model.d_model * seq_len / (6 * num_parameters(model))
 
     def planned(self, changes: Sequence[str]) -> Prediction:
         """The planner's step of the brief's model with these changes. ValueError: unknown fields, wrong axes."""
@@ -246,7 +257,7 @@ class Capstone:
             }
         return table(rows)
 
-    def choose(self, changes: Sequence[str] | None, others: Mapping[str, Sequence[str]], hours: float = 0.9) -> str:
+    def choose(self, changes: Sequence[str] | None, others: Mapping[str, Sequence[str]], share: float = 0.7) -> str:
         """Take a plan with as many steps as this share of the budget allows, by the planner; remember the others.
 
         None: the plan that the project began with.
@@ -254,7 +265,7 @@ class Capstone:
         self.changes = changes = list(self.changes if changes is None else changes)
         large = changed(self._start, changes)
         step_s = plan_step(large, self.brief.cluster, self.brief.gpus).step_time_s
-        most = hours * min(self.brief.gpu_hours, self.brief.days * 24 * self.brief.gpus)
+        most = share * min(self.brief.gpu_hours, self.brief.days * 24 * self.brief.gpus)
         large = replace(large, num_steps=max(1, int(most * 3600 / self.brief.gpus / step_s)))
         alternatives = []
         for name, other in others.items():
@@ -270,14 +281,18 @@ class Capstone:
         loss = self.brief.loss(large)
         return f"{large.num_steps:,} steps; {loss:.3f} nats by the scaling law, the goal is {self.brief.goal_loss:g}"
 
-    def terms(self) -> pd.DataFrame:
-        """The planner's terms of the step in seconds, above the predicted and the simulated step."""
-        found, run = self.planned(self.changes), self.report.large_run
-        assert run is not None
-        rows = {name: time_s for name, time_s in found.parts.items() if time_s > 0.001 * found.step_time_s}
-        rows |= {"the planner's step": found.step_time_s, "predicted": self.report.predicted.step_s}
-        rows |= {"simulated": run.step_s}
-        return table({name: {"seconds": f"{time_s:.4f}"} for name, time_s in rows.items()})
+    def terms(self, *_: float) -> tuple[dict[str, float], dict[str, float]]:
+        """Seconds of a step by kind of work: the planner's, and those of the simulated step."""
+        planned = kinds_of(self.planned(self.changes))
+        return planned, dict(simulate_step(self.report.large, self.brief.cluster, self.brief.gpus).terms)
+
+    def terms_table(self, *_: float) -> pd.DataFrame:
+        """The terms of both, the step, and the step that was predicted."""
+        planned, simulated = self.terms()
+        rows = {name: {"planner": planned[name], "simulated": time_s} for name, time_s in simulated.items()}
+        rows["step"] = {"planner": sum(planned.values()), "simulated": sum(simulated.values())}
+        rows["your prediction"] = {"planner": self.report.predicted.step_s or 0.0}
+        return table({name: {by: f"{time_s:.4f} s" for by, time_s in row.items()} for name, row in rows.items()})
 
     def run(self, own: Mapping[str, Callable[..., Any]] | None = None, method: str = _METHOD) -> Callable[..., Any]:
         """A function of the four predictions: it locks them, runs both, and returns the table."""
@@ -302,16 +317,18 @@ class Capstone:
         return both
 
     def errors(self) -> pd.DataFrame:
-        """Predicted, measured and error of each quantity."""
+        """Predicted, measured, error and band of each quantity, by its name in the report."""
         rows, found = {}, errors(self.report)
         for name, value in measured(self.report).items():
             quantity, said = QUANTITIES[name], getattr(self.report.predicted, name)
             inside = quantity.is_within(said, value)
-            rows[quantity.title] = {
+            band = f"{quantity.band:g} nats" if quantity.is_loss else f"factor {quantity.band:g}"
+            rows[name] = {
+                "quantity": quantity.title,
                 "predicted": quantity.text(said),
                 "measured": quantity.text(value),
                 "error": quantity.error_text(found[name]),
-                "within its band": "yes" if inside else "no",
+                "band": f"{band}: {'within' if inside else 'beyond'}",
             }
         return table(rows)
 
