@@ -40,7 +40,7 @@ from lablib.capstone import (
 )
 from lablib.capstone import figures as report_figures
 from lablib.capstone.board import HEADING
-from lablib.capstone.brief import MEASURES, num_parameters
+from lablib.capstone.brief import MEASURES, as_transformer
 from lablib.course import checks_for, try_out
 from lablib.course.building.carry_over import exercise_names
 from lablib.course.building.notebook import read_notebook
@@ -52,6 +52,7 @@ from lablib.course.table import table as text_table
 from lablib.figures import show
 from lablib.figures.chart import Axis, Panel, ReferenceLine, chart, line
 from lablib.models.scaling_law import REPLICATION
+from lablib.models.training_compute import over_six_n_d
 from lablib.plan import Prediction
 from lablib.text.files import write_text
 from lablib.text.units import format_quantity, plural
@@ -210,29 +211,34 @@ class Capstone:
         return table({name: {"": value} for name, value in rows.items()})
 
     def figure_sizes(self) -> go.Figure:
-        """The loss of each size for the budget of the brief, at three shares of the peak."""
+        """The loss of each size for the budget of the brief, at three shares of the peak.
+
+        FLOPs are counted as by the planner's MFU: 6 N D, and attention in proportion to that of the lab's model.
+        """
         brief = self.brief
+        attention = float(over_six_n_d(as_transformer(self._start.model), brief.seq_len))
         low, high = brief.min_parameters / 3, brief.max_parameters * 3
         sizes = [low * (high / low) ** (i / 60) for i in range(61)]
         hours, peak = min(brief.gpu_hours, brief.days * 24 * brief.gpus), brief.machine.device.peak("bfloat16")
         marks = []
         for number, share in enumerate((0.5, 0.4, 0.3)):
             flops = share * hours * 3600 * peak
-            losses = [REPLICATION.loss(size, flops / (6 * size), brief.corpus_tokens) for size in sizes]
+            losses = [REPLICATION.loss(size, flops / (6 * size * attention), brief.corpus_tokens) for size in sizes]
             marks.append(line(number, f"{share:.0%} of the peak", sizes, losses))
-        ends = [ReferenceLine(x=end, text="the brief") for end in (brief.min_parameters, brief.max_parameters)]
-        ends.append(ReferenceLine(y=brief.goal_loss, text="goal"))
-        panel = Panel(Axis("parameters", log=True), Axis("loss by the scaling law", "nats"), marks, ends)
+        ends = [
+            ReferenceLine(x=brief.min_parameters, text="least of the brief", place="top left"),
+            ReferenceLine(x=brief.max_parameters, text="most", place="top right"),
+            ReferenceLine(y=brief.goal_loss, text="goal", place="bottom right"),
+        ]
+        ticks = {each * 1e9: f"{each:g}" for each in (0.5, 1, 2, 4, 8, 16, 32) if low <= each * 1e9 <= high}
+        losses = [brief.goal_loss, *(each for mark in marks for each in mark.y)]
+        air = 0.05 * (max(losses) - min(losses))  # more above, for the labels
+        upwards = Axis("loss by the scaling law", "nats", span=(min(losses) - air, max(losses) + 3 * air))
+        panel = Panel(Axis("parameters, billions", log=True, ticks=ticks), upwards, marks, ends)
         billions = f"{brief.corpus_tokens / 1e9:g} billion tokens"
         sentence = f"{hours:,g} GPU hours of {brief.cluster}, and a corpus of {billions}: what each size reaches."
-        if (more := self._attention_share()) > 0.3:
-            sentence += f" Attention, which 6 N D leaves out, adds {more:.0%} FLOPs here: fewer tokens than drawn."
+        sentence += f" Attention adds {attention - 1:.0%} to 6 N D."
         return chart("Loss against size, for one budget", panel, sentence)
-
-    def _attention_share(self) -> float:
-        """FLOPs of attention's scores and values over those of the products with parameters, of the brief's start."""
-        model, seq_len = self._start.model, self.brief.seq_len
-        return 6 * model.num_layers * model.d_model * seq_len / (6 * num_parameters(model))
 
     def planned(self, changes: Sequence[str]) -> Prediction:
         """The planner's step of the brief's model with these changes. ValueError: unknown fields, wrong axes."""
