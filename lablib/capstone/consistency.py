@@ -6,8 +6,8 @@
 
 Recomputed are: the axes' product, tokens, GPU hours, the loss by the scaling law, the planner's numbers of the
 alternatives, the errors, the lock's digest and the order of the times. The large run is simulated again, which gives
-the same numbers to rounding, and takes seconds. The small run is not repeated: its losses are as many as its steps, and
-begin near ln V, the loss of a model that knows nothing.
+the same numbers to rounding, and takes seconds, with context ranks minutes. The small run is not repeated: its losses
+are as many as its steps, and begin near ln V, the loss of a model that knows nothing.
 
 Each finding has rule, value and remedy.
 """

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -384,7 +385,7 @@ class Capstone:
         for each in criteria:
             points = "instructor" if each.points is None else f"{each.points:g}"
             rows.append((each.name, points, str(each.most), each.text))
-        print("\n".join(map(str, found)) or "No findings.")
+        print("\n".join(fill(str(each), _WIDTH) for each in found) or "No findings.")
         print("\n" + text_table(("criterion", "points", "of", "why"), rows, _WIDTH))
         points, most = machine_points(criteria)
         print(f"\n{points:g} of {most} points that a program gives")

@@ -212,14 +212,13 @@ predicted.lock(0.35, 30, 2.9, 60)
 # **Your own code.** Put functions from earlier labs into `own`, and the small run uses them: `"schedule": wsd` (lab
 # 04), `"optimizer_step": adamw_step` (05), `"all_reduce": ring_all_reduce` (08) or `"average_gradients":
 # average_gradients` (09). Exercises that you have passed are taken from your copies in `work/`.
+#
+# Then both run. A *band* is the room of a careful prediction: a factor of 1.2 for times and memory of the large run, a
+# factor of 2 for the small step, 0.2 nats for the small loss.
 
 # %%
 own = lab18.own_parts()  # or a dict with functions of yours
 print("the learner's own code:", ", ".join(own) or "none, so the library's runs")
-
-# %% [markdown]
-# Now both run. A *band* is the room of a careful prediction: times and memory of the large run within a factor of
-# 1.2, the small step within 2, its loss within 0.2 nats.
 
 # %%
 predicted.reveal(project.run(own))
@@ -296,11 +295,9 @@ def my_terms(planned, simulated):
 predicted.reveal(lambda *_: lab18.try_out(my_terms, *project.terms()))
 
 # %% [markdown]
-# To test a cause, change one input of the plan (`project.compare`): does the term move as you expect?
-
-# %% [markdown]
-# Write the texts of the report: a reason for each choice, an explanation for each error beyond its band, and a
-# conclusion. The names of explanations are those of the table of predictions, such as `small_step_s`.
+# To test a cause, change one input of the plan (`project.compare`): does the term move as you expect? Then write the
+# texts of the report: a reason for each choice, an explanation for each error beyond its band, and a conclusion. The
+# names of explanations are those of the table of predictions, such as `small_step_s`.
 
 # %%
 my_reasons = {
