@@ -353,12 +353,6 @@ class Capstone:
             }
         )
 
-    def figures(self, *_: float) -> go.Figure:
-        """Predictions over measurements."""
-        figure = report_figures.figure_predictions(self.report)
-        assert figure is not None
-        return figure
-
     def loss_figure(self, *_: float) -> go.Figure:
         """The loss of the small run."""
         figure = report_figures.figure_loss(self.report)
