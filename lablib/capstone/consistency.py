@@ -6,9 +6,9 @@
 
 Recomputed are: the axes' product, tokens, GPU hours, the loss by the scaling law, the planner's numbers of the
 alternatives, the errors, the lock's digest and the order of the times. The large run is simulated again, which gives
-the same numbers to rounding, and takes seconds; so is the memory of the small run. Its losses are not repeated: they
-are as many as its steps, begin near ln V, the loss of a model that knows nothing, differ from step to step, and fall by
-at most 1.5 nats in a step. A curve of another run that keeps these rules is not found.
+the same numbers to rounding, and takes seconds, with context ranks minutes; so is the memory of the small run. Its
+losses are not repeated: they are as many as its steps, begin near ln V, the loss of a model that knows nothing, differ
+from step to step, and fall by at most 1.5 nats in a step. A curve of another run that keeps these rules is not found.
 
 Each finding has rule, value and remedy.
 """
@@ -65,6 +65,15 @@ def findings(report: Report, simulate: bool = True) -> list[Finding]:
     found += [Finding("consistency", text) for text in (*_order(report), *_small_run(report, simulate))]
     found += [Finding("consistency", text) for text in (*_large_run(report, simulate), *_errors(report))]
     return found + [Finding("brief", text) for text in _brief(report)]
+
+
+@checked
+def findings_before(report: Report) -> list[Finding]:
+    """The findings that are known before the runs: axes, sizes, GPU hours and alternatives."""
+    if fits := _axes(report):
+        return [Finding("consistency", text) for text in fits]
+    wrong = [Finding("consistency", text) for text in (*_predictions(report), *_alternatives(report))]
+    return wrong + [Finding("brief", text) for text in report.brief.broken_sizes(report.large.model)]
 
 
 def _missing(report: Report) -> Iterator[str]:

@@ -25,7 +25,7 @@ def figure_loss(report: Report) -> go.Figure | None:
     know_nothing = log(report.small.model.vocab_size)
     rules = [ReferenceLine(y=know_nothing, text="ln V: nothing learned")]
     predicted = report.predicted.small_loss
-    rules += [ReferenceLine(y=predicted, text="predicted", place="bottom right")] if predicted is not None else []
+    rules += [ReferenceLine(y=predicted, text="predicted", place="bottom left")] if predicted is not None else []
     where = f"{report.small_ranks} ranks of {run.backend}"
     sentence = f"{len(steps)} steps on {where}: from {run.losses[0]:.3f} to {smooth[-1]:.3f} nats."
     ends = [*run.losses, know_nothing, *([] if predicted is None else [predicted])]

@@ -9,13 +9,14 @@ others are taken to do the same at the same time. A replica with m micro-batches
 takes as long as the one before. Time and peak are those of the second step: the first allocates the optimizer's state,
 and before it every rank draws the whole model, which a real run of this size would not do.
 
-Cost: seconds of this machine, in proportion to layers x micro-batches simulated.
+Cost: seconds of this machine, minutes with context ranks, in proportion to layers x micro-batches x ranks simulated.
 Source: lablib/plan (the closed form); lablib/sim (the simulator).
 Simplified: all batches have the same tokens, and no loading time; float16 is simulated as bfloat16, which has the same
 bytes and rates, as a loss scaler reads values.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -32,6 +33,7 @@ from lablib.launch import launch
 from lablib.parallel.mesh.mesh import Mesh
 from lablib.phases import phase
 from lablib.plan import Parallel, Prediction, predict
+from lablib.record.step_terms import timeline_step
 from lablib.signature import Count, checked
 from lablib.train.build import build
 from lablib.train.config import TrainConfig
@@ -42,10 +44,11 @@ _MOST_LAYERS = 1000  # each is simulated
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of a step, and the peak of the fullest rank."""
+    """Seconds of a step, the peak of the fullest rank, and the seconds by kind of work (record/step_terms.py)."""
 
     step_s: float
     memory_bytes: float
+    terms: Mapping[str, float] = field(default_factory=dict)
 
 
 @checked
@@ -115,7 +118,9 @@ def _simulated(config: TrainConfig, cluster: str, gpus: int) -> StepCost:
     further = (count - more) / (more - few)
     grown = max(0.0, runs[1].memory_bytes - runs[0].memory_bytes)
     step_s = runs[1].step_s + further * (runs[1].step_s - runs[0].step_s)
-    return StepCost(step_s, runs[1].memory_bytes + further * grown)
+    slopes = {name: time_s - runs[0].terms[name] for name, time_s in runs[1].terms.items()}
+    terms = {name: time_s + further * slopes[name] for name, time_s in runs[1].terms.items()}
+    return StepCost(step_s, runs[1].memory_bytes + further * grown, terms)
 
 
 def _run(config: TrainConfig, cluster: str, gpus: int) -> StepCost:
@@ -132,7 +137,7 @@ def _run(config: TrainConfig, cluster: str, gpus: int) -> StepCost:
     for rank in ranks:
         times_s, held = run.memory.curve(rank)
         peaks += np.sum(list(held.values()), axis=0)[times_s >= began_s].tolist()
-    return StepCost(step.makespan_s, float(max(peaks)))
+    return StepCost(step.makespan_s, float(max(peaks)), timeline_step(step).terms)
 
 
 def _two_steps(config: TrainConfig) -> None:

@@ -125,8 +125,9 @@ def _new(options: argparse.Namespace) -> int:
         "num_experts": brief.num_experts,
     }
     models = (
-        ModelConfig(num_layers=width // 96, d_model=width, num_heads=width // 128, **shared)
-        for width in range(512, 16_384, 128)
+        ModelConfig(num_layers=layers, d_model=width, num_heads=width // 128, **shared)
+        for width in range(512, 16_384, 512)  # heads and layers are multiples of 4, so that axes can divide them
+        for layers in range(width // 128, width // 64 + 1, 4)
     )
     model = next((one for one in models if num_parameters(one) >= brief.min_parameters), ModelConfig(**shared))
     write_text(
@@ -166,6 +167,7 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _lock(options: argparse.Namespace) -> int:
+    from lablib.capstone.consistency import findings_before
     from lablib.capstone.lock import locked, now
     from lablib.capstone.report import read_report, write_runs
 
@@ -174,6 +176,9 @@ def _lock(options: argparse.Namespace) -> int:
     write_runs(report, path)
     assert report.lock is not None
     print(f"{path}: locked at {report.lock.at}, digest {report.lock.sha256[:12]}. Runs from before are removed.")
+    if found := findings_before(report):
+        print("Correct these now, and lock again; after the runs a correction breaks the lock:")
+        print("\n".join(map(str, found)))
     return 0
 
 

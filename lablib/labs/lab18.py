@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,12 +34,14 @@ from lablib.capstone import (
     read_board,
     rubric,
     simulate_large,
+    simulate_step,
     train_small,
     with_runs,
     write_report,
 )
 from lablib.capstone import figures as report_figures
 from lablib.capstone.board import HEADING
+from lablib.capstone.brief import MEASURES, as_transformer
 from lablib.course import checks_for, try_out
 from lablib.course.building.carry_over import exercise_names
 from lablib.course.building.notebook import read_notebook
@@ -50,10 +53,12 @@ from lablib.course.table import table as text_table
 from lablib.figures import show
 from lablib.figures.chart import Axis, Panel, ReferenceLine, chart, line
 from lablib.models.scaling_law import REPLICATION
+from lablib.models.training_compute import over_six_n_d
 from lablib.plan import Prediction
 from lablib.text.files import write_text
 from lablib.text.units import format_quantity, plural
 from lablib.train.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from lablib.validation.explain import kinds_of
 from lablib.widgets import guess
 
 if TYPE_CHECKING:
@@ -202,25 +207,38 @@ class Capstone:
             "parameters": f"{brief.min_parameters / 1e9:g} to {brief.max_parameters / 1e9:g} billion",
             "corpus": f"{brief.corpus_tokens / 1e9:g} billion tokens, {brief.seq_len:,} at a time",
             "goal": f"a loss of {brief.goal_loss:g} nats by the scaling law",
+            "better is": MEASURES[brief.measure],
         }
         return table({name: {"": value} for name, value in rows.items()})
 
     def figure_sizes(self) -> go.Figure:
-        """The loss of each size for the budget of the brief, at three shares of the peak."""
+        """The loss of each size for the budget of the brief, at three shares of the peak.
+
+        FLOPs are counted as by the planner's MFU: 6 N D, and attention in proportion to that of the lab's model.
+        """
         brief = self.brief
+        attention = float(over_six_n_d(as_transformer(self._start.model), brief.seq_len))
         low, high = brief.min_parameters / 3, brief.max_parameters * 3
         sizes = [low * (high / low) ** (i / 60) for i in range(61)]
         hours, peak = min(brief.gpu_hours, brief.days * 24 * brief.gpus), brief.machine.device.peak("bfloat16")
         marks = []
         for number, share in enumerate((0.5, 0.4, 0.3)):
             flops = share * hours * 3600 * peak
-            losses = [REPLICATION.loss(size, flops / (6 * size), brief.corpus_tokens) for size in sizes]
+            losses = [REPLICATION.loss(size, flops / (6 * size * attention), brief.corpus_tokens) for size in sizes]
             marks.append(line(number, f"{share:.0%} of the peak", sizes, losses))
-        ends = [ReferenceLine(x=end, text="the brief") for end in (brief.min_parameters, brief.max_parameters)]
-        ends.append(ReferenceLine(y=brief.goal_loss, text="goal"))
-        panel = Panel(Axis("parameters", log=True), Axis("loss by the scaling law", "nats"), marks, ends)
+        ends = [
+            ReferenceLine(x=brief.min_parameters, text="least of the brief", place="top left"),
+            ReferenceLine(x=brief.max_parameters, text="most", place="top right"),
+            ReferenceLine(y=brief.goal_loss, text="goal", place="bottom right"),
+        ]
+        ticks = {each * 1e9: f"{each:g}" for each in (0.5, 1, 2, 4, 8, 16, 32) if low <= each * 1e9 <= high}
+        losses = [brief.goal_loss, *(each for mark in marks for each in mark.y)]
+        air = 0.05 * (max(losses) - min(losses))  # more above, for the labels
+        upwards = Axis("loss by the scaling law", "nats", span=(min(losses) - air, max(losses) + 3 * air))
+        panel = Panel(Axis("parameters, billions", log=True, ticks=ticks), upwards, marks, ends)
         billions = f"{brief.corpus_tokens / 1e9:g} billion tokens"
         sentence = f"{hours:,g} GPU hours of {brief.cluster}, and a corpus of {billions}: what each size reaches."
+        sentence += f" Attention adds {attention - 1:.0%} to 6 N D."
         return chart("Loss against size, for one budget", panel, sentence)
 
     def planned(self, changes: Sequence[str]) -> Prediction:
@@ -246,7 +264,7 @@ class Capstone:
             }
         return table(rows)
 
-    def choose(self, changes: Sequence[str] | None, others: Mapping[str, Sequence[str]], hours: float = 0.9) -> str:
+    def choose(self, changes: Sequence[str] | None, others: Mapping[str, Sequence[str]], share: float = 0.7) -> str:
         """Take a plan with as many steps as this share of the budget allows, by the planner; remember the others.
 
         None: the plan that the project began with.
@@ -254,7 +272,7 @@ class Capstone:
         self.changes = changes = list(self.changes if changes is None else changes)
         large = changed(self._start, changes)
         step_s = plan_step(large, self.brief.cluster, self.brief.gpus).step_time_s
-        most = hours * min(self.brief.gpu_hours, self.brief.days * 24 * self.brief.gpus)
+        most = share * min(self.brief.gpu_hours, self.brief.days * 24 * self.brief.gpus)
         large = replace(large, num_steps=max(1, int(most * 3600 / self.brief.gpus / step_s)))
         alternatives = []
         for name, other in others.items():
@@ -270,14 +288,18 @@ class Capstone:
         loss = self.brief.loss(large)
         return f"{large.num_steps:,} steps; {loss:.3f} nats by the scaling law, the goal is {self.brief.goal_loss:g}"
 
-    def terms(self) -> pd.DataFrame:
-        """The planner's terms of the step in seconds, above the predicted and the simulated step."""
-        found, run = self.planned(self.changes), self.report.large_run
-        assert run is not None
-        rows = {name: time_s for name, time_s in found.parts.items() if time_s > 0.001 * found.step_time_s}
-        rows |= {"the planner's step": found.step_time_s, "predicted": self.report.predicted.step_s}
-        rows |= {"simulated": run.step_s}
-        return table({name: {"seconds": f"{time_s:.4f}"} for name, time_s in rows.items()})
+    def terms(self, *_: float) -> tuple[dict[str, float], dict[str, float]]:
+        """Seconds of a step by kind of work: the planner's, and those of the simulated step."""
+        planned = kinds_of(self.planned(self.changes))
+        return planned, dict(simulate_step(self.report.large, self.brief.cluster, self.brief.gpus).terms)
+
+    def terms_table(self, *_: float) -> pd.DataFrame:
+        """The terms of both, the step, and the step that was predicted."""
+        planned, simulated = self.terms()
+        rows = {name: {"planner": planned[name], "simulated": time_s} for name, time_s in simulated.items()}
+        rows["step"] = {"planner": sum(planned.values()), "simulated": sum(simulated.values())}
+        rows["your prediction"] = {"planner": self.report.predicted.step_s or 0.0}
+        return table({name: {by: f"{time_s:.4f} s" for by, time_s in row.items()} for name, row in rows.items()})
 
     def run(self, own: Mapping[str, Callable[..., Any]] | None = None, method: str = _METHOD) -> Callable[..., Any]:
         """A function of the four predictions: it locks them, runs both, and returns the table."""
@@ -302,16 +324,18 @@ class Capstone:
         return both
 
     def errors(self) -> pd.DataFrame:
-        """Predicted, measured and error of each quantity."""
+        """Predicted, measured, error and band of each quantity, by its name in the report."""
         rows, found = {}, errors(self.report)
         for name, value in measured(self.report).items():
             quantity, said = QUANTITIES[name], getattr(self.report.predicted, name)
             inside = quantity.is_within(said, value)
-            rows[quantity.title] = {
+            band = f"{quantity.band:g} nats" if quantity.is_loss else f"factor {quantity.band:g}"
+            rows[name] = {
+                "quantity": quantity.title,
                 "predicted": quantity.text(said),
                 "measured": quantity.text(value),
                 "error": quantity.error_text(found[name]),
-                "within its band": "yes" if inside else "no",
+                "band": f"{band}: {'within' if inside else 'beyond'}",
             }
         return table(rows)
 
@@ -328,12 +352,6 @@ class Capstone:
                 "share of the peak": {"guessed": f"{percent:.0f}%", "measured": f"{share:.0%}"},
             }
         )
-
-    def figures(self, *_: float) -> go.Figure:
-        """Predictions over measurements."""
-        figure = report_figures.figure_predictions(self.report)
-        assert figure is not None
-        return figure
 
     def loss_figure(self, *_: float) -> go.Figure:
         """The loss of the small run."""
@@ -361,7 +379,7 @@ class Capstone:
         for each in criteria:
             points = "instructor" if each.points is None else f"{each.points:g}"
             rows.append((each.name, points, str(each.most), each.text))
-        print("\n".join(map(str, found)) or "No findings.")
+        print("\n".join(fill(str(each), _WIDTH) for each in found) or "No findings.")
         print("\n" + text_table(("criterion", "points", "of", "why"), rows, _WIDTH))
         points, most = machine_points(criteria)
         print(f"\n{points:g} of {most} points that a program gives")

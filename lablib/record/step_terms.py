@@ -28,7 +28,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from lablib.record.timeline import Interval, difference, length, union
+from lablib.record.timeline import Interval, Timeline, difference, length, union
 from lablib.text.files import read_json
 from lablib.text.units import format_quantity
 
@@ -99,7 +99,17 @@ def _of_table(table: Mapping[str, Any], source: str) -> StepTerms:
     return StepTerms(table[STEP], {name: time for name, time in table.items() if name != STEP}, source=source)
 
 
-# ---- traces ----
+# ---- timelines and traces ----
+
+
+def timeline_step(timeline: Timeline) -> StepTerms:
+    """One step of a timeline: means over the ranks that have spans."""
+    lanes: dict[Any, dict[str, list[Interval]]] = defaultdict(lambda: defaultdict(list))
+    for span in timeline:
+        if span.is_communication or span.is_compute:
+            kind = "communication" if span.is_communication else kind_of(span.name)
+            lanes[span.rank][kind].append((span.start_s, span.end_s))
+    return _mean_step(lanes, (timeline.start_s, timeline.end_s), 1, "a timeline")
 
 
 def _of_trace(events: list[dict[str, Any]], source: str) -> StepTerms:
@@ -116,6 +126,12 @@ def _of_trace(events: list[dict[str, Any]], source: str) -> StepTerms:
     times = steps or [interval for lane in lanes.values() for each in lane.values() for interval in each]
     window = min(start for start, _ in times), max(end for _, end in times)
     num_steps = len({event["name"] for event in on_gpu or marks}) or 1
+    return _mean_step(lanes, window, num_steps, source)
+
+
+def _mean_step(
+    lanes: Mapping[Any, Mapping[str, list[Interval]]], window: Interval, num_steps: int, source: str
+) -> StepTerms:
     seconds = [_seconds(lane, window) for lane in lanes.values()]
     means = {kind: sum(each[kind] for each in seconds) / len(seconds) / num_steps for kind in (*KINDS, "hidden")}
     hidden_s = means.pop("hidden")

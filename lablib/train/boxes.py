@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 from lablib.parallel.mesh.checkpoint import boxes_of_run
 from lablib.parallel.zero.shards import FlatLayout
+from lablib.torch_compat import make_wrapper
 
 LocalBox = tuple[Sequence[int], Tensor]  # first corner, view
 
@@ -49,7 +50,7 @@ class BoxedTensor(Tensor):
     def __new__(
         cls, shape: Sequence[int], dtype: torch.dtype, boxes: Iterable[LocalBox] = (), is_saved: bool = True
     ) -> "BoxedTensor":
-        made = Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=dtype, device="cpu")  # pyright: ignore
+        made = make_wrapper(cls, tuple(shape), dtype=dtype, device="cpu")
         made.boxes, made.is_saved = list(boxes), is_saved
         return made
 

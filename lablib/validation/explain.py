@@ -205,6 +205,13 @@ def explain(
     return Explanation(prediction, measured, terms, _gap(terms, prediction.step_time_s, measured), tuple(changes))
 
 
+@checked
+def kinds_of(prediction: Prediction) -> dict[str, float]:
+    """Predicted seconds by kind of work (lablib/record/step_terms.py); they add up to the step."""
+    assert prediction.setup is not None
+    return _terms(prediction.setup, step_of(prediction.setup), of_kind=True)
+
+
 def _evaluated(arguments: Mapping[str, Any]) -> tuple[Setup, StepTimes]:
     given = dict(arguments)
     order = given.pop("order", None)

@@ -25,6 +25,8 @@ def test_a_step_of_many_micro_batches_is_that_of_few_on_a_line(axes: dict[str, i
     extended, full = simulate_step(whole, "dgx-h100", 4), _run(whole, "dgx-h100", 4)
     assert extended.step_s == pytest.approx(full.step_s, rel=0.02)
     assert extended.memory_bytes == pytest.approx(full.memory_bytes, rel=0.02)
+    assert dict(extended.terms) == pytest.approx(full.terms, rel=0.02, abs=0.02 * full.step_s)
+    assert sum(extended.terms.values()) == pytest.approx(extended.step_s)
 
 
 def test_a_simulated_step_is_the_same_every_time():

@@ -44,13 +44,24 @@ def test_a_report_from_new_to_the_board(report: Path, capsys: pytest.CaptureFixt
     assert "does not count as" in capsys.readouterr().out
 
 
+def test_a_lock_names_what_cannot_be_corrected_after_the_runs(report: Path, capsys: pytest.CaptureFixture[str]):
+    text = report.read_text()
+    plan = '[[alternatives]]\nchanges = ["parallel.tensor=3"]\nstep_s = 1.0\nmemory_bytes = 1e9\n'
+    report.write_text(re.sub(r"gpu_hours = .*", "gpu_hours = 1e9", text) + plan)
+    assert lab("lock", report) == 0
+    out = capsys.readouterr().out
+    assert "Correct these now" in out and "predicted.gpu_hours must be" in out and "alternative 1: parallel" in out
+
+
 def test_a_new_report_is_within_the_sizes_of_its_brief(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from lablib.capstone import brief_names, findings, read_report
 
     monkeypatch.chdir(tmp_path)
     for name in brief_names():
         assert lab("new", name, f"{name}.toml") == 0
-        found = findings(read_report(f"{name}.toml"), simulate=False)
+        report = read_report(f"{name}.toml")
+        assert (report.large.model.num_heads % 4, report.large.model.num_layers % 4) == (0, 0)
+        found = findings(report, simulate=False)
         assert not [each for each in found if "billion parameters" in each.text or each.kind == "consistency"]
 
 

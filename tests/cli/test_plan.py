@@ -144,7 +144,7 @@ def test_long_searches_show_a_bar_that_is_gone_at_the_end(monkeypatch, capsys: p
         (["--write", "megatron", "--json"], "--write and --json are different outputs: give one of them"),
         (["--top", "0"], "--top must be 1 or more: got 0"),
         (["--optimizer", "adamv"], "did you mean"),
-        (["--offload", "weights"], "one of optimizer, activations: got 'weights'"),
+        (["--offload", "weights"], "one of optimizer, activations, parameters: got 'weights'"),
         (["--compression", "int9"], "unknown gradient compression 'int9'"),
         (["--lora", "--compression", "int8"], "compression needs gradients"),
         (["--batch", "many"], "--batch is a whole number, or a number with k or M: got 'many'; try 64 or 4M"),

@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
-from lablib.capstone import LargeRun, Report, SmallRun, find_brief, findings, read_report
+from lablib.capstone import QUANTITIES, LargeRun, Report, SmallRun, find_brief, findings, plan_step, read_report
 from lablib.capstone.report import CHOICES
 from lablib.course.building.master import read_master
 from lablib.course.building.notebook import Version, make_notebook
@@ -58,8 +58,12 @@ def test_a_project_from_the_choice_to_the_leader_board(
     plans = {"two tensor ranks": ["parallel.tensor=2"], "recomputed": ["memory.recompute=full"]}
     assert "nats by the scaling law" in project.choose(None, plans)
     table = project.run()(0.32, 31.0, 2.6, 55.0)
-    assert set(table["within its band"]) == {"yes"} and len(table) == 7
+    assert list(table.index) == list(QUANTITIES) and all(text.endswith(": within") for text in table["band"])
     assert list(project.guessed(2.5, 40.0)["guessed"]) == ["2.500 nats", "40%"]
+    planned, simulated = project.terms()
+    step_s = plan_step(project.report.large, "dgx-h100", 64).step_time_s
+    assert planned.keys() == simulated.keys() and sum(planned.values()) == pytest.approx(step_s)
+    assert list(project.terms_table().index) == [*simulated, "step", "your prediction"]
     reasons: dict[str, str] = dict.fromkeys(CHOICES, "a b c d")
     assert "words of yours" in project.explain(reasons, {"step_s": "within the band"}, "It holds.")
     with pytest.raises(ValueError, match="explanations are of step_s"):

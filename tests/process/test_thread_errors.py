@@ -13,6 +13,11 @@ class Stop(BaseException):
     pass
 
 
+def ident_of(thread: threading.Thread) -> int:
+    assert thread.ident is not None
+    return thread.ident
+
+
 class Sleeper:
     """A thread that waits in C code for `release`, then raises what is pending."""
 
@@ -44,7 +49,7 @@ def test_a_traced_thread_goes_on_while_an_exception_waits_for_a_sleeping_one(set
     """Without the cleared flag the call ends when the sleeper wakes, after the timer's 20 s."""
     before = sys.getprofile() if set_function is sys.setprofile else sys.gettrace()
     sleeper, is_late = Sleeper(), threading.Event()
-    raise_in_thread(sleeper.thread.ident, Stop)
+    raise_in_thread(ident_of(sleeper.thread), Stop)
     timer = threading.Timer(20.0, lambda: (is_late.set(), sleeper.release.release()))
     timer.start()
     set_function(lambda *event: None)
@@ -70,7 +75,7 @@ def test_a_thread_that_runs_raises_at_its_next_instruction_and_one_may_name_itse
 
     thread = threading.Thread(target=spin, daemon=True)
     thread.start()
-    raise_in_thread(thread.ident, Stop)
+    raise_in_thread(ident_of(thread), Stop)
     thread.join()
     assert ended.is_set()
     with pytest.raises(Stop):
@@ -82,5 +87,5 @@ def test_an_exception_for_a_thread_that_has_ended_is_dropped():
     thread = threading.Thread(target=called)
     thread.start()
     thread.join()
-    raise_in_thread(thread.ident, Stop)
+    raise_in_thread(ident_of(thread), Stop)
     assert called() == 3

@@ -15,9 +15,9 @@ from lablib import launch
 from lablib.models.sizes import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.plan import IDEAL, STACKS, Parallel, predict
-from lablib.record.step_terms import KINDS, StepTerms
+from lablib.record.step_terms import KINDS, StepTerms, timeline_step
 from lablib.validation import cases_of, explain, published_rows
-from lablib.validation.explain import USUAL_ERROR, changes_of
+from lablib.validation.explain import USUAL_ERROR, changes_of, kinds_of
 from lablib.validation.measured import measured_of
 from tests.plan.gpt_step import Job, train
 
@@ -53,6 +53,8 @@ def test_a_simulated_run_of_the_gpt_has_its_predicted_terms(job, tmp_path):
     found = explain(arguments, path)
     terms, ranks = found.measured.terms, range(job.ranks)
     near = partial(pytest.approx, rel=1e-5, abs=1e-8)
+    assert timeline_step(timeline).terms == near(terms)
+    assert kinds_of(found.prediction) == near(found.terms)
     assert found.measured.step_s == near(timeline.makespan_s)
     assert terms["communication"] == near(sum(timeline.exposed_s(rank) for rank in ranks) / job.ranks)
     busy_s = sum(timeline.busy_s(rank) for rank in ranks) / job.ranks

@@ -229,6 +229,17 @@ def forecast(steps, losses, at_step):
     "plan": [
         ("one text", 'my_plan = "parallel.zero_stage=1"', "a plan is a list of texts"),
         ("eight tensor ranks", 'my_plan = ["parallel.tensor=8", "data.micro_batch=1"]', "seconds of a step"),
+        ("the first plan of the table", 'my_plan = ["parallel.zero_stage=1"]', "memory of a GPU"),
+        (
+            "the second plan of the table",
+            'my_plan = ["parallel.tensor=2", "parallel.zero_stage=1"]',
+            "memory of a GPU",
+        ),
+        (
+            "the third plan of the table",
+            'my_plan = ["parallel.zero_stage=1", "memory.recompute=full"]',
+            "seconds of a step",
+        ),
         ("an unknown field", 'my_plan = ["parallel.tensors=2"]', "parallel.tensor"),
         ("axes that do not divide", 'my_plan = ["parallel.tensor=3"]', "the plan is possible"),
         ("another model", 'my_plan = ["model.num_layers=2"]', "stay as they are"),
@@ -457,10 +468,11 @@ def forecast(steps, losses, at_step):
         ),
     ],
     "plan": [
-        ("sharded parameters", 'my_plan = ("parallel.zero_stage=3", "data.micro_batch=8")'),
-        ("optimizer state alone", 'my_plan = ["parallel.zero_stage=1", "data.micro_batch=4"]'),
-        ("two tensor ranks", 'my_plan = ["parallel.tensor=2", "parallel.zero_stage=1", "data.micro_batch=8"]'),
-        ("plain replicas", 'my_plan = ["data.micro_batch=2"]'),
+        ("sharded parameters", 'my_plan = ("parallel.zero_stage=3", "data.micro_batch=4")'),
+        ("optimizer state alone", 'my_plan = ["parallel.zero_stage=1", "data.micro_batch=2"]'),
+        ("two tensor ranks", 'my_plan = ["parallel.tensor=2", "parallel.zero_stage=1", "data.micro_batch=4"]'),
+        ("tensor ranks without ZeRO", 'my_plan = ["parallel.tensor=2", "data.micro_batch=4"]'),
+        ("one sequence at a time", 'my_plan = ["parallel.zero_stage=2", "data.micro_batch=1"]'),
     ],
     "error_terms": [
         (

@@ -113,7 +113,7 @@ def test_loss_gradients_norm_and_parameters_are_those_of_one_device(sizes: Any, 
         pytest.param({"pipeline": 2, "tensor": 2}, {"schedule": "zb-v", "tied_head": True}, marks=SLOWER),
         ({"context": 2}, {"attention": ulysses_attention, "tied_head": True}),
     ],
-    ids=str,
+    ids=["all axes", "zb-v", "ulysses"],
 )
 def test_a_llama_has_the_gradients_of_one_device(sizes: Any, options: Any):
     options = dict(options)
