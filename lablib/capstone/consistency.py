@@ -295,6 +295,7 @@ def _brief(report: Report) -> Iterator[str]:
         )
 
 
+@checked
 def changed(config: TrainConfig, changes: tuple[str, ...] | list[str]) -> TrainConfig:
     """A configuration with overrides of `lab train`, such as "parallel.tensor=4". ValueError as `with_overrides`."""
     tables = {

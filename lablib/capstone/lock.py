@@ -18,8 +18,10 @@ from datetime import datetime
 from hashlib import sha256
 
 from lablib.capstone.report import Lock, Report, choices_toml
+from lablib.signature import checked
 
 
+@checked
 def digest(report: Report) -> str:
     """The SHA-256 of brief, choices and predictions, as far as they differ from defaults."""
     default = {one.name: one.default for one in fields(report.brief)}
@@ -33,6 +35,7 @@ def now() -> str:
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
+@checked
 def locked(report: Report, at: str) -> Report:
     """The report with a lock, and without runs that came before it. ValueError: a prediction is missing."""
     missing = [name for name, value in asdict(report.predicted).items() if value in (None, "")]
@@ -43,6 +46,7 @@ def locked(report: Report, at: str) -> Report:
     return replace(report, lock=Lock(at, digest(report)), small_run=None, large_run=None)
 
 
+@checked
 def is_locked(report: Report) -> bool:
     """Whether choices and predictions are those of the lock."""
     return report.lock is not None and report.lock.sha256 == digest(report)

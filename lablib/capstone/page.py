@@ -20,6 +20,7 @@ from lablib.capstone.report import CHOICES, Report
 from lablib.capstone.rubric import machine_points, rubric
 from lablib.figures.describe import describe
 from lablib.figures.svg.picture import figure_svg
+from lablib.signature import checked
 from lablib.text.markup import in_html, in_markdown
 from lablib.text.units import format_quantity, plural
 
@@ -51,6 +52,7 @@ class _Block:
     figure: go.Figure | None = None
 
 
+@checked
 def as_html(report: Report, found: Sequence[Finding]) -> str:
     """The page as HTML."""
     body = "\n".join(map(_html, _blocks(report, found)))
@@ -71,6 +73,7 @@ def as_html(report: Report, found: Sequence[Finding]) -> str:
 """
 
 
+@checked
 def as_markdown(report: Report, found: Sequence[Finding]) -> str:
     """The page as Markdown."""
     return "\n\n".join(map(_markdown, _blocks(report, found))) + "\n"

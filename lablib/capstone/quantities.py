@@ -19,6 +19,7 @@ from statistics import fmean, median
 from types import MappingProxyType
 
 from lablib.capstone.report import LargeRun, Reconciled, Report, SmallRun
+from lablib.signature import checked
 from lablib.text.units import format_quantity
 
 
@@ -62,6 +63,7 @@ def median_step_s(seconds: list[float]) -> float:
     return median(seconds[len(seconds) // 10 :])
 
 
+@checked
 def gpu_hours(report: Report, step_s: float) -> float:
     """GPU hours of the whole large run with this step."""
     return report.brief.gpus * report.large.num_steps * step_s / 3600
@@ -92,12 +94,14 @@ QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
 )
 
 
+@checked
 def measured(report: Report) -> dict[str, float]:
     """The measured numbers of a report, those that are there."""
     values = {name: quantity.measured(report) for name, quantity in QUANTITIES.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
+@checked
 def errors(report: Report) -> dict[str, float]:
     """The error of each prediction that was measured."""
     found = {}
@@ -107,6 +111,7 @@ def errors(report: Report) -> dict[str, float]:
     return found
 
 
+@checked
 def with_runs(report: Report, small: SmallRun | None = None, large: LargeRun | None = None) -> Report:
     """The report with these runs, and the error of each prediction; explanations stay."""
     found = replace(report, small_run=small or report.small_run, large_run=large or report.large_run)

@@ -239,6 +239,7 @@ def write_runs(report: Report, path: str | Path) -> None:
     write_text(path, "\n".join([*kept, *_written(report)]) + "\n")
 
 
+@checked
 def report_toml(report: Report) -> str:
     """The report as TOML: fields of a configuration only where they differ from the defaults."""
     lines = [

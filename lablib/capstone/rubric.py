@@ -23,6 +23,7 @@ from typing import Any
 from lablib.capstone.consistency import Finding, changed
 from lablib.capstone.quantities import QUANTITIES, errors, measured
 from lablib.capstone.report import Report
+from lablib.signature import checked
 from lablib.text.units import plural
 from lablib.train.config import TrainConfig
 
@@ -47,6 +48,7 @@ class Criterion:
     text: str
 
 
+@checked
 def rubric(report: Report, found: Sequence[Finding]) -> list[Criterion]:
     """All criteria, those of the program first. `found`: of `findings(report)`."""
     return [
@@ -60,6 +62,7 @@ def rubric(report: Report, found: Sequence[Finding]) -> list[Criterion]:
     ]
 
 
+@checked
 def machine_points(criteria: Sequence[Criterion]) -> tuple[float, int]:
     """Points that the program gave, and their maximum."""
     judged = [each for each in criteria if each.points is not None]

@@ -41,7 +41,10 @@ class BatchedOptimizer(torch.optim.Optimizer):
     is_element_wise: ClassVar[bool] = False
 
     def __init__(self, params: ParamsT, **settings: Any):
-        super().__init__(params, settings)
+        try:
+            super().__init__(params, settings)
+        except ValueError as error:
+            raise ValueError(f"params must be as for torch.optim: {error}; try model.parameters()") from error
 
     def new_state(self, param: Tensor, group: Settings) -> State:
         """State of a parameter before its first step."""

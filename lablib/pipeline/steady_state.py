@@ -72,6 +72,9 @@ def _plan_or_none(plan_of: Callable[[int], Plan], num_microbatches: int) -> Plan
         plan = plan_of(num_microbatches)
     except ValueError:
         return None
+    except TypeError as error:
+        rule = "plan_of must take a number of micro-batches"
+        raise TypeError(f"{rule}: got {shown(plan_of)}: {error}; try lambda m: gpipe(4, m)") from error
     if not isinstance(plan, Plan):
         raise TypeError(f"plan_of must return a Plan: got {shown(plan)}; try lambda m: gpipe(4, m)")
     return plan

@@ -25,9 +25,11 @@ the allocator (CUDA's context, NCCL) is not counted: subtract it from `capacity_
 """
 
 from math import inf
+from typing import Annotated
 
 from lablib.record.allocator_blocks import Block, Pool
 from lablib.record.allocator_settings import MIB, AllocatorSettings
+from lablib.signature import Range, checked
 
 SMALL_REQUEST, SMALL_SEGMENT, ALIGNMENT = MIB, 2 * MIB, 512
 LARGE_REQUEST, LARGE_ROUNDING = 10 * MIB, 2 * MIB
@@ -46,7 +48,8 @@ class CachingAllocator:
         num_retries: how often all free segments were given back to make room.
     """
 
-    def __init__(self, settings: AllocatorSettings, capacity_bytes: float = inf):
+    @checked
+    def __init__(self, settings: AllocatorSettings, capacity_bytes: Annotated[float, Range(gt=0)] = inf):
         self.settings, self.capacity_bytes = settings, capacity_bytes
         fraction = settings.per_process_memory_fraction
         self.allowed_bytes = capacity_bytes if fraction is None else fraction * capacity_bytes

@@ -142,7 +142,7 @@ def _items_test(origin: type, item: Any) -> Callable[[Any], bool]:
     may_be_array = issubclass(origin, (Sequence, Iterable))
 
     def holds(value: Any) -> bool:
-        if isinstance(value, (str, bytes)):
+        if isinstance(value, (str, bytes)) or getattr(value, "ndim", 1) == 0:  # a tensor of one number has `__iter__`
             return False
         if may_be_array and _is_of_numpy(value, "ndarray"):
             return value.ndim == 1 and all(map(test, value.tolist()))

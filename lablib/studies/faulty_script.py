@@ -220,7 +220,10 @@ class _Notes:
 
 def _launched(source: str, words: torch.Tensor, config: Mapping[str, float], ranks: int, notes: _Notes) -> Run:
     """Run the script on simulated ranks, two on each node."""
-    code = compile(source, "the script", "exec")
+    try:
+        code = compile(source, "the script", "exec")
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"the script with its repairs must be Python: got {error}; correct the repairs") from error
 
     def program() -> None:
         rank, own = dist.get_rank(), dict[str, Any](__name__="script")

@@ -87,6 +87,7 @@ def run_numbers(
     )
 
 
+@checked
 def kept_thresholds(numbers: RunNumbers, fewest: RunNumbers | None = None) -> dict[str, bool]:
     """Which of the thresholds this run keeps."""
     kept = {

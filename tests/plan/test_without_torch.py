@@ -12,7 +12,7 @@ TORCH_FREE = {
     "cost": (),
     "engine": (),
     "hardware": (),
-    "models": ("gpt", "drawing"),
+    "models": ("gpt", "llama", "drawing"),
     "pipeline": ("executor",),
     "plan": (),
     "signature": (),

@@ -29,6 +29,7 @@ from lablib.train import (
     build,
     replicas_of,
 )
+from lablib.train.boxes import BoxedTensor
 from lablib.train.run import save_and_resume
 from tests.train.test_trainer import config_of, loader_of, text
 
@@ -133,7 +134,9 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
     """This rank's parameters and optimizer state."""
     found = {}
     for name, value in trainer.step.state_dict().items():
-        if isinstance(value, Tensor):
+        if isinstance(value, BoxedTensor):
+            found |= {f"{name} at {corner}": view.detach().clone() for corner, view in value.boxes}
+        elif isinstance(value, Tensor):
             found[name] = (value.to_local() if isinstance(value, DTensor) else value).detach().clone()
     return found
 
