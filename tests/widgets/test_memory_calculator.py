@@ -96,7 +96,9 @@ def test_a_click_on_the_peak_names_its_operator_and_its_line(calculator, change)
     text = click(calculator, "peak")
     assert "aten._log_softmax_backward_data" in text
     assert "loss.backward()" in text and "return F.cross_entropy(" in text
-    assert click(calculator, "operators").endswith("positions_T = torch.arange(seq_len, device=tokens_BT.device)")
+    assert click(calculator, "operators").endswith(
+        "positions_T = torch.arange(tokens_BT.shape[1], device=tokens_BT.device)"
+    )
     calculator.controls["recompute"].value = "full"
     assert calculator.point.text == ""  # the clicked operator is gone
 
