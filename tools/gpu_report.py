@@ -191,11 +191,12 @@ def lab_flags(parameters: Sequence[str], backend: str, ranks: int) -> list[str]:
 
 
 def labs_with_backend() -> dict[str, list[str]]:
-    """The labs whose first cell has `backend`, and the parameters that stand there."""
+    """The labs whose first cell has `backend` with nccl, and the parameters that stand there."""
     found = {}
     for path in sorted((ROOT / "labs" / "masters").glob("*/lab.py")):
-        parameters = re.findall(r"^(\w+): (?:str|int|bool|float) = ", path.read_text("utf-8"), re.MULTILINE)
-        if "backend" in parameters:
+        text = path.read_text("utf-8")
+        parameters = re.findall(r"^(\w+): (?:str|int|bool|float) = ", text, re.MULTILINE)
+        if re.search(r"^backend: .*\bnccl\b", text, re.MULTILINE):
             found[path.parent.name[:2]] = parameters
     return found
 

@@ -44,7 +44,11 @@ class BatchedOptimizer(torch.optim.Optimizer):
         try:
             super().__init__(params, settings)
         except ValueError as error:
-            raise ValueError(f"params must be as for torch.optim: {error}; try model.parameters()") from error
+            if "empty parameter list" not in str(error):
+                raise
+            raise ValueError(
+                "params must have a parameter: got an empty parameter list; try model.parameters()"
+            ) from error
 
     def new_state(self, param: Tensor, group: Settings) -> State:
         """State of a parameter before its first step."""

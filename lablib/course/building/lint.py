@@ -236,7 +236,7 @@ def _lists(master: Master) -> Findings:
 def _prerequisites(master: Master) -> Findings:
     first, stated, own = master.cells[0] if master.cells else None, master.prerequisites, master.lab.number
     if stated is None:
-        yield first, "the first cell must name the labs before it: add `**Prerequisites.** Lab 00.`, or `None.`"
+        yield first, "the first cell must name the labs before it: add `**Prerequisites.** Lab 00.`, or None."
     late = [number for number in (*stated.needed, *stated.helpful) if number >= own] if stated else []
     if late:
         yield first, f"prerequisites must be labs before {own}: got {', '.join(late)}; name earlier ones."
