@@ -3,10 +3,10 @@
     brief = find_brief("one-billion")                model, corpus, cluster, budget, small machine
     report = read_report("report.toml")              choices, predictions, runs, reconciliation
     findings(report)                                 numbers that disagree with one another
-    rubric(report)                                   points for what a program can judge
+    rubric(report)                                   points that a program can give
 
 briefs/       the briefs of the course, as TOML
-brief         a brief: what is asked, and the measure of an answer
+brief         a brief: the task, and the measure of an answer
 report        a report: its records, read and written as TOML
 lock          the predictions' digest, taken before the runs
 large_run     a step of the large run: predicted by the planner, and simulated on shapes

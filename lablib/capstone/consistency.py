@@ -214,7 +214,7 @@ def _small_run(report: Report, simulate: bool) -> Iterator[str]:
         return
     if _differ(run.memory_bytes, value):
         yield (
-            f"small_run.memory_bytes must be that of the simulation: got {run.memory_bytes!r}, and it is {value!r} "
+            f"small_run.memory_bytes must equal the simulated one: got {run.memory_bytes!r}, and it is {value!r} "
             "today; run it again"
         )
 
@@ -245,7 +245,7 @@ def _large_run(report: Report, simulate: bool) -> Iterator[str]:
     for name in ("step_s", "memory_bytes"):
         if _differ(said := getattr(run, name), value := getattr(again, name), _SIMULATED):
             yield (
-                f"large_run.{name} must be that of the simulation: got {said!r}, and it is {value!r} today; run it "
+                f"large_run.{name} must equal the simulated one: got {said!r}, and it is {value!r} today; run it "
                 "again"
             )
 

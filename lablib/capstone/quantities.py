@@ -1,7 +1,7 @@
 """Predicted and measured numbers under the same names, their errors, and the bands of a good prediction.
 
     step_s, memory_bytes, gpu_hours      of the large run: measured on shapes
-    loss                                 of the large run: by the scaling law, as nobody can run it here
+    loss                                 of the large run: by the scaling law, as it is too large to run here
     small_loss, small_step_s, ...        of the small run: measured for real
 
 The error of a loss is a difference in nats, predicted - measured; of the others predicted / measured - 1. A band is a

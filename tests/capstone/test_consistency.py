@@ -74,7 +74,7 @@ CASES: dict[str, tuple[Change, str, str]] = {
     "a simulated number": (
         lambda r: run(r, "large_run", step_s=r.large_run.step_s * 1.002),  # pyright: ignore
         "consistency",
-        "large_run.step_s must be that of the simulation",
+        "large_run.step_s must equal the simulated one",
     ),
     "an error": (
         lambda r: replace(r, reconciled={**r.reconciled, "step_s": replace(r.reconciled["step_s"], error=0.2)}),

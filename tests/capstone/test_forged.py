@@ -112,7 +112,7 @@ VALUES: list[tuple[str, Any, str]] = [
     ("small_run.own_code", ["all_reduce", "average_gradients"], "got both"),
     ("small_run.step_s", 1e-9, "small_run.step_s must be at least 0.0001 s"),
     ("small_run.step_s", 1e9, "must end within 7 days: got 10 steps of 1e+09 s"),
-    ("small_run.memory_bytes", 1.0, "small_run.memory_bytes must be that of the simulation: got 1.0"),
+    ("small_run.memory_bytes", 1.0, "small_run.memory_bytes must equal the simulated one: got 1.0"),
     ("small.data.corpus", "no-such", "small.data.corpus must be one of"),
     ("large.model.num_layers", 10**6, "the model must have 0.001 to 0.003 billion parameters"),
     ("small.model.num_layers", 10**9, "model.num_layers must be at most 1,000 for a simulation"),

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Lab 18: Plan, predict, run, reconcile
 #
-# **Question.** Can you say before a training begins what loss it reaches, how long it takes, and what it holds?
+# **Question.** Can you say before a training begins which loss it reaches, how long it takes, and how much memory?
 #
 # You get a *brief*: bounds of a model, a corpus, a cluster and a budget. You choose, state numbers, lock them, run a
 # small model for real and a step of the large one in simulation, and explain the differences in a report.
@@ -213,8 +213,8 @@ predicted.lock(0.35, 30, 2.9, 60)
 # 04), `"optimizer_step": adamw_step` (05), `"all_reduce": ring_all_reduce` (08) or `"average_gradients":
 # average_gradients` (09). Exercises that you have passed are taken from your copies in `work/`.
 #
-# Then both run. A *band* is the room of a careful prediction: a factor of 1.2 for times and memory of the large run, a
-# factor of 2 for the small step, 0.2 nats for the small loss.
+# Then both run. A *band* is the error that a careful prediction may have: a factor of 1.2 in times and memory of the
+# large run, a factor of 2 in the small step, 0.2 nats in the small loss.
 
 # %%
 own = lab18.own_parts()  # or a dict with functions of yours
@@ -294,7 +294,7 @@ predicted.reveal(lambda *_: lab18.try_out(my_terms, *project.terms()))
 # %% [markdown]
 # To test a cause, change one input of the plan (`project.compare`): does the term move as you expect? Then write the
 # texts of the report: a reason for each choice, an explanation for each error beyond its band, and a conclusion. The
-# names of explanations are those of the table of predictions, such as `small_step_s`.
+# names of explanations are in the table of predictions, such as `small_step_s`.
 
 # %%
 my_reasons = {
@@ -311,7 +311,7 @@ my_conclusion = ""
 predicted.reveal(lambda *_: project.explain(my_reasons, my_explanations, my_conclusion))
 
 # %% [markdown]
-# The findings are what a reader would ask about. A program gives 60 points; an instructor gives 40 for reasons,
+# A finding is a number that a reader would question. A program gives 60 points; an instructor gives 40 for reasons,
 # explanations and the conclusion. Change the texts above until nothing is left that you can answer.
 
 # %%
