@@ -245,8 +245,7 @@ def _large_run(report: Report, simulate: bool) -> Iterator[str]:
     for name in ("step_s", "memory_bytes"):
         if _differ(said := getattr(run, name), value := getattr(again, name), _SIMULATED):
             yield (
-                f"large_run.{name} must equal the simulated one: got {said!r}, and it is {value!r} today; run it "
-                "again"
+                f"large_run.{name} must equal the simulated one: got {said!r}, and it is {value!r} today; run it again"
             )
 
 
