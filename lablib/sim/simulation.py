@@ -26,7 +26,7 @@ from lablib.operators.pricer import Pricer
 from lablib.process.lifetime import ends_well
 from lablib.process.missing_cuda import note_missing_cuda
 from lablib.run import Run
-from lablib.sim.borrowed_process import borrowed_process, no_interrupts, optimizers_of
+from lablib.sim.borrowed_process import borrowed_process, kept_interrupts, no_interrupts, optimizers_of
 from lablib.sim.build import Parts
 from lablib.sim.communication.named_backends import named_backends
 from lablib.sim.communication.store import SimStore, stores_of_the_program
@@ -143,13 +143,15 @@ class _Simulation:
             self._compiled.eagerly(),
             older_objects_set_aside(),
             Settings().watched() as settings,
+            kept_interrupts() as raise_lost_interrupt,
         ):
             for rank in parts.ranks:
                 rank.per_rank_state.append(OwnSettings(settings, rank.begins_with))
             error: BaseException | None = None
             try:
                 with naming_what_cannot_be_ended(timeout_s):
-                    in_time = turns.run(self._body, as_launch_error, timeout_s)
+                    in_time = turns.run(self._body, as_launch_error, timeout_s, raise_lost_interrupt)
+                    raise_lost_interrupt()
                 if not in_time:
                     error = LaunchTimeoutError(
                         f"the program was still running after timeout_s={timeout_s or 0.0:g} s of real time: "

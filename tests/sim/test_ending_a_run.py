@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from lablib import LaunchError, LaunchTimeoutError, RankError, launch
 from lablib.sim.ranks import ending
+from lablib.sim.ranks.watchdog import Watchdog
 
 pytestmark = [pytest.mark.usefixtures("everything_is_given_back"), pytest.mark.timeout(30)]
 
@@ -67,6 +69,28 @@ def test_an_interrupt_ends_every_rank_and_reaches_the_caller(program: Callable[[
     interrupt_after(0.2)
     with pytest.raises(KeyboardInterrupt):
         launch(program, ranks=2, trace=trace)
+
+
+class PressesStop:
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("program", [endless_loop, partial(time.sleep, 0.5)])
+def test_an_interrupt_that_comes_in_a_finalizer_of_the_main_thread_is_not_lost(
+    program: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+):
+    def look(watchdog: Watchdog) -> str:
+        PressesStop()  # its KeyboardInterrupt is printed and dropped by Python
+        return ""
+
+    monkeypatch.setattr(Watchdog, "look", look)
+    with pytest.raises(KeyboardInterrupt):
+        launch(program, ranks=2, timeout_s=20)
+
+
+def test_a_rank_sees_the_handler_of_interrupts_that_a_process_has():
+    assert launch(lambda: signal.getsignal(signal.SIGINT), ranks=2).values == [signal.default_int_handler] * 2
 
 
 def test_pressing_stop_again_and_again_still_ends_every_rank():

@@ -67,8 +67,14 @@ class Turns:
 
     # ---- called from outside the ranks ----
 
-    def run(self, body: Callable[[int], None], on_error: OnError, timeout_s: float | None = None) -> bool:
-        """Run `body(rank)` on every rank until all have returned or one has failed.
+    def run(
+        self,
+        body: Callable[[int], None],
+        on_error: OnError,
+        timeout_s: float | None = None,
+        look: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Run `body(rank)` on every rank until all have returned or one has failed; call `look()` now and then.
 
         Returns True, or False if `timeout_s` of real time passed first (ranks are left as they are: call `end`). The
         error that ended the run, as made by `on_error(rank, exception)`, is in `self.error`.
@@ -93,6 +99,7 @@ class Turns:
         while not self._over.wait(min(_SLICE_S, max(0.0, deadline_s - time.monotonic()))):
             if time.monotonic() >= deadline_s:
                 return False
+            look()
             if reason := watchdog.look():
                 self._end_with(self._deadlock(reason))
         return True
