@@ -10,6 +10,7 @@ lifetime       end of a process: with its parent, by an exit code
 group_calls    one rank's call of `new_group`, for comparison over ranks
 whose_code     classify a source file: user code, installed package, or standard library
 thread_frames  the innermost frame of each thread
+interrupts     interrupts (SIGINT) that Python would drop
 thread_errors  an exception raised in another thread
 host_load      the load of the host before a benchmark
 visible_gpus   GPUs that this process can use

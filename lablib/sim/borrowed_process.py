@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partialmethod
-from types import FrameType
 from typing import Any, NoReturn
 
 import torch
@@ -27,6 +26,7 @@ from torch.distributed.algorithms.join import Join
 from lablib.errors import LaunchError
 from lablib.hardware.device import Device
 from lablib.process import settings as process_settings
+from lablib.process.interrupts import NotedInterrupts
 from lablib.sim.communication.agreement import ensure_one_dtype
 from lablib.sim.communication.process_group import SimProcessGroup
 from lablib.sim.communication.torch_functions import (
@@ -99,40 +99,6 @@ def optimizers_of(device: Device) -> AbstractContextManager[None]:
     )
 
 
-class _NotedInterrupts:
-    """Python's own handler of SIGINT, which also notes that an interrupt has come."""
-
-    def __init__(self) -> None:
-        self.have_come = False
-
-    def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.have_come = True
-        signal.default_int_handler(number, frame)
-
-    def raise_lost(self) -> None:
-        if self.have_come:
-            raise KeyboardInterrupt
-
-
-@contextmanager
-def kept_interrupts() -> Iterator[Callable[[], None]]:
-    """Yield a function that raises KeyboardInterrupt if one of this context did not get through.
-
-    Python prints and drops an exception that is raised in a finalizer or in a callback of the garbage collector, and
-    the handler of a signal runs wherever the main thread is. A handler that is not Python's own stays in place.
-    """
-    interrupts = _NotedInterrupts()
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield interrupts.raise_lost
-        return
-    signal.signal(signal.SIGINT, interrupts)
-    try:
-        yield interrupts.raise_lost
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 @contextmanager
 def no_interrupts() -> Iterator[None]:
     """Ignore interrupts while the ranks are ended, so that a second one leaves none behind."""
@@ -157,7 +123,7 @@ def own_signal_handlers() -> AbstractContextManager[None]:
     def rank_gets(number: int) -> Any:
         own = handlers()
         handler = own[number] if own and number in own else get_handler(number)
-        return signal.default_int_handler if isinstance(handler, _NotedInterrupts) else handler
+        return signal.default_int_handler if isinstance(handler, NotedInterrupts) else handler
 
     def rank_sets(number: int, handler: Any) -> Any:
         own = handlers()

@@ -23,10 +23,11 @@ from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import FREE
 from lablib.launch_checks import check_value
 from lablib.operators.pricer import Pricer
+from lablib.process.interrupts import kept_interrupts
 from lablib.process.lifetime import ends_well
 from lablib.process.missing_cuda import note_missing_cuda
 from lablib.run import Run
-from lablib.sim.borrowed_process import borrowed_process, kept_interrupts, no_interrupts, optimizers_of
+from lablib.sim.borrowed_process import borrowed_process, no_interrupts, optimizers_of
 from lablib.sim.build import Parts
 from lablib.sim.communication.named_backends import named_backends
 from lablib.sim.communication.store import SimStore, stores_of_the_program

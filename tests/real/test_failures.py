@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from lablib.errors import LaunchTimeoutError, RankError, WorkerError
 from lablib.real import run_real
+from lablib.real.workers.pool import Pool
 from tests.real.ended import assert_all_end, is_running
 
 
@@ -132,6 +133,26 @@ def test_an_interrupt_ends_the_workers_and_is_passed_on(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_real(sleeps, ranks=2, backend="gloo")
     thread.join()
+    assert_all_end(pids)
+
+
+class PressesStop:
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_an_interrupt_that_comes_in_a_finalizer_is_not_lost(monkeypatch):
+    pids = run_real(os.getpid, ranks=2, backend="gloo").values
+    receive = Pool._receive
+
+    def receive_and_drop(pool: Pool, timeout_s: float, deadline: float = float("inf")):
+        if deadline < float("inf"):  # of a program with a time limit
+            PressesStop()  # its KeyboardInterrupt is printed and dropped by Python
+        return receive(pool, timeout_s, deadline)
+
+    monkeypatch.setattr(Pool, "_receive", receive_and_drop)
+    with pytest.raises(KeyboardInterrupt):
+        run_real(lambda: time.sleep(60), ranks=2, backend="gloo", timeout_s=30)
     assert_all_end(pids)
 
 

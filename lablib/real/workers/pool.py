@@ -9,10 +9,12 @@ whole pool, and the next launch starts a new one.
 import selectors
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from lablib.errors import WorkerError
+from lablib.process.interrupts import kept_interrupts
 from lablib.real.gpu.sharing import Environment
 from lablib.real.workers.capture import Outputs
 from lablib.real.workers.channel import Channel
@@ -92,7 +94,8 @@ class Pool:
                 raise PoolIsStale(f"the workers of ranks {sorted(dead)} ended while they waited for a program")
             if not self._send_all(replace(job, timeout_s=timeout_s)):
                 raise PoolIsStale(f"a worker took nothing of its program for {_STALL_S:.0f} s")
-            finished = self._run(timeout_s)
+            with kept_interrupts() as raise_lost:
+                finished = self._run(timeout_s, raise_lost)
             self._unready = set(range(self.ranks))
             self._send_all(Reset())
             return finished
@@ -183,7 +186,7 @@ class Pool:
 
     # ---- running ----
 
-    def _run(self, timeout_s: float | None) -> list[Finished]:
+    def _run(self, timeout_s: float | None, raise_lost: Callable[[], None]) -> list[Finished]:
         """From the sent job to the last report. Raises the error that ended the program, after ending the pool."""
         armed: set[int] = set()
         finished: dict[int, Finished] = {}
@@ -192,6 +195,7 @@ class Pool:
         settled = float("inf")
         while len(finished) < self.ranks:
             heard = self._receive(min(deadline, settled) - time.monotonic(), deadline)
+            raise_lost()
             if not heard:  # a child of a dead worker may hold its socket open
                 heard = [(rank, None) for rank in self._dead() - set(finished) - set(failures)]
             for rank, message in heard:
