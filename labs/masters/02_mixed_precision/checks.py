@@ -1,13 +1,14 @@
-"""Checks of lab 02: mixed precision. Patterns, gradients, blocks, formats and devices are random."""
+"""Checks of lab 02: mixed precision. Patterns, gradients, models, blocks and formats are random."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from lablib.course import Expect, exercise
@@ -18,7 +19,6 @@ from lablib.course.checks.formatting import short_repr
 from lablib.course.checks.observe import Observed
 from lablib.course.checks.operators import Operators
 from lablib.course.checks.rules import changes_nothing, communications_within, not_from_lablib, observe
-from lablib.hardware import DEVICES
 from lablib.precision.formats import E2M1, E4M3, E5M2, FP16, Format, all_values
 from lablib.text.units import plural
 
@@ -414,6 +414,190 @@ def _expect_step(
     return new_scale, new_steps
 
 
+# ---- One step in mixed precision -------------------------------------------------------------------------------------
+
+
+class _Net(nn.Module):
+    """Two layers with tanh in a format of 16 bits, and a loss in FP32 times a factor; counts its calls."""
+
+    def __init__(self, draw: Draw, dtype: torch.dtype, factor: float) -> None:
+        super().__init__()
+        inputs, hidden = draw.integer(2, 5), draw.integer(2, 6)
+        shapes = ((hidden, inputs), (hidden,), (hidden,), ())
+        self.weights = nn.ParameterList(nn.Parameter(0.5 * draw.tensor(shape).to(dtype)) for shape in shapes)
+        self.factor, self.num_calls = factor, 0
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        self.num_calls += 1
+        inputs, targets = batch
+        inner, shift, outer, constant = self.weights
+        outputs = torch.tanh(inputs.to(inner.dtype) @ inner.T + shift) @ outer + constant
+        return self.factor * (outputs.float() - targets).square().mean()
+
+
+class _Sum(nn.Module):
+    """A loss that is linear in the weights: the batch, one tensor for each weight, is its gradient."""
+
+    def __init__(self, draw: Draw, dtype: torch.dtype) -> None:
+        super().__init__()
+        shapes = ((), (3,), (draw.integer(2, 4), 2), (2,))
+        self.weights = nn.ParameterList(nn.Parameter(1 + 0.1 * draw.tensor(shape).to(dtype)) for shape in shapes)
+        self.num_calls = 0
+
+    def forward(self, batch: list[Tensor]) -> Tensor:
+        self.num_calls += 1
+        terms = [(slope * weight.float()).sum() for slope, weight in zip(batch, self.weights, strict=True)]
+        return torch.stack(terms).sum()
+
+
+@dataclass
+class _Case:
+    """A model, the batches of its steps, and what makes them hard."""
+
+    model: _Net | _Sum
+    batches: list[Any]
+    lr: float
+    scales: list[float]
+    words: str
+
+
+@exercise(
+    "One step in mixed precision",
+    hints=[
+        "Five parts: forget the old gradients; backward of the scaled loss; gradients in FP32, divided by the scale; "
+        "skip if one of them is not finite; change the masters, and round them into the parameters.",
+        "In FP16 a gradient divided by the scale would be rounded to zero again, and the update would be lost in the "
+        "parameter: `weight.grad.float() / scale` first. Weights change under `torch.no_grad()`.",
+        "`(scale * model(batch)).backward()`; check `gradient.isfinite().all()` of each; then for each weight "
+        "`master -= lr * gradient` and `weight.copy_(master)`. Look at all gradients before the first weight changes.",
+    ],
+)
+def mixed_step(expect: Expect, mixed_step: Callable[..., bool]) -> None:
+    not_from_lablib(mixed_step)
+    for case in _cases(expect.draw):
+        expect.measured.clear()
+        _expect_case(expect, mixed_step, case)
+
+
+def _cases(draw: Draw) -> Iterator[_Case]:
+    for dtype, scale in ((torch.float16, 2.0 ** draw.integer(6, 10)), (torch.bfloat16, 1.0), (torch.float16, 1000.0)):
+        net = _Net(draw, dtype, draw.number(0.5, 2.0))
+        width = net.weights[0].shape[1]
+        batches = [(draw.tensor((5, width)), draw.tensor((5,))) for _ in range(3)]
+        words = f"a net in {_name(dtype)}, scale {scale:g}"
+        yield _Case(net, batches, draw.number(0.05, 0.2), [scale, 2 * scale, scale], words)
+    net = _Net(draw, torch.float16, 2.0**-24)
+    small = [(draw.tensor((5, net.weights[0].shape[1])), draw.tensor((5,))) for _ in range(3)]
+    yield _Case(net, small, 2.0**21, [2.0**22] * 3, "a net with gradients below FP16's range, scale 2^22")
+    for dtype in (torch.float16, torch.bfloat16):
+        line = _Sum(draw, dtype)
+        steps = [[2.0**-27 * (1 + draw.tensor(w.shape).abs()) for w in line.weights] for _ in range(6)]
+        yield _Case(line, steps, 2.0**12, [2.0**16] * 6, f"updates below the step of {_name(dtype)}")
+    large = _Sum(draw, torch.float16)
+    slopes = [torch.full(w.shape, 60.0) for w in large.weights]  # times 1,000: a sum of two is beyond FP16's range
+    yield _Case(large, [slopes] * 2, 1e-4, [1000.0] * 2, "finite gradients, infinite sum in FP16")
+    yield from _overflows(draw)
+
+
+def _overflows(draw: Draw) -> Iterator[_Case]:
+    """An infinity (a slope of 100, times the scale, is beyond FP16's range) or NaN in all, one, or a part of one."""
+    line = _Sum(draw, torch.float16)
+    infinite, nan = ([torch.full(w.shape, value) for w in line.weights] for value in (100.0, math.nan))
+    steps = [[nan[0], *infinite[1:]], infinite, nan, infinite]
+    yield _Case(line, steps, 0.01, [1024.0, 1024.0, 1024.0, 512.0], "overflows at steps 1 to 3, then a lower scale")
+    values = draw.shuffled([100.0, -100.0, math.nan, math.inf])
+    for whole in (True, False):
+        for number, value in enumerate(values):
+            line = _Sum(draw, torch.float16)
+            usual = [draw.tensor(w.shape) for w in line.weights]
+            bad = [slope.clone() for slope in usual]
+            bad[number].view(-1)[0 if whole else -1 :] = value
+            part = "all" if whole else "the last"
+            words = f"an overflow at step 2 of 3 in {part} of parameter {number} alone, slope {value:g}, scale 1024"
+            yield _Case(line, [usual, bad, usual], 0.01, [1024.0] * 3, words)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return {torch.float16: "FP16", torch.bfloat16: "BF16"}[dtype]
+
+
+def _expect_case(expect: Expect, answer: Callable[..., Any], case: _Case) -> None:
+    model, weights = case.model, list(case.model.parameters())
+    masters = [weight.detach().float() for weight in weights]
+    places, dtypes = [tensor.data_ptr() for tensor in (*weights, *masters)], [weight.dtype for weight in weights]
+    handed = list(masters)
+    for number, (batch, scale) in enumerate(zip(case.batches, case.scales, strict=True), 1):
+        on = f"step {number}, {case.words}"
+        gradients = _gradients(model, batch, scale)
+        skips = any(not gradient.isfinite().all() for gradient in gradients)
+        before, kept = [master.clone() for master in masters], [weight.detach().clone() for weight in weights]
+        model.num_calls = 0
+        skip = answer(model, handed, batch, case.lr, scale)
+        if skip is Ellipsis:
+            expect.equal("skip is returned", skip, skips)  # for a stub
+        skip = plain_number(skip)
+        if not isinstance(skip, bool | int):
+            raise RuleBroken(f"skip is returned ({on})", _told(skip), "True or False")
+        _expect_same_tensors(model, weights, masters, handed, places, dtypes, on)
+        expect.that(
+            f"the model is called once ({on})", model.num_calls == 1, saw=plural(model.num_calls, "calls"), expected="1"
+        )
+        rule = "an overflow skips the step" if skips else "finite gradients skip no step"
+        said = f"skip {bool(skip)}; {_weights_now([*masters, *weights], [*before, *kept])}"
+        expect.that(f"{rule} ({on})", bool(skip) == skips, saw=said, expected=f"skip {skips}")
+        if skips:
+            expect.equal(f"a skipped step changes no master weight ({on})", masters, before)
+            expect.equal(f"a skipped step changes no parameter ({on})", [w.detach() for w in weights], kept)
+            continue
+        wanted = [old - case.lr * gradient for old, gradient in zip(before, gradients, strict=True)]
+        for index, (master, old, new) in enumerate(zip(masters, before, wanted, strict=True)):
+            step, rounding = (new - old).abs().max(), 2.0**-22 * old.abs().max()  # of FP32 sums in either order
+            expect.close(
+                f"master weight {index} minus lr times the gradient of this step ({on})",
+                master, new, rtol=1e-7, atol=float(1e-5 * step + rounding),
+            )  # fmt: skip
+        rounded = [master.to(weight.dtype) for master, weight in zip(masters, weights, strict=True)]
+        expect.equal(f"each parameter is its rounded master weight ({on})", [w.detach() for w in weights], rounded)
+
+
+def _weights_now(weights: list[Any], before: list[Tensor]) -> str:
+    if all(weight.isfinite().all() for weight in weights):
+        is_same = all(torch.equal(weight, old) for weight, old in zip(weights, before, strict=True))
+        return "no weight changed" if is_same else "weights changed, and are finite"
+    return "weights are infinite or NaN"
+
+
+def _gradients(model: _Net | _Sum, batch: Any, scale: float) -> list[Tensor]:
+    """True gradients in FP32, as backward of the scaled loss in 16 bits gives them."""
+    scaled = torch.autograd.grad(scale * model(batch), list(model.parameters()))
+    return [gradient.float() / scale for gradient in scaled]
+
+
+def _expect_same_tensors(
+    model: nn.Module,
+    weights: list[Any],
+    masters: list[Tensor],
+    handed: list[Tensor],
+    places: list[int],
+    dtypes: list[torch.dtype],
+    on: str,
+) -> None:
+    """Parameters and masters are changed in place, in their formats."""
+    now = list(model.parameters())
+    if len(now) != len(weights) or any(a is not b for a, b in zip(now, weights, strict=True)):
+        raise RuleBroken(f"the model keeps its parameters ({on})", "it has others", "weight.copy_(...)")
+    if len(handed) != len(masters) or any(a is not b for a, b in zip(handed, masters, strict=True)):
+        raise RuleBroken(f"master weights change in place ({on})", "the list holds others", "master -= ...")
+    for index, (weight, dtype) in enumerate(zip(weights, dtypes, strict=True)):
+        if weight.dtype != dtype:
+            raise RuleBroken(f"parameters stay in {_name(dtype)} ({on})", _told(weight), f"parameter {index}: {dtype}")
+    for index, (tensor, place) in enumerate(zip((*weights, *masters), places, strict=True)):
+        if tensor.data_ptr() != place:
+            which = f"master weight {index - len(weights)}" if index >= len(weights) else f"parameter {index}"
+            said = f"{which} got other memory (`x.data = ...`): what shares memory with it holds the old numbers"
+            raise RuleBroken(f"weights change in place ({on})", said, "master -= ..., weight.copy_(...)")
+
+
 # ---- Quantize in blocks ---------------------------------------------------------------------------------------------
 
 
@@ -504,85 +688,3 @@ def _expect_quantized(expect: Expect, call: Observed, x: Tensor, block: int, for
             said = f"{saw[at]:.6g} for x / scale = {exact[at]:.6g}, {int((~holds).sum())} of {len(saw)} are wrong"
             raise RuleBroken(rule, said, must)
     expect.that(f"codes are the nearest numbers of the format ({on})", True, saw=f"all {len(saw)}", expected="")
-
-
-# ---- The format for a device ----------------------------------------------------------------------------------------
-
-_ORDER = {
-    "float32": (32, "nothing"),
-    "tfloat32": (32, "nothing"),
-    "bfloat16": (16, "nothing"),
-    "float16": (16, "loss scale"),
-    "float8": (8, "tensor scales"),
-    "float4": (4, "block scales"),
-}
-
-
-@exercise(
-    "Choose a format",
-    hints=[
-        "Which formats are allowed? The formats of the device that are wide enough.",
-        "The fastest of these; if several are equally fast, the first in the order of the table. Which of several "
-        "equal ones does Python's `max` return?",
-        "`names = [name for name, bits in BITS.items() if name in peaks and bits >= fewest_bits]`, then `max(names, "
-        "key=peaks.get)`. float16 needs a loss scale, float8 scales of tensors, float4 of blocks, the rest nothing.",
-    ],
-)
-def choose_format(expect: Expect, choose_format: Callable[[Mapping[str, float], int], tuple[str, str]]) -> None:
-    not_from_lablib(choose_format)
-    draw = expect.draw
-    cases: list[tuple[str, dict[str, float], int]] = [
-        ("a device without BF16", {"float64": 3e14, "float32": 1e13, "tfloat32": 5e13, "float16": 1e14}, 16),
-        ("a device with a slow FP16", {"float32": 2e14, "float16": 1e14}, 16),
-        ("a device with a slow BF16", {"float32": 1e14, "bfloat16": 1e13, "float16": 2e14}, 16),
-        ("a device with equally fast formats", dict.fromkeys(("float32", "tfloat32", "bfloat16"), 1e14), 16),
-    ]
-    for bits in (16, 8, 4, 32):
-        for name, device in draw.shuffled(list(DEVICES.items())):
-            peaks = dict(draw.shuffled(list(device.peak_flops_per_s.items())))
-            cases.append((name, peaks, bits))
-    for number in range(20):
-        kept = ["float32", *draw.shuffled(["float64", *_ORDER])[: draw.integer(1, 6)]]
-        peaks = {name: draw.integer(1, 4) * 1e14 for name in draw.shuffled([*dict.fromkeys(kept)])}
-        cases.append((f"a random device, number {number + 1}", peaks, draw.choice([4, 8, 16, 32])))
-        close = {name: 1e14 * draw.number(1, 1.02) for name in draw.shuffled(["int8", *peaks])}
-        cases.append((f"a device with similar peaks, number {number + 1}", close, draw.choice([3, 6, 12, 24])))
-    for first, second in zip(names := list(_ORDER), names[1:], strict=False):
-        pair = draw.shuffled([first, second])
-        equal = {"float32": 1e13, **dict.fromkeys(pair, 1e14)}
-        cases.append((f"a device with {first} as fast as {second}", equal, 4))
-    for first, second in zip(names, names[1:], strict=False):
-        nearly = {"float32": 1e13, first: 1e14, second: 1e14 * (1 + 1e-9)}
-        cases.append(("a device with two peaks that are nearly the same", nearly, 4))
-    for name, peaks, bits in cases:
-        expect.measured.clear()  # the result shows only the rules of the last device
-        _expect_choice(expect, choose_format, peaks, bits, name)
-
-
-def _expect_choice(expect: Expect, answer: Callable, peaks: dict[str, float], bits: int, device: str) -> None:
-    names = [name for name, (width, _) in _ORDER.items() if name in peaks and width >= bits]
-    wanted = max(names, key=lambda name: peaks[name])
-    call = observe(answer, dict(peaks), bits)
-    if not isinstance(call.value, tuple | list) or len(call.value) != 2:
-        raise RuleBroken("a format and its need are returned", _told(call.value), 'two words: ("bfloat16", "nothing")')
-    changes_nothing(expect, [call])
-    name, needs = call.value
-    listed = ", ".join(f"{dtype} {peak / 1e12:.4g}" for dtype, peak in peaks.items())
-    on = f"{device}, at least {bits} bits; TFLOP/s: {listed}"
-    _expect_allowed(name, peaks, bits, on)
-    why = (
-        "of equally fast formats the first in the table"
-        if name != wanted and peaks[name] == peaks[wanted]
-        else "the fastest is taken"
-    )
-    expect.equal(f"{why} ({on})", name, wanted)
-    expect.equal(f"the need of {wanted} ({on})", needs, _ORDER[wanted][1])
-
-
-def _expect_allowed(name: Any, peaks: Mapping[str, float], bits: int, on: str) -> None:
-    if not isinstance(name, str) or name not in _ORDER:
-        raise RuleBroken(f"the format is one of the table ({on})", short_repr(name), ", ".join(_ORDER))
-    if name not in peaks:
-        raise RuleBroken(f"the device has the format ({on})", name, f"one of {', '.join(peaks)}")
-    if _ORDER[name][0] < bits:
-        raise RuleBroken(f"the format has at least the required bits ({on})", f"{name}: {_ORDER[name][0]}", f"{bits}")

@@ -28,10 +28,10 @@ quick: bool = True  # a short training and few repeats
 # `(-1)^sign * 2^(e - bias) * (1 + m / 2^M)`
 #
 # The *bias* is a constant of the format: 127 in FP32 and BF16, 15 in FP16. The exponent gives the two powers of two
-# around a number, the mantissa its position between them. How many digits of pi does BF16 keep?
+# around a number, the mantissa its position between them. How many digits of 1/3 does BF16 keep?
 
 # %%
-my_guess_digits = None  # such as 3 for 3.14
+my_guess_digits = None  # such as 5 for 0.33333
 print("guess:", my_guess_digits)
 
 # %%
@@ -69,8 +69,8 @@ def bits_of(x, format):
 
 
 for one in (FP32, BF16, FP16):
-    kept = float(torch.tensor(math.pi, dtype=one.dtype))
-    print(f"{one.name:5s} {kept:.9f}   {bits_of(math.pi, one)}")
+    kept = float(torch.tensor(1 / 3, dtype=one.dtype))
+    print(f"{one.name:5s} {kept:.9f}   {bits_of(1 / 3, one)}")
 print("you guessed", my_guess_digits, "digits in BF16")
 
 # %% [markdown]
@@ -370,7 +370,7 @@ for order in ("unscale, clip", "clip, unscale"):
             weight.grad /= 1024
     print(f"{order}: norm {float(weight.grad.norm()):.5f}")
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=13
 # ## Small updates
 #
 # BF16 needs no S. Its weakness is the mantissa. A weight is a sum of many small updates. Start with a weight of 1 and
@@ -406,6 +406,64 @@ for one in (BF16, FP16, FP32):
 # rounding*: round up with probability (x - lower) / step, so that the mean of the sum is right (Gupta et al., 2015; the
 # line is one draw). The runs above had master weights, both in FP16 and BF16 (Micikevicius et al., 2017, section 3.1):
 # FP16, with three more bits, loses updates as well, from larger weights on.
+
+# %% [markdown]
+# ### Exercise 3: one step in mixed precision
+#
+# Put the parts together, on one rank. The model's parameters are in 16 bits; each has a master weight in FP32. Forward
+# and backward use the parameters and a loss times `scale`. The update is plain *SGD*, stochastic gradient descent:
+# `lr * gradient` is subtracted. Work in FP32 wherever 16 bits would lose a number.
+
+
+# %% tags=["exercise"]
+def mixed_step(model, masters, batch, lr, scale):
+    """One step of SGD; returns skip, True if a gradient overflowed. Then no weight changes.
+
+    model: `model(batch)` is the loss in FP32; its parameters are in FP16 or BF16, and may hold
+        gradients of an earlier step. Call it once.
+    masters: list of FP32 tensors, in the order of `model.parameters()`. They and the parameters
+        are changed in place; after a step each parameter is its rounded master weight.
+    """
+    ### BEGIN SOLUTION
+    model.zero_grad()
+    (scale * model(batch)).backward()
+    weights = list(model.parameters())
+    gradients = [weight.grad.float() / scale for weight in weights]
+    if any(not gradient.isfinite().all() for gradient in gradients):
+        return True
+    with torch.no_grad():
+        for weight, master, gradient in zip(weights, masters, gradients, strict=True):
+            master -= lr * gradient
+            weight.copy_(master)
+    return False
+    ### END SOLUTION
+
+
+# %%
+# Try it: a gradient of 2^-26, which FP16 rounds to zero, and updates of 2^-13, a quarter of the
+# step below 1. By hand, the FP16 weight after each step: 1, 1 (halfway, to the even one),
+# 1 - 2^-11 = 0.99951171875, 0.99951171875.
+class Line(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1, dtype=torch.float16))
+
+    def forward(self, slope):
+        return (slope * self.weight.float()).sum()
+
+
+def four_steps():
+    line, master, seen = Line(), torch.ones(1), []
+    for _ in range(4):
+        mixed_step(line, [master], 2.0**-26, lr=2.0**13, scale=2.0**16)
+        seen.append(line.weight.item())
+    return seen
+
+
+try_out(four_steps)
+
+# %% tags=["check"] points=3
+check.mixed_step(mixed_step)
 
 # %% [markdown] minutes=5
 # ## Savings in memory and time
@@ -484,8 +542,8 @@ show(
 # Large products gain the ratio of the peaks. Other operations (norms, the loss, the optimizer) gain at most by the
 # bytes that they save.
 
-# %% [markdown] minutes=9
-# ## A scale for each block
+# %% [markdown] tags=["further"] minutes=9
+# ## Further: a scale for each block
 #
 # FP8 and FP4 go further: on the newest GPUs each further halving gives two to three times the speed. They need
 # *scales*: x becomes *codes*, numbers of the format, so that code * scale is near x. For FP8 one scale for each tensor
@@ -505,7 +563,7 @@ for block in (128, 32, 16):
     )
 
 # %% [markdown]
-# ### Exercise 3: quantize in blocks
+# ### Exercise 4: quantize in blocks
 #
 # *Quantize* x: return codes and scales. Cut the last dimension into blocks of `block` neighbours (it divides evenly; x
 # may be a transposed view). A block's scale maps its largest |x| to the format's largest number. `format` may be any
@@ -701,44 +759,7 @@ of_devices = pd.DataFrame({name: DEVICES[name].peak_flops_per_s for name in SHOW
 of_devices.map(lambda peak: "-" if math.isnan(peak) else format_quantity(peak, "FLOP/s"))
 
 # %% [markdown]
-# ### Exercise 4: choose a format
-#
-# Take the fastest format of at least `fewest_bits` bits; if several are equally fast, the first in BITS. Also return
-# the least that training in it needs, one of NEEDS: from the results above, which format needs a loss scale, which one
-# a scale for each tensor, and which one for each block?
-
-# %%
-BITS = {"float32": 32, "tfloat32": 32, "bfloat16": 16, "float16": 16, "float8": 8, "float4": 4}
-NEEDS = ("nothing", "loss scale", "tensor scales", "block scales")
-print(BITS, NEEDS, sep="\n")
-
-
-# %% tags=["exercise"]
-def choose_format(peaks, fewest_bits):
-    """The name of the format to train in, and its need, one of NEEDS.
-
-    peaks: dict, name -> FLOP/s; has "float32", perhaps formats that are not in BITS; stays
-        unchanged.
-    """
-    ### BEGIN SOLUTION
-    names = [name for name, bits in BITS.items() if name in peaks and bits >= fewest_bits]
-    best = max(names, key=lambda name: peaks[name])
-    return best, {"float16": NEEDS[1], "float8": NEEDS[2], "float4": NEEDS[3]}.get(
-        best, NEEDS[0]
-    )
-    ### END SOLUTION
-
-
-# %%
-# Try it. By hand: V100 has FP16 and no BF16, a laptop's core is fastest in FP32.
-try_out(choose_format, dict(DEVICES["V100-32GB-SXM2"].peak_flops_per_s), fewest_bits=16)
-try_out(choose_format, dict(DEVICES["laptop-core"].peak_flops_per_s), fewest_bits=16)
-
-# %% tags=["check"] points=1
-check.choose_format(choose_format)
-
-# %% [markdown]
-# The library's function, for at least 16 bits, also gives the reason, for listed devices or for this machine's own. It
+# The library's rule is the fastest format of at least 16 bits; of equally fast ones, the one that needs least. It
 # answers the lab's question again: a V100 trains with a loss scale because it lacks BF16.
 
 # %%

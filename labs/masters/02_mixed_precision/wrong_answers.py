@@ -65,22 +65,42 @@ def _blocks(
     return _BLOCKS.format(blocks=blocks, scales=scales, safe=safe, codes=codes, returned=returned)
 
 
-_CHOICE = """
-def choose_format(peaks, fewest_bits):
-    names = [name for name, bits in {table} if {allowed}]
-    best = {best}
-    return {returned}
+_STEP = """
+def mixed_step(model, masters, batch, lr, scale):
+    {forget}
+    {backward}
+    weights = list(model.parameters())
+    gradients = [{gradient} for weight in weights]
+    if {overflow}:
+        return {skipped}
+    with torch.no_grad():
+        for weight, master, gradient in zip(weights, masters, gradients):
+            {update}
+            {copy}
+    return {done}
 """
-_WHAT = "best, {'float16': NEEDS[1], 'float8': NEEDS[2], 'float4': NEEDS[3]}.get(best, NEEDS[0])"
 
 
-def _choice(
-    table: str = "BITS.items()",
-    allowed: str = "name in peaks and bits >= fewest_bits",
-    best: str = "max(names, key=lambda name: peaks[name])",
-    returned: str = _WHAT,
+def _step(
+    forget: str = "model.zero_grad()",
+    backward: str = "(scale * model(batch)).backward()",
+    gradient: str = "weight.grad.float() / scale",
+    overflow: str = "any(not gradient.isfinite().all() for gradient in gradients)",
+    skipped: str = "True",
+    update: str = "master -= lr * gradient",
+    copy: str = "weight.copy_(master)",
+    done: str = "False",
 ) -> str:
-    return _CHOICE.format(table=table, allowed=allowed, best=best, returned=returned)
+    return _STEP.format(
+        forget=forget,
+        backward=backward,
+        gradient=gradient,
+        overflow=overflow,
+        skipped=skipped,
+        update=update,
+        copy=copy,
+        done=done,
+    )
 
 
 WRONG_ANSWERS = {
@@ -907,111 +927,146 @@ def quantize_blocks(x, block, format):
             "your code runs without an exception",
         ),
     ],
-    "choose_format": [
-        ("always BF16", _choice(best="'bfloat16'"), "the device has the format"),
-        ("the narrowest", _choice(best="min(names, key=lambda name: BITS[name])"), "the fastest"),
+    "mixed_step": [
+        ("does not scale the loss", _step(backward="model(batch).backward()"), "of this step"),
         (
-            "BF16 if there is one",
-            _choice(best="'bfloat16' if 'bfloat16' in names else max(names, key=lambda name: peaks[name])"),
-            "the fastest",
+            "neither scales nor unscales",
+            _step(backward="model(batch).backward()", gradient="weight.grad.float()"),
+            "minus lr times the gradient",
         ),
-        ("forgets the bits", _choice(allowed="name in peaks"), "at least the required bits"),
-        ("more bits than asked for", _choice(allowed="name in peaks and bits > fewest_bits"), ""),
-        ("forgets that a device may lack it", _choice(allowed="bits >= fewest_bits"), ""),
+        ("does not unscale", _step(gradient="weight.grad.float()"), "minus lr times the gradient"),
+        ("unscales in 16 bits", _step(gradient="(weight.grad / scale).float()"), "minus lr times the gradient"),
+        ("adds the gradients of the step before", _step(forget="pass"), "of this step"),
         (
-            "FP64 is wide enough",
-            _choice(table="{'float64': 64, **BITS}.items()"),
-            "the format is one of the table",
+            "forgets the gradients at the end alone",
+            _step(forget="pass", done="bool(model.zero_grad())"),
+            "",
         ),
+        ("never skips", _step(overflow="False"), "an overflow skips"),
+        ("always skips", _step(overflow="True"), "finite gradients skip no step"),
+        ("looks at the first gradient alone", _step(overflow="not gradients[0].isfinite().all()"), "an overflow skips"),
+        ("looks at the last gradient alone", _step(overflow="not gradients[-1].isfinite().all()"), "an overflow skips"),
         (
-            "the last of equally fast ones",
-            _choice(table="reversed(BITS.items())"),
-            "of equally fast formats the first",
-        ),
-        (
-            "the device's first of equally fast ones",
-            _choice(best="max((name for name in peaks if name in names), key=lambda name: peaks[name])"),
-            "of equally fast formats the first",
-        ),
-        ("the slowest", _choice(best="min(names, key=lambda name: peaks[name])"), "the fastest"),
-        ("always needs nothing", _choice(returned="best, NEEDS[0]"), "the need of"),
-        (
-            "every 16 bits need a loss scale",
-            _choice(returned=_WHAT.replace("best, {", "best, {'bfloat16': NEEDS[1], ")),
-            "the need of bfloat16",
+            "looks for infinities alone",
+            _step(overflow="any(gradient.isinf().any() for gradient in gradients)"),
+            "",
         ),
         (
-            "FP8 needs only a loss scale",
-            _choice(returned="best, NEEDS[0] if BITS[best] > 16 or best == 'bfloat16' else NEEDS[1]"),
-            "the need of float8",
-        ),
-        ("FP8 needs block scales, as FP4", _choice(returned=_WHAT.replace("NEEDS[2]", "NEEDS[3]")), "tensor scales"),
-        ("FP16 needs block scales", _choice(returned=_WHAT.replace("NEEDS[1]", "NEEDS[3]")), "the need of float16"),
-        ("returns the name alone", _choice(returned="best"), "a format and its need"),
-        (
-            "empties the device's table",
-            _choice(best="max(names, key=lambda name: peaks.pop(name))"),
-            "the input stays as it was",
+            "looks for NaN alone",
+            _step(overflow="any(gradient.isnan().any() for gradient in gradients)"),
+            "an overflow skips",
         ),
         (
-            "uses the library",
+            "skips if all numbers of a gradient overflow",
+            _step(overflow="any(not gradient.isfinite().any() for gradient in gradients)"),
+            "an overflow skips",
+        ),
+        (
+            "looks at the sum in 16 bits",
+            _step(overflow="any(not weight.grad.sum().isfinite() for weight in weights)"),
+            "finite gradients skip no step",
+        ),
+        (
+            "clamps an overflow",
+            _step(gradient="weight.grad.float().nan_to_num().clamp(-65504, 65504) / scale"),
+            "an overflow skips",
+        ),
+        ("returns whether it stepped", _step(skipped="False", done="True"), "skip no step"),
+        ("returns nothing", _step(done="None"), "skip is returned"),
+        ("returns the loss", _step(backward="loss = scale * model(batch); loss.backward()", done="loss"), ""),
+        ("forgets to copy back", _step(copy="pass"), "rounded master weight"),
+        (
+            "updates the parameters and copies them to the masters",
+            _step(update="weight -= lr * gradient", copy="master.copy_(weight)"),
+            "minus lr times the gradient",
+        ),
+        (
+            "updates both by themselves",
+            _step(copy="weight -= lr * gradient"),
+            "rounded master weight",
+        ),
+        ("rounds the update to 16 bits", _step(update="master -= (lr * gradient).to(weight.dtype)"), ""),
+        ("adds the gradient", _step(update="master += lr * gradient"), "minus lr times the gradient"),
+        ("forgets lr", _step(update="master -= gradient"), "minus lr times the gradient"),
+        ("makes new masters", _step(update="master = master - lr * gradient"), "minus lr times the gradient"),
+        (
+            "replaces the masters' memory",
+            _step(update="master.data = master - lr * gradient"),
+            "weights change in place",
+        ),
+        ("replaces the parameters' memory", _step(copy="weight.data = master.to(weight.dtype)"), "change in place"),
+        ("makes the parameters FP32", _step(copy="weight.data = master"), "parameters stay in"),
+        (
+            "changes weights before it has seen all gradients",
             """
-from lablib.precision.best_format import best_format
-def choose_format(peaks, fewest_bits):
-    return best_format().format.name, NEEDS[0]
+def mixed_step(model, masters, batch, lr, scale):
+    model.zero_grad()
+    (scale * model(batch)).backward()
+    for weight, master in zip(model.parameters(), masters):
+        gradient = weight.grad.float() / scale
+        if not gradient.isfinite().all():
+            return True
+        with torch.no_grad():
+            master -= lr * gradient
+            weight.copy_(master)
+    return False
 """,
-            "your own code",
+            "changes no master weight",
         ),
         (
-            "float8 and float4 equally fast: the last",
+            "leaves out the parameters with an overflow",
             """
-def choose_format(peaks, fewest_bits):
-    names = [name for name, bits in BITS.items() if name in peaks and bits >= fewest_bits]
-    best = max(names, key=lambda n: (peaks[n], n == 'float4'))
-    return best, {'float16': NEEDS[1], 'float8': NEEDS[2], 'float4': NEEDS[3]}.get(best, NEEDS[0])
+def mixed_step(model, masters, batch, lr, scale):
+    model.zero_grad()
+    (scale * model(batch)).backward()
+    skip = False
+    for weight, master in zip(model.parameters(), masters):
+        gradient = weight.grad.float() / scale
+        if not gradient.isfinite().all():
+            skip = True
+            continue
+        with torch.no_grad():
+            master -= lr * gradient
+            weight.copy_(master)
+    return skip
 """,
-            "of equally fast formats the first in the table",
+            "changes no master weight",
         ),
         (
-            "compares in units of 10 TFLOP/s (rounded)",
+            "calls the model again after an overflow",
             """
-def choose_format(peaks, fewest_bits):
-    names = [name for name, bits in BITS.items() if name in peaks and bits >= fewest_bits]
-    best = max(names, key=lambda n: round(peaks[n] / 1e13))
-    return best, {'float16': NEEDS[1], 'float8': NEEDS[2], 'float4': NEEDS[3]}.get(best, NEEDS[0])
+def mixed_step(model, masters, batch, lr, scale):
+    model.zero_grad()
+    (scale * model(batch)).backward()
+    while any(not weight.grad.isfinite().all() for weight in model.parameters()):
+        scale /= 2
+        model.zero_grad()
+        (scale * model(batch)).backward()
+        if scale < 1e-3:
+            return True
+    with torch.no_grad():
+        for weight, master in zip(model.parameters(), masters):
+            master -= lr * weight.grad.float() / scale
+            weight.copy_(master)
+    return False
 """,
-            "the fastest is taken",
+            "the model is called once",
         ),
         (
-            "handles float64 as the only other format",
+            "computes in FP32",
             """
-def choose_format(peaks, fewest_bits):
-    names = sorted((n for n in peaks if n != "float64" and BITS[n] >= fewest_bits), key=list(BITS).index)
-    best = max(names, key=lambda n: peaks[n])
-    return best, {'float16': NEEDS[1], 'float8': NEEDS[2], 'float4': NEEDS[3]}.get(best, NEEDS[0])
+def mixed_step(model, masters, batch, lr, scale):
+    import copy
+    wide = copy.deepcopy(model).float()
+    model.num_calls += 1
+    gradients = torch.autograd.grad(wide(batch), list(wide.parameters()))
+    with torch.no_grad():
+        for weight, master, gradient in zip(model.parameters(), masters, gradients):
+            master -= lr * gradient
+            weight.copy_(master)
+    return False
 """,
-            "your code runs without an exception",
-        ),
-        (
-            "has a table of four widths",
-            """
-ALLOWED = {32: 2, 16: 4, 8: 5, 4: 6}
-def choose_format(peaks, fewest_bits):
-    names = [n for n in list(BITS)[: ALLOWED[fewest_bits]] if n in peaks]
-    best = max(names, key=lambda n: peaks[n])
-    return best, {'float16': NEEDS[1], 'float8': NEEDS[2], 'float4': NEEDS[3]}.get(best, NEEDS[0])
-""",
-            "your code runs without an exception",
-        ),
-        (
-            "compares in units of 1 GFLOP/s",
-            """
-def choose_format(peaks, fewest_bits):
-    names = [name for name, bits in BITS.items() if name in peaks and bits >= fewest_bits]
-    best = max(names, key=lambda n: round(peaks[n] / 1e9))
-    return best, {'float16': NEEDS[1], 'float8': NEEDS[2], 'float4': NEEDS[3]}.get(best, NEEDS[0])
-""",
-            "a device with two peaks that are nearly the same",
+            "",
         ),
     ],
 }
@@ -1182,37 +1237,56 @@ def quantize_blocks(x, block, format):
 """,
         ),
     ],
-    "choose_format": [
+    "mixed_step": [
         (
-            "sorts by speed and place",
+            "with torch's SGD on the masters",
             """
-def choose_format(peaks, fewest_bits):
-    place = list(BITS)
-    usable = set(peaks) & {name for name in place if BITS[name] >= fewest_bits}
-    best = sorted(usable, key=lambda name: (-peaks[name], place.index(name)))[0]
-    return best, NEEDS[{8: 2, 4: 3}[BITS[best]]] if BITS[best] < 16 else NEEDS[best == "float16"]
+def mixed_step(model, masters, batch, lr, scale):
+    weights = list(model.parameters())
+    for weight in weights:
+        weight.grad = None
+    loss = model(batch)
+    loss.backward(torch.tensor(scale, dtype=loss.dtype))
+    for weight, master in zip(weights, masters):
+        master.grad = weight.grad.to(torch.float32).mul_(1 / scale)
+    if not all(bool(torch.isfinite(master.grad).all()) for master in masters):
+        return True
+    torch.optim.SGD(masters, lr=lr).step()
+    with torch.no_grad():
+        for weight, master in zip(weights, masters):
+            weight.data.copy_(master)
+    return False
 """,
         ),
         (
-            "one by one",
+            "torch.autograd.grad, and one flag",
             """
-def choose_format(peaks, fewest_bits):
-    best = "float32"
-    for name in ("tfloat32", "bfloat16", "float16", "float8", "float4"):
-        if BITS[name] >= fewest_bits and peaks.get(name, 0) > peaks[best]:
-            best = name
-    return best, {"float16": "loss scale", "float8": "tensor scales", "float4": "block scales"}.get(best, "nothing")
+def mixed_step(model, masters, batch, lr, scale):
+    weights = tuple(model.parameters())
+    narrow = torch.autograd.grad(model(batch) * scale, weights)
+    wide = [gradient.double() / scale for gradient in narrow]
+    skip = torch.stack([gradient.isfinite().all() for gradient in wide]).all().logical_not()
+    if not skip:
+        for weight, master, gradient in zip(weights, masters, wide):
+            master.sub_((lr * gradient).float())
+            weight.detach().copy_(master)
+    return skip
 """,
         ),
         (
-            "with pandas",
+            "lists of tensors",
             """
-def choose_format(peaks, fewest_bits):
-    bits = pd.Series(BITS)
-    best = pd.Series(peaks).reindex(bits[bits >= fewest_bits].index).idxmax()
-    needs = pd.Series("nothing", index=list(BITS))
-    needs["float16"], needs["float8"], needs["float4"] = NEEDS[1:]
-    return [best, needs[best]]
+@torch.no_grad()
+def mixed_step(model, masters, batch, lr, scale):
+    weights = list(model.parameters())
+    with torch.enable_grad():
+        gradients = torch.autograd.grad(model(batch) * scale, weights)
+    gradients = [gradient.float() for gradient in gradients]
+    if any(gradient.isnan().any() or gradient.isinf().any() for gradient in gradients):
+        return 1
+    torch._foreach_add_(masters, gradients, alpha=-lr / scale)
+    torch._foreach_copy_(weights, masters)
+    return 0
 """,
         ),
     ],
