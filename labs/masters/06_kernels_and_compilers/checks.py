@@ -1,9 +1,8 @@
 """Checks of lab 06: kernels and compilers. Rows, parts, texts and sizes are random."""
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,10 +10,10 @@ from torch import Tensor
 from lablib.course import Expect, exercise
 from lablib.course.checks.draw import Draw
 from lablib.course.checks.expect import RuleBroken
-from lablib.course.checks.operators import Operators
 from lablib.course.checks.rules import changes_nothing, not_from_lablib, observe
 from lablib.kernels.accesses import Launch, record_accesses
 from lablib.kernels.jit import jit, next_power_of_2, tl
+from lablib.text.units import plural
 
 _SOFTMAXES = (torch.softmax, torch.nn.functional.softmax, torch.log_softmax, torch.logsumexp, torch.logaddexp)
 
@@ -32,8 +31,7 @@ _SOFTMAXES = (torch.softmax, torch.nn.functional.softmax, torch.log_softmax, tor
     ],
 )
 def softmax_kernel(expect: Expect, softmax_kernel: Callable[..., None]) -> None:
-    if tl is None:
-        raise RuleBroken("Triton is needed to run a kernel", "no package triton", "Linux: pip install triton")
+    _needs_triton()
     not_from_lablib(softmax_kernel, refused=(tl.softmax, *_SOFTMAXES))
     for on, x, block in _rows(expect.draw):
         expect.measured.clear()
@@ -178,130 +176,139 @@ def _parts(draw: Draw) -> Iterator[tuple[str, Tensor, Tensor, Tensor, Tensor]]:
     yield "float32", m.float(), some((n,)).float(), m.float() + 1, some((n,)).float()
 
 
-# ---- Attention, one tile of queries ---------------------------------------------------------------------------------
+# ---- Attention in one kernel ----------------------------------------------------------------------------------------
 
 
 @exercise(
-    "One tile of queries",
+    "Causal attention in one kernel",
     hints=[
-        "Which three variables are kept from tile to tile, and which values have they before the first? Where must the "
-        "loop end?",
-        "For each tile: scores, hidden ones -inf; the new maximum; both s and o times exp(old - new), plus the tile's "
-        "own share. Divide once, at the end.",
-        "`for start in range(0, first + R, block)`; `hidden = start + torch.arange(len(keys)) > first + "
-        "torch.arange(R)[:, None]`; `o = o * torch.exp(m - new) + torch.exp(scores - new) @ values`.",
+        "Which three variables are kept from tile to tile, and which values have they before the first? Which is the "
+        "last tile that a query of this program sees?",
+        "For each tile: scores by `tl.dot(q, tl.trans(k)) * scale`, hidden ones -inf; the new maximum; both s and o "
+        "times exp(old - new), plus the tile's own share. Divide once, at the end.",
+        "`rows = first + tl.arange(0, BLOCK)`, and in `for start in range(0, first + BLOCK, BLOCK)` `keys = start + "
+        "tl.arange(0, BLOCK)`. `scores = tl.where(keys <= rows[:, None], scores, -float('inf'))`, and `o = o * "
+        "tl.exp(m - new)[:, None] + tl.dot(tl.exp(scores - new[:, None]), v)`.",
     ],
 )
-def attend(expect: Expect, attend: Callable[[Tensor, Tensor, Tensor, int, int], Tensor]) -> None:
-    attention = torch.nn.functional.scaled_dot_product_attention
-    not_from_lablib(attend, refused=[attention])
-    for on, q, k, v, first, block in _texts(expect.draw):
+def attend_kernel(expect: Expect, attend_kernel: Callable[..., None]) -> None:
+    _needs_triton()
+    not_from_lablib(attend_kernel)
+    for on, q, k, v, block in _texts(expect.draw):
         expect.measured.clear()
-        (R, d), N = q.shape, len(k)
-        on = f"{on}; R {R}, d {d}, N {N}, first {first}, block {block}"
-        with Operators() as operators:
-            call = observe(attend, q, k, v, first, block)
-        changes_nothing(expect, [call])
-        named = next((name for name in sorted(operators.names) if "attention" in name), "")
-        expect.that("the attention is your own", not named, f"{named} was called", "m, s and o from tile to tile")
-        value = call.value
-        if not isinstance(value, Tensor) or value.shape != q.shape or value.dtype != q.dtype:
-            saw = f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-            raise RuleBroken(f"a tensor like q is returned ({on})", saw, f"{q.dtype} {list(q.shape)}")
-        expect.that(f"no number is nan ({on})", not value.isnan().any(), "nan", "numbers")
-        at = first + torch.arange(R)[:, None]
-        scores = (q.double() @ k.double().T / math.sqrt(d)).masked_fill(torch.arange(N) > at, -math.inf)
-        wanted = torch.softmax(scores, 1) @ v.double()
-        rtol = 1e-8 if q.dtype == torch.float64 else 1e-3
-        expect.close(f"each query's mean of the values ({on})", value.double(), wanted, rtol=rtol, atol=rtol / 10)
-        if on.startswith(_LONG):  # all scores take more than the rest; a byte for each is left for a mask
-            rule = f"scores of at most `block` keys exist at a time: bytes of all tensors of the call ({on})"
-            own = sum(x.nbytes for x in (q, k, v)) + 40 * R * (block + d) * q.itemsize
-            expect.budget(rule, operators.peak_bytes, at_most=own + R * N, unit="B")
-        seen = min(N, -(-(first + R) // block) * block)
-        rule = f"each score is computed once, and none in a tile that no query sees ({on})"
-        expect.budget(rule, operators.flops, at_most=4 * R * d * seen, unit="FLOPs")
-
-
-_LONG = "a long text"
-
-
-def _texts(draw: Draw) -> Iterator[tuple[Any, ...]]:
-    """The case in words, q, k, v, first, block. R differs from N, d and block."""
-    kind = torch.float64
-
-    def text(R: int, N: int, first: int, block: int, d: int = 3) -> tuple[Tensor, Tensor, Tensor, int, int]:
-        return draw.tensor((R, d), kind), draw.tensor((N, d), kind), draw.tensor((N, d), kind), first, block
-
-    yield "one tile holds all keys", *text(6, 6 + 2, 2, 8)
-    yield "the first queries", *text(5, 16, 0, 4)
-    yield "queries in the middle", *text(5, 24, draw.integer(7, 10), 4)
-    yield "the last queries", *text(5, 24, 19, 4, d=4)
-    yield "a text that tiles do not divide", *text(5, 23, 18, 4)
-    yield "tiles of one key", *text(4, 13, draw.integer(3, 6), 1)
-    yield "one query", *text(1, 17, draw.integer(8, 12), 4)
-    q, *rest = text(5, 20, 11, 4)
-    yield "scores far apart", 1000 * q, *rest
-    low = torch.full((20, 3), -1.0, dtype=kind)
-    yield "scores far below 0", q.abs() * 3e4 + 3e4, low + 1e-4 * draw.tensor((20, 3), kind), *rest[1:]
-    yield "scores far above 0", q.abs() * 3e4 + 3e4, -low + 1e-4 * draw.tensor((20, 3), kind), *rest[1:]
-    high = draw.tensor((20, 3), kind)
-    yield "scores that grow along the text", q.abs() + 1, torch.arange(20.0, dtype=kind)[:, None] + high, *rest[1:]
-    yield "float32", *(one.float() for one in text(5, 20, 9, 4)[:3]), 9, 4
-    yield _LONG, *text(128, 1024, 896, 4, d=2)
-
-
-# ---- The end of a step ----------------------------------------------------------------------------------------------
+        o, (N, D) = torch.full_like(q, -7.0), q.shape
+        given = [one.clone() for one in (q, k, v)]
+        with record_accesses() as launches:
+            jit(attend_kernel)[(math.ceil(N / block),)](q, k, v, o, N, 1 / math.sqrt(D), D=D, BLOCK=block)
+        on = f"{on}; N {N}, D {D}, BLOCK {block}"
+        expect.equal(f"q, k and v stay unchanged ({on})", [q, k, v], given)
+        expect.that(f"no number is nan ({on})", not o.isnan().any(), f"{_rows_with_nan(o)} are", "numbers")
+        softmax = _softmax(q, k)
+        expect.close(f"each query's mean of the values ({on})", o, (softmax @ v.double()).float(), rtol=1e-3, atol=1e-4)
+        _expect_tiles(expect, launches[0], ("q", "k", "v", "o"), block, on)
 
 
 @exercise(
-    "The end of a step",
+    "The gradient of the queries",
     hints=[
-        "How many tiles has the output, down and across? How many waves are they?",
-        "These waves hold waves * cores tiles. How many whole columns of tiles is that, with `down` tiles in each?",
-        "`waves = ceil(down * across / cores)`; then `waves * cores // down` tiles across, each `columns` wide.",
+        "Which numbers does a program need once, which in each tile? There is no maximum to follow: `lse` is known.",
+        "For each tile: the softmax, 0 for hidden keys; the gradient of the scores; its product with k is added to dq. "
+        "Where does `scale` belong?",
+        "`share = tl.where(keys <= rows[:, None], tl.exp(tl.dot(q, tl.trans(k)) * scale - lse[:, None]), 0.0)`, then "
+        "`dq += tl.dot(share * (tl.dot(do, tl.trans(v)) - delta[:, None]), k)`; store `dq * scale`.",
     ],
 )
-def end_of_step(expect: Expect, end_of_step: Callable[[int, int, int, int, int], int]) -> None:
-    not_from_lablib(end_of_step)
-    for on, *sizes in _sizes(expect.draw):
+def dq_kernel(expect: Expect, dq_kernel: Callable[..., None]) -> None:
+    _needs_triton()
+    not_from_lablib(dq_kernel)
+    for on, q, k, v, block in _texts(expect.draw):
         expect.measured.clear()
-        M, N, rows, columns, cores = sizes
-        given = f"M {M}, N {N}, tiles {rows} x {columns}, {cores} cores"
-        found = end_of_step(*sizes)
-        whole = isinstance(found, int) and not isinstance(found, bool)
-        expect.that(f"a whole number is returned ({given})", whole, type(found).__name__, "int")
-        expect.equal(f"{on} ({given})", found, _last_width(*sizes))
+        do, dq, (N, D) = expect.draw.tensor(q.shape), torch.full_like(q, -7.0), q.shape
+        softmax = _softmax(q, k)
+        delta = (do * (softmax @ v.double())).sum(1)
+        tensors = (q, k, v, do, _scores(q, k).logsumexp(1).float(), delta.float())
+        given = [one.clone() for one in tensors]
+        with record_accesses() as launches:
+            jit(dq_kernel)[(math.ceil(N / block),)](*tensors, dq, N, 1 / math.sqrt(D), D=D, BLOCK=block)
+        on = f"{on}; N {N}, D {D}, BLOCK {block}"
+        expect.equal(f"the other tensors stay unchanged ({on})", list(tensors), given)
+        expect.that(f"no number is nan ({on})", not dq.isnan().any(), f"{_rows_with_nan(dq)} are", "numbers")
+        of_scores = softmax * (do.double() @ v.double().T - delta[:, None])
+        wanted = (of_scores @ k.double() / math.sqrt(D)).float()
+        terms = softmax * (do.double() @ v.double().T).abs() @ k.double().abs() / math.sqrt(D)
+        expect.close(f"each query's gradient ({on})", dq, wanted, rtol=1e-3, atol=3e-4 * float(terms.max()))
+        _expect_tiles(expect, launches[0], ("q", "k", "v", "do", "lse", "delta", "dq"), block, on)
 
 
-def _last_width(M: int, N: int, rows: int, columns: int, cores: int) -> int:
-    """The same by trying widths and counting tiles."""
-
-    def waves(width: int) -> int:
-        return math.ceil(math.ceil(M / rows) * math.ceil(width / columns) / cores)
-
-    last = N
-    while waves(last + 1) == waves(N):
-        last += 1
-    return last
+def _needs_triton() -> None:
+    if tl is None:
+        raise RuleBroken("Triton is needed to run a kernel", "no package triton", "Linux: pip install triton")
 
 
-def _sizes(draw: Draw) -> Iterator[tuple[str, int, int, int, int, int]]:
-    """The case in words, M, N, rows, columns, cores."""
-    yield "tiles that are not full", 37, 11, 16, 8, 9
-    yield "one row of tiles, one wave", 16, 8, 16, 8, draw.integer(3, 6)
-    yield "two rows of tiles", 32, 8, 16, 8, 8
-    yield "rows that tiles do not divide", 17, 8, 16, 8, 8
-    yield "cores that rows of tiles do not divide", 48, 8, 16, 8, 8
-    yield "several waves", 48, 8 * draw.integer(9, 15), 16, 8, 8
-    yield "more rows of tiles than cores", 16 * 7, 8, 16, 8, 3
-    yield "more rows of tiles than cores, two columns", 16 * 7, 9, 16, 8, 3
-    yield "a width at the end of its step", 32, 32, 16, 8, 8
-    yield "one column beyond the end of a step", 32, 33, 16, 8, 8
-    yield "tiles wider than high", 30, 50, 8, 32, 7
-    yield "a step of many thousands", 100, 1, 128, 256, draw.integer(100, 140)
-    yield "one core", 8, 9, 8, 4, 1
-    for _ in range(20):
-        rows, columns = draw.integer(2, 9), draw.integer(2, 9)
-        M, N, cores = draw.integer(1, 60), draw.integer(1, 60), draw.integer(1, 20)
-        yield "random sizes", M, N, rows, columns, cores
+def _rows_with_nan(x: Tensor) -> str:
+    return f"{plural(int(x.isnan().any(1).sum()), 'rows')} of {len(x)}"
+
+
+def _scores(q: Tensor, k: Tensor) -> Tensor:
+    at = torch.arange(len(q))
+    return (q.double() @ k.double().T / math.sqrt(q.shape[1])).masked_fill(at > at[:, None], -math.inf)
+
+
+def _softmax(q: Tensor, k: Tensor) -> Tensor:
+    return torch.softmax(_scores(q, k), 1)
+
+
+def _texts(draw: Draw) -> Iterator[tuple[str, Tensor, Tensor, Tensor, int]]:
+    """The case in words, q, k, v, BLOCK."""
+
+    def text(N: int, block: int, D: int) -> tuple[Tensor, Tensor, Tensor, int]:
+        return draw.tensor((N, D)), draw.tensor((N, D)), draw.tensor((N, D)), block
+
+    yield "one tile", *text(8, 8, 4)
+    yield "two tiles", *text(16, 8, 4)
+    yield "many tiles", *text(4 * draw.integer(4, 6), 4, 8)
+    yield "a text that tiles do not divide", *text(4 * draw.integer(3, 5) + draw.integer(1, 3), 4, 2)
+    yield "a text shorter than a tile", *text(draw.integer(3, 7), 8, 4)
+    yield "tiles of one key", *text(draw.integer(5, 7), 1, 4)
+    yield "one token", *text(1, 4, 2)
+    q, k, v, block = text(8, 8, 4)
+    yield "one tile, scores far above 0", 100 * q.abs() + 100, k.abs() + 1, v, block
+    q, k, v, block = text(18, 4, 4)
+    yield "scores far apart", 300 * q, k, v, block
+    low, small = torch.full((18, 4), -1.0), 1e-3 * draw.tensor((18, 4))
+    yield "scores far below 0", 100 * q.abs() + 100, low + small, v, block
+    yield "scores far above 0", 100 * q.abs() + 100, small - low, v, block
+    rising = torch.arange(18.0)[:, None] + draw.tensor((18, 4))
+    yield "scores that grow along the text", q.abs() + 1, rising, v, block
+    yield "scores that fall along the text", q.abs() + 1, -rising, v, block
+
+
+def _expect_tiles(expect: Expect, launch: Launch, names: tuple[str, ...], block: int, on: str) -> None:
+    """A program reads its own rows once, the keys and values that it sees once, and writes its own rows once."""
+    N, D = next(iter(launch.tensors.values())).shape
+    found: dict[tuple[str, str, int], Counter] = defaultdict(Counter)
+    short = dict(zip(launch.tensors, names, strict=True))
+    for one in launch.accesses:
+        found[short[one.tensor], "written" if one.kind == "store" else "read", one.program[0]].update(
+            one.elements.tolist()
+        )
+    for program in range(math.ceil(N / block)):
+        first, end = program * block, min(N, (program + 1) * block)
+        for name in names:
+            width = 1 if name in ("lse", "delta") else D
+            rows = range(0, end) if name in ("k", "v") else range(first, end)
+            kind, other = ("written", "read") if name == names[-1] else ("read", "written")
+            saw = found[name, kind, program]
+            wanted = set(range(rows.start * width, rows.stop * width))
+            where = f"program {program}; {on}"
+            which = "the keys and values that it sees" if name in ("k", "v") else "its own rows"
+            missing, more = wanted - set(saw), set(saw) - wanted
+            rule = f"a program has {which} {kind}"
+            said = f"{len(missing)} of {len(wanted)} numbers of {name} are not"
+            expect.that(f"{rule}, all ({where})", not missing, said, "all")
+            said = f"{len(more)} other numbers of {name} are {kind}"
+            expect.that(f"{rule}, and no others ({where})", not more, said, "none")
+            said = f"a number of {name} is {kind} {max(saw.values(), default=0)} times"
+            expect.that(f"{rule} once ({where})", max(saw.values(), default=0) <= 1, said, "once")
+            extra = sum(found[name, other, program].values())
+            expect.that(f"{name} is only {kind} ({where})", not extra, f"{extra} numbers are {other}", "none")

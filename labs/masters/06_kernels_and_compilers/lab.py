@@ -5,7 +5,7 @@
 #
 # A *kernel* is a function that a GPU runs over whole tensors, with many copies in parallel. It reads numbers from the
 # GPU's memory (*HBM*, high-bandwidth memory), calculates on the chip, and writes numbers back. You will count the bytes
-# of kernels, write one, and use the same count for FlashAttention.
+# of kernels, and write two: a softmax, and FlashAttention.
 #
 # **Prerequisites.** Lab 01. **Time.** 60 minutes, without the folded sections, called *further*.
 
@@ -235,51 +235,73 @@ check.join(join)
 # for the maximum and another for the sum it would be three times. If the softmax is only needed for a weighted sum, one
 # pass is enough: it can accumulate that sum, too.
 
-# %% [markdown] minutes=16
+# %% [markdown] minutes=22
 # ## Attention as that loop
 #
-# Attention has for each of N tokens a query, a key and a value, d numbers each: the rows of q, k and v. (This is one
-# *head*; a model has many in parallel.) It weights values v by the softmax of scores `q k^T / sqrt(d)`, N x N numbers.
+# Attention has for each of N tokens a query, a key and a value, D numbers each: the rows of q, k and v. (This is one
+# *head*; a model has many in parallel.) It weights values v by the softmax of scores `q k^T / sqrt(D)`, N x N numbers.
 # *FlashAttention* (Dao et al., 2022) never writes the scores to memory. In its second version (Dao, 2023) a program
 # takes a tile of queries, and loops over tiles of keys and values with three variables: m, s and `o`, the sum of
 # `exp(score - m) v`. When m grows, s and o are multiplied by `exp(old m - new m)`. At the end the result is `o / s`.
+
+# %% [markdown]
+# ### Exercise 3: causal attention in one kernel
 #
-# ### Exercise 3: one tile of queries
-#
-# *Causal* means: query i, counted from the start of the text, sees the keys j <= i. Tiles without such a key are
-# skipped.
+# *Causal* means: query i sees the keys j <= i. Program p takes the queries from p * BLOCK on; tiles of keys that none
+# of them sees are not loaded. A tile of two dimensions has places such as `rows[:, None] * D + columns`;
+# `tl.dot(a, b)` is the product of two tiles, on a GPU's matrix units.
 
 
 # %% tags=["exercise"]
-def attend(q, k, v, first, block):
-    """Causal attention of queries first, first + 1, ...: weighted means of v, a tensor like q.
+def attend_kernel(
+    q_ptr, k_ptr, v_ptr, o_ptr, N, scale, D: "tl.constexpr", BLOCK: "tl.constexpr"
+):
+    """A tile of o: queries `tl.program_id(0) * BLOCK` and on, with scores `scale` * q k^T.
 
-    q: [R, d], R tokens of the text beginning at `first`. k, v: [N, d], the whole text; `block`
-    need not divide N. Scores, over sqrt(d), of at most `block` keys exist at a time. Each is
-    computed once, and none in a tile that no query sees.
+    q, k, v, o: N rows of D numbers, contiguous, in float32; BLOCK need not divide N. Each
+    program reads its queries once, the keys and values that they see once, and writes its
+    rows of o once.
+    Also useful: `tl.full((BLOCK,), x, tl.float32)`, `tl.zeros((BLOCK, D), tl.float32)`,
+    `tl.trans(tile)`, `tl.where(mask, a, b)`, `tl.maximum(a, b)`, `tl.max(tile, axis=1)`.
     """
     ### BEGIN SOLUTION
-    R, d = q.shape
-    m, s, o = q.new_full((R, 1), -math.inf), q.new_zeros(R, 1), torch.zeros_like(q)
-    at = first + torch.arange(R)[:, None]
-    for start in range(0, first + R, block):
-        keys, values = k[start : start + block], v[start : start + block]
-        hidden = start + torch.arange(len(keys)) > at
-        scores = (q @ keys.T / math.sqrt(d)).masked_fill(hidden, -math.inf)
-        new = torch.maximum(m, scores.amax(1, keepdim=True))
-        share, old = torch.exp(scores - new), torch.exp(m - new)
-        m, s, o = new, s * old + share.sum(1, keepdim=True), o * old + share @ values
-    return o / s
+    first = tl.program_id(0) * BLOCK
+    rows, columns = first + tl.arange(0, BLOCK), tl.arange(0, D)
+    own, is_row = rows[:, None] * D + columns, rows[:, None] < N
+    q = tl.load(q_ptr + own, mask=is_row, other=0.0)
+    m = tl.full((BLOCK,), -float("inf"), tl.float32)
+    s = tl.zeros((BLOCK,), tl.float32)
+    o = tl.zeros((BLOCK, D), tl.float32)
+    for start in range(0, first + BLOCK, BLOCK):
+        keys = start + tl.arange(0, BLOCK)
+        at, is_key = keys[:, None] * D + columns, keys[:, None] < N
+        k = tl.load(k_ptr + at, mask=is_key, other=0.0)
+        v = tl.load(v_ptr + at, mask=is_key, other=0.0)
+        scores = tl.dot(q, tl.trans(k)) * scale
+        scores = tl.where(keys <= rows[:, None], scores, -float("inf"))
+        new = tl.maximum(m, tl.max(scores, axis=1))
+        share, old = tl.exp(scores - new[:, None]), tl.exp(m - new)
+        m, s = new, s * old + tl.sum(share, axis=1)
+        o = o * old[:, None] + tl.dot(share, v)
+    tl.store(o_ptr + own, o / s[:, None], mask=is_row)
     ### END SOLUTION
 
 
 # %%
-# Try it: exp of score j is 2^j. Query 1: (0 + 2) / 3 = 0.667, query 2: (0 + 2 + 8) / 7 = 1.429.
-values = torch.arange(4.0)[:, None].repeat(1, 4)
-try_out(attend, torch.ones(2, 4), math.log(2) / 2 * values, values, 1, 2)
+def attend(q, k, v, block):
+    (N, D), o = q.shape, torch.full_like(q, -1.0)
+    grid = (math.ceil(N / block),)
+    jit(attend_kernel)[grid](q, k, v, o, N, 1 / math.sqrt(D), D=D, BLOCK=block)
+    return o
 
-# %% tags=["check"] points=2
-check.attend(attend)
+
+# Try it: exp of score j is 2^j. Means: 0, (0 + 2) / 3 = 0.667, (0 + 2 + 8) / 7 = 1.429,
+# (0 + 2 + 8 + 24) / 15 = 2.267.
+values = torch.arange(4.0)[:, None].repeat(1, 4)
+try_out(attend, torch.ones(4, 4), math.log(2) / 2 * values, values, 2)
+
+# %% tags=["check"] points=3
+check.attend_kernel(attend_kernel)
 
 # %% [markdown]
 # Now its bytes. Standard attention writes and reads the scores, then their softmax: 4 N^2 numbers. The loop reads q and
@@ -347,61 +369,6 @@ pd.DataFrame(rows).T.round(1)
 # %% [markdown]
 # Four times the tokens need about 16 times the memory with scores (three times N x N numbers), four times without. That
 # is why long texts need such a loop.
-
-# %% [markdown] minutes=6
-# ## Tiles and waves
-#
-# A matrix product is also cut in tiles of its output. The GPU's *cores*, which NVIDIA calls SMs (132 on an H100 SXM),
-# take one tile each: one *wave*. In the cost model a last tile that reaches beyond the matrix, and a last wave that
-# leaves cores idle, take as long as full ones. So time rises in steps. With 4,096 rows and tiles of 256 x 128, four
-# waves have 4 x 132 = 528 tiles, 16 x 33: the step ends at a width of 33 x 128 = 4,224. The model takes the best of its
-# tiles at each width. *Useful* is the share of a large product's rate that computes the requested output. Which number
-# of rows makes its dips deepest?
-
-# %%
-from lablib.kernels.tile_quantization import Product, staircase
-from lablib.widgets import IntChoice, explore
-
-widths = list(range(1024, 8193, 64))
-
-
-def sweep(rows, depth):
-    return staircase(Product(rows, 4096, depth, "bfloat16", h100), "N", widths)
-
-
-def draw_steps(steps):
-    seconds, useful = [one.time_s for one in steps], [one.useful for one in steps]
-    title = "[rows, depth] x [depth, N]"
-    return lab06.figure_staircase(widths, {"H100": seconds}, {"H100": useful}, title)
-
-
-choices = [IntChoice("rows", "Rows", (512, 1024, 2048, 4096, 8192), 4096)]
-choices += [IntChoice("depth", "Depth", (256, 1024, 4096), 4096)]
-explore(sweep, draw_steps, choices, interactive=interactive, examples=[{"rows": 1024}])
-
-# %% [markdown]
-# ### Exercise 4: the end of a step
-#
-# The output has M rows and N columns, in tiles of `rows` x `columns`, on `cores` cores. Which is the largest width that
-# takes no more waves than N?
-
-
-# %% tags=["exercise"]
-def end_of_step(M, N, rows, columns, cores):
-    """The largest width that takes no more waves than N. All are whole numbers from 1."""
-    ### BEGIN SOLUTION
-    down, across = -(-M // rows), -(-N // columns)
-    waves = -(-down * across // cores)
-    return waves * cores // down * columns
-    ### END SOLUTION
-
-
-# %%
-# Try it: 2 x 2 tiles of 128 x 128 on 6 cores are one wave; 2 x 3 tiles still are: 384.
-try_out(end_of_step, 256, 200, 128, 128, 6)
-
-# %% tags=["check"] points=1
-check.end_of_step(end_of_step)
 
 # %% [markdown] minutes=4
 # ## Reconcile: predicted and measured
@@ -481,6 +448,37 @@ print_text(f"{recorded}")
 # fused, 4 more for 9 unfused). Bytes predict the ratio only if memory is the limit: a large cache may hold the
 # intermediate results, and with an expensive operator, such as tanh, a CPU may be limited by arithmetic.
 
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: tiles and waves
+#
+# A matrix product is also cut in tiles of its output. The GPU's *cores*, which NVIDIA calls SMs (132 on an H100 SXM),
+# take one tile each: one *wave*. In the cost model a last tile that reaches beyond the matrix, and a last wave that
+# leaves cores idle, take as long as full ones. So time rises in steps. With 4,096 rows and tiles of 256 x 128, four
+# waves have 4 x 132 = 528 tiles, 16 x 33: the step ends at a width of 33 x 128 = 4,224. The model takes the best of its
+# tiles at each width. *Useful* is the share of a large product's rate that computes the requested output. Which number
+# of rows makes its dips deepest?
+
+# %%
+from lablib.kernels.tile_quantization import Product, staircase
+from lablib.widgets import IntChoice, explore
+
+widths = list(range(1024, 8193, 64))
+
+
+def sweep(rows, depth):
+    return staircase(Product(rows, 4096, depth, "bfloat16", h100), "N", widths)
+
+
+def draw_steps(steps):
+    seconds, useful = [one.time_s for one in steps], [one.useful for one in steps]
+    title = "[rows, depth] x [depth, N]"
+    return lab06.figure_staircase(widths, {"H100": seconds}, {"H100": useful}, title)
+
+
+choices = [IntChoice("rows", "Rows", (512, 1024, 2048, 4096, 8192), 4096)]
+choices += [IntChoice("depth", "Depth", (256, 1024, 4096), 4096)]
+explore(sweep, draw_steps, choices, interactive=interactive, examples=[{"rows": 1024}])
+
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: widths that load slowly
 #
@@ -518,28 +516,74 @@ if tl is not None:
             matmul(a, b, *extra, tiles=MatmulTiles(16, 16, 16))
         print(f"{name}: {hbm_bytes(launches)}")
 
-# %% [markdown] tags=["further"] minutes=3
-# ## Further: a loop of the library, counted
+# %% [markdown] tags=["further"] minutes=15
+# ## Further: attention's backward
 #
-# The library's kernel is the loop of Exercise 3 in Triton. Here are its accesses, recorded by the interpreter:
+# Backward has no stored softmax P. It computes the scores of each tile again, and from them and one number kept per
+# query, `lse` = m + log s, the softmax: `P = exp(score - lse)`. Let do be the gradient of o. Then the gradient of P is
+# `do v^T`. The gradient of the scores is `P * (do v^T - delta)`, where `delta` is the sum of `do * o` over a row; times
+# k, and times `scale`, it is the gradient of q (Dao et al., 2022, appendix B).
+#
+# ### Exercise 4: the gradient of the queries
+#
+# Again program p takes the queries from p * BLOCK on, and loops over the keys that they see.
+
+
+# %% tags=["exercise"]
+def dq_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, N, scale,
+    D: "tl.constexpr", BLOCK: "tl.constexpr",
+):  # fmt: skip
+    """A tile of dq, of queries `tl.program_id(0) * BLOCK` and on; causal, as `attend_kernel`.
+
+    q, k, v, do, dq: N rows of D numbers; lse, delta: N numbers; all contiguous, in float32.
+    Each program reads its own rows once, the keys and values that they see once, and writes
+    its rows of dq once.
+    """
+    ### BEGIN SOLUTION
+    first = tl.program_id(0) * BLOCK
+    rows, columns = first + tl.arange(0, BLOCK), tl.arange(0, D)
+    own, is_row = rows[:, None] * D + columns, rows[:, None] < N
+    q = tl.load(q_ptr + own, mask=is_row, other=0.0)
+    do = tl.load(do_ptr + own, mask=is_row, other=0.0)
+    lse = tl.load(lse_ptr + rows, mask=rows < N, other=0.0)
+    delta = tl.load(delta_ptr + rows, mask=rows < N, other=0.0)
+    dq = tl.zeros((BLOCK, D), tl.float32)
+    for start in range(0, first + BLOCK, BLOCK):
+        keys = start + tl.arange(0, BLOCK)
+        at, is_key = keys[:, None] * D + columns, keys[:, None] < N
+        k = tl.load(k_ptr + at, mask=is_key, other=0.0)
+        v = tl.load(v_ptr + at, mask=is_key, other=0.0)
+        share = tl.exp(tl.dot(q, tl.trans(k)) * scale - lse[:, None])
+        share = tl.where(keys <= rows[:, None], share, 0.0)
+        dq += tl.dot(share * (tl.dot(do, tl.trans(v)) - delta[:, None]), k)
+    tl.store(dq_ptr + own, dq * scale, mask=is_row)
+    ### END SOLUTION
+
 
 # %%
-from lablib.kernels.flash_attention import flash_attention
+def gradient_of_q(q, k, v, do, block):
+    N, D = q.shape
+    scores = (q @ k.T / math.sqrt(D)).masked_fill(~torch.ones(N, N).tril().bool(), -math.inf)
+    lse, dq = scores.logsumexp(1), torch.full_like(q, -1.0)
+    delta = (do * (scores.softmax(1) @ v)).sum(1)
+    numbers = (q, k, v, do, lse, delta, dq, N, 1 / math.sqrt(D))
+    jit(dq_kernel)[(math.ceil(N / block),)](*numbers, D=D, BLOCK=block)
+    return dq
 
-N, d, tile = 64, 16, 16
-if tl is not None:
-    q, k, v = (torch.randn(1, 1, N, d) for _ in range(3))
-    with record_accesses() as launches:
-        flash_attention(q, k, v, tiles=AttentionTiles(tile, tile))
-    counted = hbm_bytes(launches)
-    print({name: counted[name] for name in ("q", "k", "v", "o")})
-    print("k by formula: N / tile times N d numbers of 4 bytes:", N // tile * N * d * 4)
+
+# Try it: keys 0 and log 2, values 0 and 3. Query 0 sees one key: 0. Query 1 has P = 1/3, 2/3,
+# o = 2 and the gradient (1/3 * (0 - 2) * 0 + 2/3 * (3 - 2) * log 2) = 0.462.
+one, keys = torch.ones(2, 1), torch.tensor([[0.0], [math.log(2)]])
+try_out(gradient_of_q, one, keys, torch.tensor([[0.0], [3.0]]), one, 2)
+
+# %% tags=["check"] points=2
+check.dq_kernel(dq_kernel)
 
 # %% [markdown]
-# Backward has no stored softmax. It computes the scores of each tile again, and from them and the one number kept per
-# query, m + log s, the softmax: `exp(score - m - log s)`. This takes more FLOPs and fewer bytes. A tile of forward has
-# two products; backward has five in the paper, and seven here, with one pass for the queries' gradients and one for the
-# other gradients.
+# The gradients of k and v need the other loop: a program takes a tile of keys, and loops over the queries that see it.
+# So a tile of forward has two products, and backward seven (five in the paper, where one loop adds to dq in memory):
+# more FLOPs than standard attention, and fewer bytes.
 
 # %%
 from lablib.kernels.attention_bytes import backward_flops, forward_flops
@@ -680,7 +724,6 @@ for one in find_recompiles(lambda x: torch.relu(x) * 2, shapes):
 # - Bytes mostly determine a kernel's time if its intensity is below the device's ridge.
 # - Fusing keeps intermediate results on the chip: the same FLOPs, fewer bytes, fewer kernels.
 # - Online softmax joins parts of a row by (m, s); FlashAttention is that loop with a product inside.
-# - In the cost model a size costs whole tiles and waves: one more column may cost as much as a thousand.
 #
 # ### Sources
 #

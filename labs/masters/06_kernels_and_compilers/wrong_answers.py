@@ -43,53 +43,81 @@ def _join(
 
 
 _ATTEND = """
-def attend(q, k, v, first, block):
-    R, d = q.shape
-    m, s, o = {start}
-    at = {at}
-    for start in range({loop}, block):
-        keys, values = k[start : start + block], v[start : start + block]
-        hidden = {hidden}
-        scores = ({scores}).masked_fill(hidden, -math.inf)
+def attend_kernel(q_ptr, k_ptr, v_ptr, o_ptr, N, scale, D: "tl.constexpr", BLOCK: "tl.constexpr"):
+    first = tl.program_id(0) * BLOCK
+    rows, columns = first + tl.arange(0, BLOCK), tl.arange(0, D)
+    own, is_row = rows[:, None] * D + columns, rows[:, None] < N
+    q = tl.load(q_ptr + own, mask=is_row, other=0.0)
+    m = {m}
+    s = tl.zeros((BLOCK,), tl.float32)
+    o = tl.zeros((BLOCK, D), tl.float32)
+    for start in {loop}:
+        keys = {keys}
+        at, is_key = keys[:, None] * D + columns, {is_key}
+        k = tl.load(k_ptr + at, mask=is_key, other=0.0)
+        v = tl.load(v_ptr + at, mask=is_key, other={other})
+        scores = {scores}
+        scores = tl.where({seen}, scores, {hidden})
         new = {new}
-        share, old = {share}
-        m, s, o = {update}
-    return {returned}
+        share, old = tl.exp(scores - new[:, None]), tl.exp(m - new)
+        m, s = new, {s}
+        o = {o}
+    tl.store(o_ptr + own, {stored}, mask={mask})
 """
 
 
 def _attend(
-    start: str = "q.new_full((R, 1), -math.inf), q.new_zeros(R, 1), torch.zeros_like(q)",
-    at: str = "first + torch.arange(R)[:, None]",
-    loop: str = "0, first + R",
-    hidden: str = "start + torch.arange(len(keys)) > at",
-    scores: str = "q @ keys.T / math.sqrt(d)",
-    new: str = "torch.maximum(m, scores.amax(1, keepdim=True))",
-    share: str = "torch.exp(scores - new), torch.exp(m - new)",
-    update: str = "new, s * old + share.sum(1, keepdim=True), o * old + share @ values",
-    returned: str = "o / s",
+    m: str = "tl.full((BLOCK,), -float('inf'), tl.float32)",
+    loop: str = "range(0, first + BLOCK, BLOCK)",
+    keys: str = "start + tl.arange(0, BLOCK)",
+    is_key: str = "keys[:, None] < N",
+    other: str = "0.0",
+    scores: str = "tl.dot(q, tl.trans(k)) * scale",
+    seen: str = "keys <= rows[:, None]",
+    hidden: str = "-float('inf')",
+    new: str = "tl.maximum(m, tl.max(scores, axis=1))",
+    s: str = "s * old + tl.sum(share, axis=1)",
+    o: str = "o * old[:, None] + tl.dot(share, v)",
+    stored: str = "o / s[:, None]",
+    mask: str = "is_row",
 ) -> str:
-    return _ATTEND.format(
-        start=start, at=at, loop=loop, hidden=hidden, scores=scores, new=new, share=share, update=update,
-        returned=returned,
-    )  # fmt: skip
+    return _ATTEND.format(**locals())
 
 
-_END = """
-def end_of_step(M, N, rows, columns, cores):
-    down, across = {down}, {across}
-    waves = {waves}
-    return {returned}
+_DQ = """
+def dq_kernel(
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, N, scale, D: "tl.constexpr", BLOCK: "tl.constexpr"
+):
+    first = tl.program_id(0) * BLOCK
+    rows, columns = first + tl.arange(0, BLOCK), tl.arange(0, D)
+    own, is_row = rows[:, None] * D + columns, rows[:, None] < N
+    q = tl.load(q_ptr + own, mask=is_row, other=0.0)
+    do = tl.load(do_ptr + own, mask=is_row, other=0.0)
+    lse = tl.load(lse_ptr + rows, mask=rows < N, other=0.0)
+    delta = tl.load(delta_ptr + rows, mask=rows < N, other=0.0)
+    dq = tl.zeros((BLOCK, D), tl.float32)
+    for start in {loop}:
+        keys = start + tl.arange(0, BLOCK)
+        at, is_key = keys[:, None] * D + columns, keys[:, None] < N
+        k = tl.load(k_ptr + at, mask=is_key, other=0.0)
+        v = tl.load(v_ptr + at, mask=is_key, other=0.0)
+        share = {share}
+        share = {seen}
+        dq {add} tl.dot({gradient}, {times})
+    tl.store(dq_ptr + own, {stored}, mask=is_row)
 """
 
 
-def _end(
-    down: str = "-(-M // rows)",
-    across: str = "-(-N // columns)",
-    waves: str = "-(-down * across // cores)",
-    returned: str = "waves * cores // down * columns",
+def _dq(
+    loop: str = "range(0, first + BLOCK, BLOCK)",
+    share: str = "tl.exp(tl.dot(q, tl.trans(k)) * scale - lse[:, None])",
+    seen: str = "tl.where(keys <= rows[:, None], share, 0.0)",
+    add: str = "+=",
+    gradient: str = "share * (tl.dot(do, tl.trans(v)) - delta[:, None])",
+    times: str = "k",
+    stored: str = "dq * scale",
 ) -> str:
-    return _END.format(down=down, across=across, waves=waves, returned=returned)
+    return _DQ.format(**locals())
 
 
 WRONG_ANSWERS = {
@@ -210,199 +238,124 @@ def softmax_kernel(x_ptr, y_ptr, M, BLOCK: "tl.constexpr"):
             "m is the larger maximum",
         ),
     ],
-    "attend": [
-        (
-            "no scale",
-            _attend(scores="q @ keys.T"),
-            "each query's mean of the values (one tile holds all keys; R 6, d 3, N 8, first 2, block 8)",
-        ),
-        (
-            "divides by d",
-            _attend(scores="q @ keys.T / d"),
-            "each query's mean of the values (one tile holds all keys; R 6, d 3, N 8, first 2, block 8)",
-        ),
-        (
-            "sees the future",
-            _attend(hidden="torch.zeros(R, len(keys), dtype=torch.bool)"),
-            "each query's mean of the values (one tile holds all keys; R 6, d 3, N 8, first 2, block 8)",
-        ),
-        (
-            "does not see itself",
-            _attend(hidden="start + torch.arange(len(keys)) >= at"),
-            "each query's mean of the values (one tile holds all keys; R 6, d 3, N 8, first 2, block 8)",
-        ),
+    "attend_kernel": [
+        ("no scale", _attend(scores="tl.dot(q, tl.trans(k))"), "mean of the values (one tile;"),
+        ("divides by D", _attend(scores="tl.dot(q, tl.trans(k)) / D"), "mean of the values (one tile;"),
+        ("sees the future", _attend(seen="keys < N"), "mean of the values (one tile;"),
+        ("does not see itself", _attend(seen="keys < rows[:, None]"), ""),
+        ("sees the future alone", _attend(seen="keys >= rows[:, None]"), "mean of the values (one tile;"),
         (
             "forgets where the queries begin",
-            _attend(at="torch.arange(R)[:, None]"),
-            "each query's mean of the values (one tile holds all keys; R 6, d 3, N 8, first 2, block 8)",
+            _attend(seen="keys <= tl.arange(0, BLOCK)[:, None]"),
+            "mean of the values (two tiles;",
         ),
         (
-            "forgets where the tile begins",
-            _attend(hidden="torch.arange(len(keys)) > at"),
-            "each query's mean of the values (the first queries; R 5, d 3, N 16, first 0, block 4)",
+            "compares places in the tiles",
+            _attend(seen="tl.arange(0, BLOCK) <= tl.arange(0, BLOCK)[:, None]"),
+            "mean of the values (two tiles;",
         ),
-        (
-            "does not correct s",
-            _attend(update="new, s + share.sum(1, keepdim=True), o * old + share @ values"),
-            "each query's mean of the values",
-        ),
-        (
-            "does not correct o",
-            _attend(update="new, s * old + share.sum(1, keepdim=True), o + share @ values"),
-            "each query's mean of the values",
-        ),
-        (
-            "forgets to divide",
-            _attend(returned="o"),
-            "each query's mean of the values (one tile holds all keys; R 6, d 3, N 8, first 2, block 8)",
-        ),
+        ("always loads the first keys", _attend(keys="tl.arange(0, BLOCK)"), ""),
+        ("hidden scores are 0", _attend(hidden="0.0"), "mean of the values (one tile;"),
+        ("hidden scores are -100", _attend(hidden="-100.0"), "mean of the values (scores f"),
+        ("does not correct s", _attend(s="s + tl.sum(share, axis=1)"), "mean of the values (two tiles;"),
+        ("does not correct o", _attend(o="o + tl.dot(share, v)"), "mean of the values (two tiles;"),
+        ("corrects by the new maximum", _attend(o="o * tl.exp(-new)[:, None] + tl.dot(share, v)"), ""),
+        ("forgets to divide", _attend(stored="o"), "mean of the values (one tile;"),
         (
             "divides in each tile",
-            _attend(
-                update=(
-                    "new, s * old + share.sum(1, keepdim=True), (o * old + "
-                    "share @ values) / (s * old + share.sum(1, keepdim=True))"
-                ),
-                returned="o",
-            ),
-            "each query's mean of the values (the first queries; R 5, d 3, N 16, first 0, block 4)",
+            _attend(o="(o * old[:, None] + tl.dot(share, v)) / s[:, None]", stored="o"),
+            "mean of the values (two tiles;",
         ),
+        ("the maximum of the tile alone", _attend(new="tl.max(scores, axis=1)"), ""),
+        ("no maximum", _attend(new="tl.zeros((BLOCK,), tl.float32)"), ""),
+        ("begins with a maximum of 0", _attend(m="tl.zeros((BLOCK,), tl.float32)"), ""),
+        ("loads every tile", _attend(loop="range(0, N, BLOCK)"), "and no others (program 0; two tiles;"),
+        ("leaves its own tile out", _attend(loop="range(0, first, BLOCK)"), ""),
+        ("one tile alone", _attend(loop="range(first, first + BLOCK, BLOCK)"), "mean of the values (two tiles;"),
+        ("no mask for keys", _attend(is_key="keys[:, None] >= 0"), ""),
+        ("one key too few", _attend(is_key="keys[:, None] < N - 1"), ""),
+        ("writes one row less", _attend(mask="rows[:, None] < N - 1"), ""),
+        ("no mask for rows", _attend(mask="rows[:, None] >= 0"), ""),
         (
-            "the maximum of the tile alone",
-            _attend(new="scores.amax(1, keepdim=True)"),
-            "no number is nan (the first queries; R 5, d 3, N 16, first 0, block 4)",
-        ),
-        (
-            "no maximum",
-            _attend(new="torch.zeros_like(m)"),
-            "no number is nan (scores far apart; R 5, d 3, N 20, first 11, block 4)",
-        ),
-        (
-            "begins with a maximum of -10,000",
-            _attend(start="q.new_full((R, 1), -1e4), q.new_zeros(R, 1), torch.zeros_like(q)"),
-            "no number is nan (scores far below 0; R 5, d 3, N 20, first 11, block 4)",
-        ),
-        (
-            "visits every tile",
-            _attend(loop="0, len(k)"),
-            "each score is computed once, and none in a tile that no query sees",
-        ),
-        (
-            "leaves the last tile out",
-            _attend(loop="0, first + 1"),
-            "each query's mean of the values (the first queries; R 5, d 3, N 16, first 0, block 4)",
-        ),
-        (
-            "one tile",
-            (
-                "def attend(q, k, v, first, block):\n"
-                "    R, d = q.shape\n"
-                "    scores = q @ k[: first + R].T / math.sqrt(d)\n"
-                "    at = first + torch.arange(R)[:, None]\n"
-                "    scores = scores.masked_fill(torch.arange(first + R) > at, -math.inf)\n"
-                "    share = torch.exp(scores - scores.amax(1, keepdim=True))\n"
-                "    return share @ v[: first + R] / share.sum(1, keepdim=True)\n"
-            ),
-            "scores of at most `block` keys",
-        ),
-        (
-            "torch's attention",
-            (
-                "def attend(q, k, v, first, block):\n"
-                "    R, N = len(q), len(k)\n"
-                "    mask = torch.arange(N) <= first + torch.arange(R)[:, None]\n"
-                "    return torch.nn.functional.scaled_dot_product_attention(q[None], k[None], v[None], mask)[0]\n"
-            ),
-            "your own",
-        ),
-        (
-            "keeps the scores of all tiles",
+            "two passes over the keys",
             """
-def attend(q, k, v, first, block):
-    R, d = q.shape
-    at = first + torch.arange(R)[:, None]
-    m, tiles = q.new_full((R, 1), -math.inf), []
-    for start in range(0, first + R, block):
-        scores = q @ k[start:start + block].T / math.sqrt(d)
-        scores = scores.masked_fill(start + torch.arange(scores.shape[1]) > at, -math.inf)
-        tiles.append(scores)
-        m = torch.maximum(m, scores.amax(1, keepdim=True))
-    s, o = 0, 0
-    for number, scores in enumerate(tiles):
-        share = torch.exp(scores - m)
-        s, o = s + share.sum(1, keepdim=True), o + share @ v[number * block:(number + 1) * block]
-    return o / s
+def attend_kernel(q_ptr, k_ptr, v_ptr, o_ptr, N, scale, D: "tl.constexpr", BLOCK: "tl.constexpr"):
+    first = tl.program_id(0) * BLOCK
+    rows, columns = first + tl.arange(0, BLOCK), tl.arange(0, D)
+    own, is_row = rows[:, None] * D + columns, rows[:, None] < N
+    q = tl.load(q_ptr + own, mask=is_row, other=0.0)
+    m = tl.full((BLOCK,), -float("inf"), tl.float32)
+    for start in range(0, first + BLOCK, BLOCK):
+        keys = start + tl.arange(0, BLOCK)
+        k = tl.load(k_ptr + keys[:, None] * D + columns, mask=keys[:, None] < N, other=0.0)
+        scores = tl.where(keys <= rows[:, None], tl.dot(q, tl.trans(k)) * scale, -float("inf"))
+        m = tl.maximum(m, tl.max(scores, axis=1))
+    s, o = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK, D), tl.float32)
+    for start in range(0, first + BLOCK, BLOCK):
+        keys = start + tl.arange(0, BLOCK)
+        at, is_key = keys[:, None] * D + columns, keys[:, None] < N
+        k, v = tl.load(k_ptr + at, mask=is_key, other=0.0), tl.load(v_ptr + at, mask=is_key, other=0.0)
+        scores = tl.where(keys <= rows[:, None], tl.dot(q, tl.trans(k)) * scale, -float("inf"))
+        share = tl.exp(scores - m[:, None])
+        s, o = s + tl.sum(share, axis=1), o + tl.dot(share, v)
+    tl.store(o_ptr + own, o / s[:, None], mask=is_row)
 """,
-            "scores of at most `block` keys",
+            "once (program 0; one tile;",
+        ),
+        (
+            "keeps o in memory",
+            """
+def attend_kernel(q_ptr, k_ptr, v_ptr, o_ptr, N, scale, D: "tl.constexpr", BLOCK: "tl.constexpr"):
+    first = tl.program_id(0) * BLOCK
+    rows, columns = first + tl.arange(0, BLOCK), tl.arange(0, D)
+    own, is_row = rows[:, None] * D + columns, rows[:, None] < N
+    q = tl.load(q_ptr + own, mask=is_row, other=0.0)
+    m, s = tl.full((BLOCK,), -float("inf"), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    tl.store(o_ptr + own, tl.zeros((BLOCK, D), tl.float32), mask=is_row)
+    for start in range(0, first + BLOCK, BLOCK):
+        keys = start + tl.arange(0, BLOCK)
+        at, is_key = keys[:, None] * D + columns, keys[:, None] < N
+        k, v = tl.load(k_ptr + at, mask=is_key, other=0.0), tl.load(v_ptr + at, mask=is_key, other=0.0)
+        scores = tl.where(keys <= rows[:, None], tl.dot(q, tl.trans(k)) * scale, -float("inf"))
+        new = tl.maximum(m, tl.max(scores, axis=1))
+        share, old = tl.exp(scores - new[:, None]), tl.exp(m - new)
+        m, s = new, s * old + tl.sum(share, axis=1)
+        o = tl.load(o_ptr + own, mask=is_row, other=0.0) * old[:, None] + tl.dot(share, v)
+        tl.store(o_ptr + own, o, mask=is_row)
+    o = tl.load(o_ptr + own, mask=is_row, other=0.0)
+    tl.store(o_ptr + own, o / s[:, None], mask=is_row)
+""",
+            "a number of o is written",
+        ),
+        (
+            "calls the library",
+            """
+def attend_kernel(q_ptr, k_ptr, v_ptr, o_ptr, N, scale, D: "tl.constexpr", BLOCK: "tl.constexpr"):
+    from lablib.kernels.flash_attention import flash_attention
+    return flash_attention
+""",
+            "your own code",
         ),
     ],
-    "end_of_step": [
-        ("returns N", _end(returned="N"), "tiles that are not full (M 37, N 11, tiles 16 x 8, 9 cores)"),
-        (
-            "rounds up to a tile",
-            _end(returned="across * columns"),
-            "tiles that are not full (M 37, N 11, tiles 16 x 8, 9 cores)",
-        ),
-        (
-            "rounds tiles down",
-            _end(across="N // columns"),
-            "more rows of tiles than cores, two columns (M 112, N 9, tiles 16 x 8, 3 cores)",
-        ),
-        (
-            "rounds rows down",
-            _end(down="M // rows or 1"),
-            "tiles that are not full (M 37, N 11, tiles 16 x 8, 9 cores)",
-        ),
-        (
-            "rounds waves down",
-            _end(waves="down * across // cores or 1"),
-            "several waves (M 48, N ",
-        ),
-        ("takes a fraction of waves", _end(waves="down * across / cores"), "a whole number is returned"),
-        ("forgets the rows", _end(down="1"), "tiles that are not full (M 37, N 11, tiles 16 x 8, 9 cores)"),
-        ("one wave always", _end(waves="1"), "several waves (M 48, N "),
-        (
-            "returns tiles",
-            _end(returned="waves * cores // down"),
-            "tiles that are not full (M 37, N 11, tiles 16 x 8, 9 cores)",
-        ),
-        (
-            "rounds columns of tiles up",
-            _end(returned="-(-waves * cores // down) * columns"),
-            "cores that rows of tiles do not divide (M 48, N 8, tiles 16 x 8, 8 cores)",
-        ),
-        (
-            "swaps rows and columns",
-            _end(down="-(-M // columns)", across="-(-N // rows)"),
-            "tiles that are not full (M 37, N 11, tiles 16 x 8, 9 cores)",
-        ),
-        (
-            "begins a new wave always",
-            _end(waves="down * across // cores + 1"),
-            "a width at the end of its step (M 32, N 32, tiles 16 x 8, 8 cores)",
-        ),
-        (
-            "the whole area",
-            _end(returned="waves * cores * rows * columns // M"),
-            "tiles that are not full (M 37, N 11, tiles 16 x 8, 9 cores)",
-        ),
-        (
-            "one column too many",
-            _end(returned="waves * cores // down * columns + 1"),
-            "tiles that are not full (M 37, N 11, tiles 16 x 8, 9 cores)",
-        ),
-        (
-            "searches 512 columns",
-            """
-def end_of_step(M, N, rows, columns, cores):
-    w = lambda n: -(-(-(-M // rows) * -(-n // columns)) // cores)
-    last = N
-    for n in range(N, N + 512):
-        if w(n) == w(N): last = n
-    return last
-""",
-            "a step of many thousands",
-        ),
+    "dq_kernel": [
+        ("forgets scale at the end", _dq(stored="dq"), "each query's gradient (one tile;"),
+        ("forgets scale in the scores", _dq(share="tl.exp(tl.dot(q, tl.trans(k)) - lse[:, None])"), ""),
+        ("forgets lse", _dq(share="tl.exp(tl.dot(q, tl.trans(k)) * scale)"), ""),
+        ("divides by lse", _dq(share="tl.exp(tl.dot(q, tl.trans(k)) * scale) / lse[:, None]"), ""),
+        ("sees the future", _dq(seen="share"), ""),
+        ("does not see itself", _dq(seen="tl.where(keys < rows[:, None], share, 0.0)"), ""),
+        ("hidden shares are -inf", _dq(seen="tl.where(keys <= rows[:, None], share, -float('inf'))"), ""),
+        ("forgets delta", _dq(gradient="share * tl.dot(do, tl.trans(v))"), ""),
+        ("adds delta", _dq(gradient="share * (tl.dot(do, tl.trans(v)) + delta[:, None])"), ""),
+        ("delta per key", _dq(gradient="share * (tl.dot(do, tl.trans(v)) - delta)"), ""),
+        ("forgets P", _dq(gradient="tl.dot(do, tl.trans(v)) - delta[:, None]"), ""),
+        ("the gradient of P alone", _dq(gradient="share - delta[:, None]"), ""),
+        ("times v", _dq(times="v"), ""),
+        ("times q", _dq(times="q"), ""),
+        ("keeps the last tile alone", _dq(add="="), "each query's gradient (two tiles;"),
+        ("subtracts", _dq(add="-="), ""),
+        ("loads every tile", _dq(loop="range(0, N, BLOCK)"), "and no others (program 0; two tiles;"),
+        ("leaves its own tile out", _dq(loop="range(0, first, BLOCK)"), ""),
     ],
 }
 
@@ -447,40 +400,35 @@ def join(m1, s1, m2, s2):
 """,
         ),
     ],
-    "attend": [
-        ("scales q", _attend(scores="(q / math.sqrt(d)) @ keys.T")),
-        ("einsum", _attend(scores='torch.einsum("rd,nd->rn", q, keys) / math.sqrt(d)')),
-        ("one over s", _attend(returned="o * (1 / s)")),
+    "attend_kernel": [
+        ("scales q", _attend(scores="tl.dot(q * scale, tl.trans(k))")),
+        ("exp2", _attend().replace("tl.exp(scores - new[:, None])", "tl.exp2((scores - new[:, None]) * 1.44269504)")),
+        ("one over s", _attend(stored="o * (1 / s)[:, None]")),
+        ("from the last tile back", _attend(loop="range(tl.program_id(0) * BLOCK, -1, -BLOCK)")),
+        ("counts tiles", _attend(loop="range(0, tl.program_id(0) + 1)", keys="start * BLOCK + tl.arange(0, BLOCK)")),
         (
-            "joins the softmax of each tile by logaddexp",
-            """
-def attend(q, k, v, first, block):
-    R, d = q.shape
-    at = first + torch.arange(R)[:, None]
-    lse, o = q.new_full((R, 1), -math.inf), torch.zeros_like(q)
-    for start in range(0, first + R, block):
-        scores = q @ k[start:start + block].T / math.sqrt(d)
-        scores = scores.masked_fill(start + torch.arange(scores.shape[1]) > at, -math.inf)
-        tile = scores.logsumexp(1, keepdim=True)
-        share = torch.nan_to_num(scores.softmax(1))
-        new = torch.logaddexp(lse, tile)
-        o = o * torch.exp(lse - new) + torch.exp(tile - new) * (share @ v[start:start + block])
-        lse = new
-    return o
-""",
-        ),
-    ],
-    "end_of_step": [
-        (
-            "math.ceil",
-            _end(down="math.ceil(M / rows)", across="math.ceil(N / columns)", waves="math.ceil(down * across / cores)"),
-        ),
-        (
-            "by search",
-            _end(
-                returned="max(a for a in range(across, across + cores + 1) if -(-down * a // cores) == waves) * columns"
+            "a bias instead of where",
+            _attend().replace(
+                "tl.where(keys <= rows[:, None], scores, -float('inf'))",
+                "scores + tl.where(keys <= rows[:, None], 0.0, -float('inf'))",
             ),
         ),
-        ("divmod", _end(returned="columns * divmod(waves * cores, down)[0]")),
+        (
+            "no mask for hidden keys' scores, but for keys",
+            _attend(is_key="(keys[:, None] < N) & (keys[:, None] < first + BLOCK)"),
+        ),
+    ],
+    "dq_kernel": [
+        ("scales k", _dq(share="tl.exp(tl.dot(q, tl.trans(k) * scale) - lse[:, None])")),
+        ("scales in each tile", _dq(times="k * scale", stored="dq")),
+        ("from the last tile back", _dq(loop="range(tl.program_id(0) * BLOCK, -1, -BLOCK)")),
+        (
+            "hides the scores",
+            _dq(
+                share="tl.exp(tl.where(keys <= rows[:, None], tl.dot(q, tl.trans(k)) * scale - lse[:, None], "
+                "-float('inf')))",
+                seen="share",
+            ),
+        ),
     ],
 }
