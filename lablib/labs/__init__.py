@@ -1,5 +1,6 @@
 """Helper code of single labs: their figures, and comparisons that a learner does not write.
 
+lab00   possible messages between ranks
 lab02   exponents of gradients, and the ranges of number formats
 lab03   ways to keep fewer activations: time against memory
 lab04   packed documents, learning rates, critical batch, muP

@@ -3,42 +3,16 @@
 #
 # **Question.** What does a distributed program look like?
 #
-# You need no GPU. You will run one program on eight simulated GPUs and on real processes. You will see which rank
-# works, which one waits and how much data is sent. Then you will make it hang, and break it.
+# You need no GPU. You will run one program on eight simulated GPUs and on real processes, see which rank works, which
+# one waits and how much is sent, and then break it. Run each cell with Shift+Enter, from top to bottom.
 #
 # **Prerequisites.** None but Python and a little PyTorch. **Time.** 57 minutes, without the folded sections, called
 # *further*.
 
-# %% [markdown] minutes=2
-# ## How to use a lab
-#
-# Read from top to bottom, and run each cell with Shift+Enter. Five cells are exercises: replace
-# `raise NotImplementedError("your turn")` by your code and run the cell. The cell below it tries your function, and
-# the next one checks it.
-
 # %%
-import pandas as pd
-import torch
-import torch.distributed as dist
+from lablib.labs import lab00
 
-from lablib import LaunchError, find_cluster, launch, phase, reconcile
-from lablib.calibration import batch_for, this_machine
-from lablib.course import checks_for, print_error, print_text, recorded_comparison, try_out
-from lablib.faults import CorruptGradient, KillRank, SlowRank
-from lablib.figures import figure_memory, figure_timeline, figure_waits, show, table
-from lablib.figures.units import format_quantity
-from lablib.widgets import Choice, IntChoice, explore
-
-check = checks_for("00")
-check
-
-# %% [markdown]
-# That list is your progress; it is saved. If you are stuck, run `check.mean_over_ranks.hint()` in a new cell. There are
-# three hints, and the first gives little away. After the last, `check.mean_over_ranks.solution()` shows the solution.
-# To start over, run `lab reset 00` in a terminal: it keeps your old copy next to the new one.
-#
-# The next cell holds the settings. Run it as it is; change it on a second reading. A `dgx-h100` is a computer by NVIDIA
-# with eight H100 GPUs; NVLink, a fast connection, joins them.
+lab00.show(lab00.figure_question())
 
 # %% tags=["parameters"]
 backend: str = "sim"  # sim | gloo | nccl: a simulated cluster, processes here, or real GPUs
@@ -48,17 +22,33 @@ cluster: str = "dgx-h100"  # dgx-h100 | dgx-a100 | hgx-h200 | pcie-a100 | laptop
 interactive: bool = True  # sliders to move, or static figures
 quick: bool = True  # small matrices
 
-# %% [markdown] minutes=1
+# %% [markdown] minutes=2
 # ## A prediction
 #
-# Eight GPUs train one model together. Each has computed a tensor of 8 MB (a megabyte is a million bytes). They add
-# these tensors, so that in the end every GPU holds the sum. How many megabytes does each GPU send?
-#
-# Replace `None` by your guess, even if you are unsure: you will remember the answer better.
+# The cell above holds the settings. A `dgx-h100` is a computer by NVIDIA with eight H100 GPUs. Each of them has
+# computed a tensor of 8 MB (a megabyte is a million bytes). They add these tensors, so that in the end every GPU holds
+# the sum. How many megabytes does each GPU send? Replace `None` by your guess.
 
 # %%
 my_guess_mb = None  # megabytes that each GPU sends
 print("My guess:", my_guess_mb, "MB")
+
+# %%
+import pandas as pd
+import torch
+import torch.distributed as dist
+
+from lablib import launch, phase, reconcile
+
+check = lab00.checks_for("00")
+check
+
+# %% [markdown] minutes=1
+# ## Exercises
+#
+# That list is your progress; it is saved. In an exercise replace `raise NotImplementedError("your turn")` by your code.
+# The cell below it tries your function, and the next one checks it. Stuck? Run `check.mean_over_ranks.hint()` in a new
+# cell, up to three times, then `check.mean_over_ranks.solution()`. To start over, run `lab reset 00` in a terminal.
 
 # %% [markdown] minutes=2
 # ## One program, many ranks
@@ -77,8 +67,7 @@ def hello():
     return 10 * rank
 
 
-fewest = min(ranks, real_ranks)
-assert fewest >= 2, f"ranks and real_ranks must be 2 or more: got {fewest}."
+assert min(ranks, real_ranks) >= 2, "ranks and real_ranks must be 2 or more; change them above"
 run = launch(hello, ranks=ranks, cluster=cluster, backend=backend)
 print("".join(run.stdout), "\nvalues:", run.values)
 
@@ -92,7 +81,12 @@ print("".join(run.stdout), "\nvalues:", run.values)
 # %% [markdown] minutes=7
 # ## A sum over all ranks
 #
-# Each rank makes a tensor of one number, its own rank. `all_reduce` adds these tensors.
+# Each rank makes a tensor of one number, its own rank. `all_reduce` adds these tensors. What does each of 8 ranks hold
+# afterwards?
+
+# %%
+my_guess_sums = None  # a list of 8 numbers, for ranks 0 to 7
+print("guess:", my_guess_sums)
 
 
 # %%
@@ -103,7 +97,7 @@ def total():
 
 
 run = launch(total, ranks=ranks, cluster=cluster, backend=backend)
-print("values:", run.values, " expected:", sum(range(ranks)))
+print("values:", run.values, " expected:", sum(range(ranks)), " guessed:", my_guess_sums)
 
 # %% [markdown]
 # `all_reduce` is a **collective**: a call that every rank of a **process group** must make. The group here is the
@@ -122,8 +116,8 @@ print(f"guessed {my_guess_mb}, sent {sent_mb:g} MB")
 
 # %% [markdown]
 # If each GPU sent its 8 MB to the seven others, it would send 56 MB. The **ring** sends less: each of n ranks passes
-# small pieces of partial sums to its neighbour, first to add them up, then to distribute the result. In each half it
-# sends (n-1)/n of the tensor. In total that is 2(n-1)/n times the tensor, never more than twice:
+# pieces of partial sums to its neighbour, first to add them up, then to distribute the result. Each half sends (n-1)/n
+# of the tensor, so both send 2(n-1)/n of it:
 
 # %%
 for n in (2, 4, 8):
@@ -151,11 +145,10 @@ def mean_over_ranks(x):
 
 # %%
 def try_mean():
-    rank = dist.get_rank()
-    return mean_over_ranks(torch.tensor([1.0 * rank, 10.0 * rank]))
+    return mean_over_ranks(torch.tensor([1.0, 10.0]) * dist.get_rank())
 
 
-try_out(try_mean, ranks=4, cluster=cluster)  # each should return a tensor of 1.5 and 15
+lab00.try_out(try_mean, ranks=4, cluster=cluster)  # each should return a tensor of 1.5 and 15
 
 # %% tags=["check"] points=1
 check.mean_over_ranks(mean_over_ranks)
@@ -187,8 +180,13 @@ print("values:", run.values)
 
 # %% [markdown]
 # `dist.isend` begins a send and immediately returns a handle; `handle.wait()` returns when the message has arrived.
-# Until then do not change the tensor. Here rank 0 multiplies after sending, or while it sends. The **makespan** is the
-# time from the launch to the end of the last work. Which run is shorter, and by how much?
+# Here rank 0 multiplies after sending, or while it sends. The **makespan** is the time from the launch to the end of
+# the last work. The message has 16 MB, and NVLink, which connects these GPUs, carries 450 GB/s in one direction. How
+# many microseconds does the second run save?
+
+# %%
+my_guess_us = None  # microseconds saved; negative if the run that waits first is shorter
+print("guess:", my_guess_us)
 
 
 # %%
@@ -196,7 +194,7 @@ def send_and_multiply(wait_first):
     x = torch.ones(2000, 2000)
     if dist.get_rank() == 1:
         dist.recv(x, src=0)
-    if dist.get_rank() == 0:
+    else:
         handle = dist.isend(x, dst=1)
         if wait_first:
             handle.wait()  # isend and wait at once: that is send
@@ -205,19 +203,15 @@ def send_and_multiply(wait_first):
         return product.sum().item()
 
 
-for wait_first in (True, False):
-    run = launch(send_and_multiply, wait_first, ranks=2, cluster=cluster)
-    print(
-        "wait first:",
-        wait_first,
-        " makespan:",
-        format_quantity(run.timeline.makespan_s, "s", digits=4),
-    )
+runs = [launch(send_and_multiply, first, ranks=2, cluster=cluster) for first in (True, False)]
+waits_us, hides_us = (1e6 * run.timeline.makespan_s for run in runs)
+print(f"wait first: {waits_us:.1f} µs; wait last: {hides_us:.1f} µs")
+print(f"saved: {waits_us - hides_us:.1f} µs, guessed: {my_guess_us}")
 
 # %% [markdown]
 # The difference is the time of the message, which the product hides. On `dgx-h100` it is 37.5 µs: 16 MB take 35.6 µs at
-# 450 GB/s, the speed of NVLink in one direction, and the simulator adds a latency of 1.9 µs, the time of the smallest
-# message.
+# 450 GB/s, and the simulator adds a latency of 1.9 µs, the time of the smallest message. (Do not change a tensor
+# between `isend` and `wait`.)
 
 # %% [markdown]
 # A rank that both sends and receives starts the two as a **batch**: `dist.batch_isend_irecv` takes a list of
@@ -225,8 +219,8 @@ for wait_first in (True, False):
 # this matters: NCCL runs single messages one after another, and a circle of ranks that all send first can wait forever.
 
 # %% [markdown]
-# **Exercise 2.** The ranks form a circle. Each sends `x` to its right neighbour and returns the tensor of its left
-# neighbour. The right neighbour of rank r is (r + 1) % n: the remainder by n, so that rank 0 is right of the last rank.
+# **Exercise 2.** The ranks form a circle. Each sends `x` to its right neighbour, (r + 1) % n for rank r (% is the
+# remainder), and returns the tensor of its left neighbour.
 #
 # Budget (the check measures it): the time of two messages, for any number of ranks from 2 up. It must finish on GPUs
 # too, for any size of `x`.
@@ -251,7 +245,7 @@ def try_pass():
     return pass_to_right(torch.tensor([10.0 * dist.get_rank()]))
 
 
-try_out(try_pass, ranks=4, cluster=cluster)  # rank 0 should return 30, rank 1 should return 0
+lab00.try_out(try_pass, ranks=4, cluster=cluster)  # rank 0 should return 30, rank 1 0
 
 # %% tags=["check"] points=2
 check.pass_to_right(pass_to_right)
@@ -269,26 +263,21 @@ check.pass_to_right(pass_to_right)
 
 # %%
 for machine in ("sim", "gloo", "gloo", "nccl"):
-    try:
-        run = launch(total, ranks=real_ranks, cluster=cluster, backend=machine)
+    run = lab00.launch_or_error(total, ranks=real_ranks, cluster=cluster, backend=machine)
+    if hasattr(run, "values"):
         print(f"{machine}: values {run.values} after {run.wall_s:.3f} s")
-    except LaunchError as error:
-        print_error(error)
 
 # %% [markdown]
-# Every backend that could run it returned the same values. The error of one that could not lists what is missing; it is
-# caught here, so that the notebook continues.
+# Every backend that could run it returned the same values. The error of one that could not lists what is missing.
 #
 # The backends differ in when a call returns. With gloo, a library for CPUs, `send`, `recv` and `wait()` return when the
-# message has arrived, as on the simulator. With NCCL, NVIDIA's library for GPUs, they return sooner: the GPU waits, and
-# the program continues until it needs a value.
+# message has arrived, as on the simulator. With NCCL, NVIDIA's library for GPUs, they return sooner: the GPU waits.
 
 # %% [markdown] minutes=5
 # ## A timeline
 #
 # Now one step of training. Every rank has weights `w` and its own data `x`. It computes a loss (**forward**) and the
-# gradient of `w` (**backward**). Then the ranks add up their gradients. Rank 1 may get `factor` times as many rows of
-# data.
+# gradient of `w` (**backward**). Then the ranks add up their gradients. Rank 1 may get `factor` times as many rows.
 
 
 # %%
@@ -305,44 +294,50 @@ def step(rows, side, factor=1):
 
 side = 512 if quick else 1024
 run = launch(step, side, side, ranks=ranks, cluster=cluster)
-shown = range(min(ranks, 4))  # a few ranks are enough for a picture
-show(figure_timeline(run.timeline, shown, title="One step, the same work for all"))
+few = range(min(ranks, 4))  # enough for a picture
+lab00.show(run.timeline.figure(ranks=few, title="One step, the same work for all"))
 
 # %% [markdown]
-# Each rank has two lanes, because a GPU can compute and communicate at the same time. A lane is a **stream**: a queue
-# of work done in order. The lower one is named after its process group, *world*. Communication is **hidden** while the
-# rank computes, and **exposed** where the upper lane is blank. Point at a bar for details.
+# Each rank has two lanes, because a GPU can compute and communicate at the same time. The lower one is named after its
+# process group, *world*. Communication is **hidden** while the rank computes, and **exposed** where the upper lane is
+# blank.
 #
-# **Before you run the next cell:** rank 1 gets eight times the data. What will the other ranks do?
+# Now rank 1 gets eight times the data. What will rank 0 do, and how many times as long does the step take?
 
 # %%
+my_guess_longer = None  # a factor, such as 1.5
+print("guess:", my_guess_longer)
+
+# %%
+same_s = run.timeline.makespan_s
 run = launch(step, side, side, 8, ranks=ranks, cluster=cluster)
-show(figure_timeline(run.timeline, shown, title="The same step, rank 1 has more data"))
+lab00.show(run.timeline.figure(ranks=few, title="The same step, rank 1 has more data"))
+print(f"times as long: {run.timeline.makespan_s / same_s:.2f}, guessed: {my_guess_longer}")
 
 # %% [markdown]
-# They wait: the hatched stretch without colour. The collective begins when its last rank arrives, so one slow rank, a
-# **straggler**, slows down all. Among a thousand ranks it is hard to find by eye; `run.summary()` names it:
+# Rank 0 waits: the hatched stretch without colour. The collective begins when its last rank arrives, so one slow rank,
+# a **straggler**, slows down all. Among a thousand ranks it is hard to find by eye; `run.summary()` names it:
 
 # %%
-summary = run.summary()
-print_text(summary.sentence())
-seconds = summary.table()[["busy_s", "exposed_s", "waiting_s", "idle_s"]]
-seconds.iloc[[0, 1, -1]].map(lambda value: format_quantity(value, "s"))
+lab00.print_text(run.summary().sentence())
+lab00.seconds_table(run)
 
 # %% [markdown]
 # Every second of a rank has one of four kinds: **busy** computing; **exposed**, communicating while it computes
-# nothing; **waiting** for a rank that has not arrived; or **idle**, with nothing to do. The row "all" is the mean over
-# all ranks. (MFU, model FLOPs utilization, is the share of the GPUs' peak speed that was used.)
-#
-# These are predicted seconds of the simulated cluster, not seconds of your computer. They are the same on any laptop,
-# every time.
+# nothing; **waiting** for a rank that has not arrived; or **idle**. The row "all" is the mean over all ranks. (MFU,
+# model FLOPs utilization, is the share of the GPUs' peak speed that was used.) All are predicted seconds of the
+# simulated cluster: the same on any laptop.
 
 # %% [markdown] minutes=8
 # ## Random numbers, rank by rank
 #
 # Look at `step` again: every rank draws its own weights with `torch.randn`. In a real training run they must be equal:
 # ranks that start from different weights train different models. Here are three ways of **seeding**, which sets the
-# start of the random numbers.
+# start of the random numbers. How many *different* numbers do 4 ranks draw in each way?
+
+# %%
+my_guess_draws = None  # three numbers from 1 to 4: no seed, same seed, seed + rank
+print("guess:", my_guess_draws)
 
 
 # %%
@@ -354,37 +349,33 @@ def draw(seeding):
     return round(torch.rand(1).item(), 4)
 
 
-ways = ("no seed", "same seed", "seed + rank")
-pd.DataFrame({way: launch(draw, way, ranks=4).values for way in ways}).rename_axis("rank")
+for way in ("no seed", "same seed", "seed + rank"):
+    print(way, launch(draw, way, ranks=4).values)
+print("guessed:", my_guess_draws)
 
 # %% [markdown]
-# Without a seed, each rank draws different numbers. `launch` repeats them in each run, so that runs are reproducible;
-# plain processes draw new ones each time. With one seed, all ranks draw the same.
+# Without a seed, each rank draws different numbers; with one seed, all draw the same.
 #
 # **Weights** need one seed. **Noise and dropout** (which switches off random parts of a layer) need different ones. And
-# the **order of the data**? Predict: which examples do three ranks train on if each shuffles with a different seed, and
-# which with the same seed?
+# the **order of the data**? Three ranks shuffle 12 examples, and each takes every third. How many different examples do
+# they train on if each shuffles with a different seed, and with the same seed?
+
+# %%
+my_guess_examples = None  # two numbers: different seeds, the same seed
+print("guess:", my_guess_examples)
 
 
 # %%
 def my_part(seed_of_rank):
     torch.manual_seed(seed_of_rank[dist.get_rank()])
     order = torch.randperm(12)  # 12 examples, shuffled
-    # every n-th, from my rank on
-    return order[dist.get_rank() :: dist.get_world_size()].tolist()
+    return order[dist.get_rank() :: 3].tolist()  # every third, from my rank on
 
 
 for seeds in ((7, 8, 9), (7, 7, 7)):
     parts = launch(my_part, seeds, ranks=3).values
-    print(
-        "seeds",
-        seeds,
-        "parts",
-        parts,
-        "together",
-        len(set(sum(parts, []))),
-        "different examples",
-    )
+    print(f"seeds {seeds}: {len(set(sum(parts, [])))} different examples in {parts}")
+print("guessed:", my_guess_examples)
 
 # %% [markdown]
 # With different seeds, ranks train on some examples twice and miss others. So all shuffle with the **same** seed and
@@ -413,7 +404,7 @@ def try_seeds():
     return weights[0, 0].item(), data[0, 0].item()
 
 
-try_out(try_seeds, ranks=4, cluster=cluster)  # weights equal, data not
+lab00.try_out(try_seeds, ranks=4, cluster=cluster)  # weights equal, data not
 
 # %% tags=["check"] points=2
 check.weights_and_data(weights_and_data)
@@ -421,7 +412,11 @@ check.weights_and_data(weights_and_data)
 # %% [markdown] minutes=6
 # ## Two ranks swap a number
 #
-# Two ranks want to swap a number. Read the program and predict: who sends first?
+# Two ranks want to swap a number. Read the program. Who sends first?
+
+# %%
+my_guess_first = None  # "rank 0", "rank 1", "both" or "neither"
+print("guess:", my_guess_first)
 
 
 # %%
@@ -433,19 +428,16 @@ def swap():
     return inbox.item()
 
 
-try:
-    launch(swap, ranks=2, cluster=cluster)
-except LaunchError as error:
-    deadlock = error
-    print_error(error)
+deadlock = lab00.launch_or_error(swap, ranks=2, cluster=cluster)
+print("guessed:", my_guess_first)
 
 # %% [markdown]
-# Neither rank does. Each waits for a message that the other would send afterwards: a **deadlock**. The simulator
+# Neither sends. Each waits for a message that the other would send afterwards: a **deadlock**. The simulator
 # detects that no rank can continue, and lists for each rank the call that waits, and its line. (A tag is a number that
 # distinguishes messages; the default is 0. A send is posted once it has begun.) As a picture:
 
 # %%
-show(figure_waits(deadlock))
+lab00.show(lab00.figure_waits(deadlock))
 
 # %% [markdown]
 # Real processes do not detect a deadlock. They hang until a time limit ends them: with NCCL ten minutes by default,
@@ -462,10 +454,7 @@ def broken_report(loss):
         return f"mean loss {loss.item() / dist.get_world_size():.2f}"
 
 
-try:
-    launch(broken_report, torch.tensor(1.0), ranks=4)
-except LaunchError as error:
-    print_error(error)
+error = lab00.launch_or_error(broken_report, torch.tensor(1.0), ranks=4)
 
 # %% [markdown]
 # `all_reduce #0` is the first call in its group: calls are counted from 0.
@@ -489,7 +478,7 @@ def try_report():
     return report(torch.tensor(1.5 + dist.get_rank()))
 
 
-try_out(try_report, ranks=4, cluster=cluster)  # losses 1.5, 2.5, 3.5, 4.5
+lab00.try_out(try_report, ranks=4, cluster=cluster)  # losses 1.5, 2.5, 3.5, 4.5
 
 # %% tags=["check"] points=1
 check.report(report)
@@ -512,24 +501,24 @@ check.report(report)
 
 # %%
 healthy = launch(step, side, side, ranks=4, cluster=cluster)
-death = KillRank(1, at_s=healthy.timeline.makespan_s / 2)
-try:
-    launch(step, side, side, ranks=4, cluster=cluster, faults=[death])
-except LaunchError as error:
-    broken = error
-    print_error(error)
+death = lab00.KillRank(1, at_s=healthy.timeline.makespan_s / 2)
+broken = lab00.launch_or_error(step, side, side, ranks=4, cluster=cluster, faults=[death])
 
 # %% [markdown]
-# They finish their own work, then wait in the `all_reduce`. The simulator names the rank that died. Gloo detects the
-# broken connection and fails at once. With NCCL the others hang until a time limit, and the logs list the ranks that
-# waited: look for the rank that is missing there. The error holds the run up to that point; a cross marks the death:
+# They finish their own work, then wait in the `all_reduce`. The simulator names the rank that died. Gloo fails at once.
+# With NCCL the others hang until a time limit, and the logs list the ranks that waited: look for the rank that is
+# missing there. A cross marks the death:
 
 # %%
-show(figure_timeline(broken.run.timeline, title="Rank 1 dies; the others wait for it"))
+lab00.show(broken.run.timeline.figure(title="Rank 1 dies; the others wait for it"))
 
 # %% [markdown]
 # A dead rank stops the run; a wrong number does not. The fault below puts one NaN ("not a number") into the gradient of
-# rank 2, as a defective chip might. Are the gradients finite before the ranks add them up, and after?
+# rank 2, as a defective chip might. How many of 4 ranks have a finite gradient before the ranks add them up, and after?
+
+# %%
+my_guess_finite = None  # two numbers: before the sum, after the sum
+print("guess:", my_guess_finite)
 
 
 # %%
@@ -539,12 +528,12 @@ def finite_gradients():
     grad = layer.weight.grad
     before = grad.isfinite().all().item()
     dist.all_reduce(grad)
-    return {"before the sum": before, "after the sum": grad.isfinite().all().item()}
+    return before, grad.isfinite().all().item()
 
 
-nan = CorruptGradient(2, kind="nan")
+nan = lab00.CorruptGradient(2, kind="nan")
 run = launch(finite_gradients, ranks=4, cluster=cluster, faults=[nan])
-pd.DataFrame(run.values).rename_axis("rank")
+print("finite before and after:", dict(enumerate(run.values)), "guessed:", my_guess_finite)
 
 # %% [markdown]
 # The sum spreads the NaN to every rank. The rank that had it can only be found before the sum.
@@ -587,7 +576,7 @@ def try_corrupted():
     return corrupted_ranks(torch.tensor([[0.0, number]]))
 
 
-try_out(try_corrupted, ranks=4, cluster=cluster)  # each should return [1, 3]
+lab00.try_out(try_corrupted, ranks=4, cluster=cluster)  # each should return [1, 3]
 
 # %% tags=["check"] points=2
 check.corrupted_ranks(corrupted_ranks)
@@ -601,12 +590,17 @@ check.corrupted_ranks(corrupted_ranks)
 
 # %%
 real = "gloo" if backend == "sim" else backend
-machine = this_machine(ranks=real_ranks, backend=real)
+machine = lab00.this_machine(ranks=real_ranks, backend=real)
 print(f"{machine.device.name}, measured on {machine.profile['date']}")
 
 # %% [markdown]
 # The next program has four layers. `phase` names a part of it, so that it can be left out. The prediction uses the time
-# of each operation and of each message. Which time does it lack: will it be too short or too long?
+# of each operation and of each message. Which time does it lack? Will the prediction of the makespan be too short or
+# too long, and by how many percent?
+
+# %%
+my_guess_error = None  # percent of the measured time; negative: predicted too short
+print("guess:", my_guess_error)
 
 
 # %%
@@ -621,19 +615,18 @@ def train(num_layers, rows, side):
         dist.all_reduce(layer.weight.grad)
 
 
-rows = batch_for(machine, 512, 6 * 4 * 512**3)  # more on a GPU, to run for about 20 ms
+rows = lab00.batch_for(machine, 512, 6 * 4 * 512**3)  # more on a GPU, to run for about 20 ms
 where = {"ranks": real_ranks, "backend": real, "cluster": machine}
 where["fidelity"] = "shapes" if real == "nccl" else "values"  # predict from shapes alone
 comparison = reconcile(train, 4, rows, 512, **where, without="setup")
-show(comparison.figure(title="Predicted and measured"))
+lab00.show(comparison.figure(title="Predicted and measured"))
+lab00.print_text(comparison.reading())
+print(f"error of the makespan: {comparison.error:+.0%}, guessed: {my_guess_error}")
 
 # %% [markdown]
 # `reconcile` ran `train` on the simulated copy of your machine, and on real processes: once to warm up, then five
 # times. It draws the median run. An **error** of -30% means: predicted too short by 30 percent. **Noise** is half the
-# spread of the runs, as a share of their median; a smaller error is not significant. Was your machine quiet?
-
-# %%
-print_text(comparison.reading())
+# spread of the runs, as a share of their median; a smaller error is not significant.
 
 # %% [markdown]
 # Other programs make measured seconds longer, by an unknown amount. So here is your comparison next to one recorded on
@@ -641,16 +634,15 @@ print_text(comparison.reading())
 # Errors and noise are in percent.
 
 # %%
-recorded = recorded_comparison("00")
-print_text(recorded.sentence())
-print_text(recorded.reading)
+recorded = lab00.recorded_comparison("00")
+lab00.print_text(recorded.sentence())
+lab00.print_text(recorded.reading)
 comparison.beside(recorded).map("{:.0f}".format, na_action="ignore")
 
 # %% [markdown]
 # Read the recorded columns; yours may be too noisy. The errors of `forward` and `backward` are smaller than their
-# noise: the predictions may be right. `idle` and `waiting` are missing from the prediction, an error of -100: Python
-# works between operations, and a rank waits for one that is late. Both are part of `makespan`. The all-reduces have
-# more noise than error, so they show nothing.
+# noise. `idle` and `waiting` are missing from the prediction, an error of -100: Python works between operations, and a
+# rank waits for one that is late. Both are part of `makespan`. The all-reduces have more noise than error.
 
 # %% [markdown] tags=["instructor"]
 # **For the instructor.** Let the class vote on the prediction (8, 14, 16, 56 MB) before the traffic is shown, and again
@@ -667,18 +659,21 @@ comparison.beside(recorded).map("{:.0f}".format, na_action="ignore")
 
 # %%
 def simulate(ranks, rows, factor, cluster):
-    faults = [SlowRank(1, factor)]  # each operation of rank 1 takes `factor` times as long
+    faults = [
+        lab00.SlowRank(1, factor)
+    ]  # each operation of rank 1 takes `factor` times as long
     return launch(step, rows, 256, ranks=ranks, cluster=cluster, faults=faults).timeline
 
 
+clusters = ("dgx-h100", "dgx-a100", "pcie-a100", "laptop")
 controls = [
-    IntChoice("ranks", "Ranks", (2, 3, 4), 4),
-    IntChoice("rows", "Rows of data on each rank", (32, 64, 128, 256), 128),
-    IntChoice("factor", "Rank 1 takes this many times as long", (1, 2, 4, 8), 1),
-    Choice("cluster", "Cluster", ("dgx-h100", "dgx-a100", "pcie-a100", "laptop"), "dgx-h100"),
+    lab00.IntChoice("ranks", "Ranks", (2, 3, 4), 4),
+    lab00.IntChoice("rows", "Rows of data on each rank", (32, 64, 128, 256), 128),
+    lab00.IntChoice("factor", "Rank 1 takes this many times as long", (1, 2, 4, 8), 1),
+    lab00.Choice("cluster", "Cluster", clusters, "dgx-h100"),
 ]
 examples = [{"factor": 8}, {"cluster": "laptop"}]  # shown where there are no widgets
-explore(simulate, figure_timeline, controls, interactive, examples)
+lab00.explore(simulate, lab00.figure_timeline, controls, interactive, examples)
 
 # %% [markdown]
 # <details><summary>Answers</summary>
@@ -698,21 +693,9 @@ explore(simulate, figure_timeline, controls, interactive, examples)
 # The measurements of your machine, next to the simulator's values for an H100, from its catalogue of machines. FLOP/s
 # are floating-point operations per second; a multiplication and an addition are two of them.
 
-
 # %%
-def speeds(cluster):
-    device = cluster.device
-    rates = {"matrix products": (device.peak("float32"), "FLOP/s")}
-    rates["memory"] = (device.memory_bandwidth_bytes_per_s, "B/s")
-    rates["the smallest operation"] = (device.kernel_overhead_s, "s")
-    rates["the call of a collective"] = (cluster.collective_overhead_s, "s")
-    rates["one hop of a collective"] = (cluster.intra.latency_s, "s")
-    return {
-        what: format_quantity(*rate) if rate[0] else "not known" for what, rate in rates.items()
-    }
-
-
-pd.DataFrame({"here": speeds(machine), "H100": speeds(find_cluster("dgx-h100"))})
+h100 = lab00.find_cluster("dgx-h100")
+pd.DataFrame({"here": lab00.speeds(machine), "H100": lab00.speeds(h100)})
 
 # %% [markdown]
 # The smallest operation includes its launch; for GPUs the catalogue has a rough 5 µs. A **hop** is one message between
@@ -729,8 +712,8 @@ pd.DataFrame({"here": speeds(machine), "H100": speeds(find_cluster("dgx-h100"))}
 # %%
 num_layers, rows, width = 4, 2 * side, side // 2
 run = launch(train, num_layers, rows, width, ranks=ranks, cluster=cluster)
-memory = figure_memory(run.memory, timeline=run.timeline, rank=0)
-show(memory)
+memory = lab00.figure_memory(run.memory, timeline=run.timeline, rank=0)
+lab00.show(memory)
 
 # %% [markdown]
 # Memory grows in forward: each layer stores a result that backward needs, an **activation**. Backward frees them, layer
@@ -739,7 +722,7 @@ show(memory)
 # it?
 
 # %%
-print_text(run.memory.explain(rank=0))
+lab00.print_text(run.memory.explain(rank=0))
 
 # %% [markdown]
 # (`mm` is a matrix product, `threshold_backward` the backward of `relu`; a block is a piece of memory.) Such sizes can
@@ -751,7 +734,7 @@ print_text(run.memory.explain(rank=0))
 weights = num_layers * width**2 * 4
 activations = (num_layers + 1) * rows * width * 4
 formula = {"parameter": weights, "gradient": weights, "activation": activations}
-most = table(memory).set_index("category")["own peak (B)"]
+most = lab00.table(memory).set_index("category")["own peak (B)"]
 pd.DataFrame({"formula (B)": formula, "counted (B)": most[list(formula)]})
 
 # %% [markdown]
@@ -765,11 +748,8 @@ pd.DataFrame({"formula (B)": formula, "counted (B)": most[list(formula)]})
 # each process the line where it waits:
 
 # %%
-try:
-    launch(swap, ranks=2, backend="gloo", timeout_s=2)
-except LaunchError as error:
-    print(type(error).__name__)
-    print_error(error)
+hang = lab00.launch_or_error(swap, ranks=2, backend="gloo", timeout_s=2)
+print(type(hang).__name__)
 
 # %% [markdown]
 # The message shows where each rank is stuck. On a cluster you would collect such lines from every machine.
@@ -784,11 +764,8 @@ def mismatch():
     dist.all_reduce(torch.ones(length))
 
 
-try:
-    launch(mismatch, ranks=ranks, cluster=cluster)
-except LaunchError as error:
-    print(type(error).__name__)
-    print_error(error)
+wrong = lab00.launch_or_error(mismatch, ranks=ranks, cluster=cluster)
+print(type(wrong).__name__)
 
 # %% [markdown] minutes=2
 # ## Summary
