@@ -8,11 +8,15 @@
     every k      the forward pass                              I / k                  k S
     first k      of k layers of each stage as full, of the others as none
 
+Of "full" and "every k", stacks that stop early (`Stack.stops_recomputation`) leave out the end of the last layer: its
+MLP's last product, of F by D, its sum over ranks and its residual, which keep nothing for backward.
+
 The stack decides which of the two "selective" is. Flash attention keeps no scores, so C is 0, and the first kind only
 costs time.
 
 Legend: S bytes that a layer keeps for backward, C bytes of attention's core, I of its input (R D w: R tokens of a
-micro-batch on a rank, D width, w bytes per number), A of attention's output, O of the outputs of its linear layers.
+micro-batch on a rank, D width, w bytes per number), A of attention's output, O of the outputs of its linear layers; F
+hidden width of its MLP.
 Source: Chen et al., "Training deep nets with sublinear memory cost", 2016, arXiv 1604.06174 (every k); Korthikanti et
 al., 2022, arXiv 2205.05198, section 5 (selective); Megatron-LM's `--recompute-method block` (first k);
 pytorch/torchtitan, parallelize_llama.py (of products).
@@ -74,7 +78,10 @@ class Recompute(NamedTuple):
         if self.kind == "selective" and stack.selective == "products":
             flops = forward_flops(model, seq_len)
             return (1 - KEPT_PRODUCTS) * (sum(flops.values()) - flops["scores"] - flops["head"])
-        return self.share(layers) * recompute_flops(model, seq_len, recompute=self.kind)
+        last = 0.0
+        if self.kind == "full" and (stack.stops_recomputation or stack.is_eager):
+            last = 2 * model.d_model * model.hidden_size * (model.num_layers - model.num_expert_layers) / self.every
+        return self.share(layers) * (recompute_flops(model, seq_len, recompute=self.kind) - last)
 
     def saved_bytes(self, work: Work, stack: Stack, entering_bytes: Numbers, layers: Numbers) -> Numbers:
         """Bytes that an average layer keeps of one micro-batch; `entering_bytes` are its input's."""

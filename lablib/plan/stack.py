@@ -73,6 +73,9 @@ class Stack:
         calls_per_kernel: host work per kernel, in eager operators: views, autograd, Python.
         selective: work that selective recomputation repeats: "attention" (its core), or "products" (every second one,
             and all cheap operators).
+        stops_recomputation: whether recomputation of a layer ends with the last tensor that backward needs, before the
+            layer's last product: torch's checkpoints with use_reentrant=False since 2.1, and XLA, which removes
+            operations without a use. Eager stacks always do.
         gradient_bytes: bytes per accumulated and reduced gradient; float16_gradient_bytes for training in float16,
             narrow_gradient_bytes for products in 8 bits or less.
         extra_gradient_bytes: of a second copy of each gradient, if they are accumulated in 32 bits.
@@ -121,6 +124,7 @@ class Stack:
     split_loss_peak_bytes: NonNegative | None = None
     calls_per_kernel: NonNegative = 2.5
     selective: Annotated[str, OneOf(("attention", "products"))] = "attention"
+    stops_recomputation: bool = False
     gradient_bytes: NonNegativeInt = 4
     float16_gradient_bytes: NonNegativeInt = 2
     narrow_gradient_bytes: NonNegativeInt = 4
@@ -206,6 +210,7 @@ _XLA: dict[str, Any] = {
     "loss_bytes": 12,
     "calls_per_kernel": 0,
     "selective": "products",
+    "stops_recomputation": True,
     "keeps_gradients": False,
 }
 
@@ -214,6 +219,7 @@ _COMPILED: dict[str, Any] = {
     "passes_residual": (1.5, 1),
     "calls_per_kernel": 1.0,
     "selective": "products",
+    "stops_recomputation": True,
     "keeps_gradients": False,
 }
 
@@ -251,7 +257,7 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
             Stack("torch-compile-2024", **_COMPILED, loss_bytes=36, loss_peak_bytes=8, split_loss_peak_bytes=12),
             # Read for the softmax's maximum and sum, kept; read again for the gradient, which is written.
             Stack("torch-compile", **_COMPILED, loss_bytes=8, loss_saved_bytes=2, loss_peak_bytes=2),
-            Stack("fsdp", **_EAGER, selective="products", split_loss_peak_bytes=12),
+            Stack("fsdp", **_EAGER, selective="products", stops_recomputation=True, split_loss_peak_bytes=12),
             Stack("flash-attention", **_FLASH_ATTN),
             Stack("internevo", **_FLASH_ATTN, gradient_bytes=2, narrow_gradient_bytes=2, data_overlap=False),
             Stack("transformers-2022", **_HUGGING_FACE_2022),

@@ -1,5 +1,7 @@
 """Every policy of recomputation: what it keeps and what it repeats, in closed form."""
 
+from dataclasses import replace
+
 import pytest
 
 from lablib.models.transformer import Transformer
@@ -58,6 +60,27 @@ def test_utilization_counts_the_products_that_a_stack_repeats(asked, text):
     flops = S * B * policy.recomputed_flops(MODEL, stack, LAYERS, S) / LAYERS
     scores = 0.0 if text in ("none", "selective") else policy.share(LAYERS) * 4 * S * S * B * H
     assert recomputed.product_s == pytest.approx((flops - scores) / PEAK, rel=1e-12)
+
+
+@pytest.mark.parametrize("stack", ["torch-compile", "fsdp", "xla", "torch"])
+@pytest.mark.parametrize("model", [MODEL, replace(MODEL, activation="swiglu", d_ff=3 * H, num_kv_heads=8)])
+def test_recomputation_that_stops_early_leaves_out_the_layers_last_product(asked, machine, stack, model):
+    on = machine(stack)
+    work = layer_work(on, model, Sizes(B, S, 1, 1, 1, 1))
+    again = {text: recompute_policy(text).recomputed(work, on.stack, LAYERS) for text in ("full", "every 4")}
+    last_s = 2 * S * B * H * model.hidden_size / PEAK
+    assert work.forward.product_s - again["full"].product_s == pytest.approx(last_s, rel=1e-9)
+    assert work.forward.product_s - again["every 4"].product_s == pytest.approx(last_s / 4, rel=1e-9)
+    assert again["full"].attention_s == work.forward.attention_s
+    assert again["full"].memory_s < work.forward.memory_s  # the residual
+    to_the_end = replace(on.stack, stops_recomputation=False, is_eager=False)
+    assert layer_work(replace(on, stack=to_the_end), model, Sizes(B, S, 1, 1, 1, 1)).skipped == PassTime()
+
+
+@pytest.mark.parametrize("stack", ["megatron-core", "megatron-2022", "transformers", "fsdp-flash"])
+def test_other_programs_recompute_whole_layers(asked, stack):
+    policy, on, work, _ = asked("full", stack)
+    assert policy.recomputed(work, on, LAYERS) == work.forward
 
 
 def test_hardware_flops_are_those_of_the_stack():

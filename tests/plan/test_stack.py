@@ -60,6 +60,7 @@ EFFECTS = [
     ("split_loss_peak_bytes", 8, 12, of("activation"), {}),
     ("calls_per_kernel", 1, 2, seconds, {"derating": SLOW_HOST}),
     ("selective", "products", "attention", memory, {"recompute": "selective"}),
+    ("stops_recomputation", True, False, part("recomputation"), {"recompute": "full"}),
     ("gradient_bytes", 2, 4, of("gradient"), {}),
     ("float16_gradient_bytes", 2, 4, of("gradient"), {"precision": "float16"}),
     ("narrow_gradient_bytes", 2, 4, of("gradient"), {"precision": "float8"}),

@@ -46,7 +46,7 @@ class Op(NamedTuple):
         makes: bytes of its output, of a linear layer.
         holds: temporary bytes in its backward: gradients of its output and of its inputs.
         is_core: whether it is attention between its products, behind which the context axis hides.
-        is_late: whether it comes after all operators that keep something: eager recomputation stops before it.
+        is_late: whether it comes after all operators that keep something: recomputation may stop before it.
     """
 
     name: str

@@ -24,7 +24,7 @@ Legend: R tokens of this rank, D width, E experts, k of them for a token, F thei
 
 Source: the operators that torch 2.13 dispatches for such layers (index_select, all_to_all_single, baddbmm, ...), as a
 timeline of the simulator lists them; torch/utils/checkpoint.py: recomputation stops as soon as backward has all its
-inputs, before a layer's last product, its sum over ranks and its residual.
+inputs, before a layer's last product, its sum over ranks and its residual (stack.py, `stops_recomputation`).
 Simplified: latent attention and shared experts are fused on every stack. Ranks that share an expert gather the tokens
 that arrived and scatter the sums. With sequence parallelism an eager product keeps its gathered input, where Megatron
 gathers it again in backward; the sum of the norms' gradients over the tensor ranks, once per step, is left out.
@@ -144,10 +144,10 @@ def experts(cut: Cut, mixture: Experts) -> list[Op]:
 
 
 def _stopped(cut: Cut, ops: list[Op], names: tuple[str, ...]) -> list[Op]:
-    """The list, with those operators that eager recomputation does not reach."""
-    return [
-        op._replace(is_late=True) if cut.is_eager and op.name in names and op.phase == FORWARD else op for op in ops
-    ]
+    """The list, with those operators that recomputation does not reach on stacks where it stops early."""
+    if not (cut.is_eager or cut.machine.stack.stops_recomputation):
+        return ops
+    return [op._replace(is_late=True) if op.name in names and op.phase == FORWARD else op for op in ops]
 
 
 def _on_wires(cut: Cut, mixture: Experts, rows: Numbers, arrived: Numbers, is_own: Numbers) -> list[Op]:
