@@ -20,6 +20,7 @@ from lablib.cost.arrays import Array, Numbers, distinct_rows, is_array, minimum,
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import StageTime
 from lablib.plan.layer import Cut, Op, Sizes, Work, embedding, head, layer, work_of
+from lablib.plan.layer.adapters import with_adapters
 from lablib.plan.layer.dispatch import cores_share
 from lablib.plan.layer.op import FORWARD, INPUT
 from lablib.plan.machine import Machine, PassTime
@@ -74,7 +75,8 @@ class _Table:
         if self.trainable == "qlora":
             lists[0] += _widened(machine, parameters)
         if self.trainable != "all":
-            lists = [[op for op in ops if op.phase in (FORWARD, INPUT)] for ops in lists]
+            ends = [[op for op in ops if op.phase in (FORWARD, INPUT)] for ops in lists[1:]]
+            lists = [with_adapters(cut, lists[0]), *ends]
         work = work_of(machine, lists[0])
         (first, first_s, first_tensor_s), (last, last_s, last_tensor_s) = (_end(machine, ops) for ops in lists[1:])
         hides = machine.stack.hides_backward_exchange

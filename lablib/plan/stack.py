@@ -66,6 +66,10 @@ class Stack:
         passes_rms_norm: of a norm without a mean, where it is not as `passes_norm`.
         passes_rotary: of the rotation of queries and keys.
         passes_scores: of unfused attention's scores, without dropout.
+        passes_adapter_input, passes_adapter_output: of a linear layer's input and output, by its adapter of low rank
+            (layer/adapters.py).
+        adapts_all: whether every linear layer has an adapter; otherwise queries, keys and values alone, the default of
+            NVIDIA's NeMo.
         copies: tensors of the model's width that are copied around attention to move heads, forward and again backward.
         loss_bytes: bytes per logit moved by the loss, forward and backward together.
         loss_saved_bytes, loss_peak_bytes: bytes per logit kept until backward, and temporary in backward.
@@ -117,6 +121,9 @@ class Stack:
     passes_scores: tuple[NonNegative, NonNegative] = (2, 3)
     passes_activation: tuple[NonNegative, NonNegative] = (2, 3)
     passes_residual: tuple[NonNegative, NonNegative] = (3, 1)
+    passes_adapter_input: tuple[NonNegative, NonNegative] = (1, 5)
+    passes_adapter_output: tuple[NonNegative, NonNegative] = (4, 2)
+    adapts_all: bool = True
     copies: NonNegative = 0
     loss_bytes: NonNegative = 20.0
     loss_saved_bytes: NonNegative = 4.0
@@ -181,6 +188,9 @@ _HUGGING_FACE: dict[str, Any] = _EAGER | {
     "passes_rms_norm": (18, 37),
     "passes_rotary": (10, 10),
     "copies": 1,
+    # PEFT: dropout with its mask of one byte (2.5 and 2.5); the scale (2 and 2), a copy of the sum.
+    "passes_adapter_input": (3.5, 7.5),
+    "passes_adapter_output": (7, 4),
     "calls_per_kernel": 6.0,  # Python modules: 125 ms per micro-step of 7B on one A100 (QwenLM/Qwen, README)
 }
 # GPT-2 under autocast, in 16-bit widths. Norms, powers and losses are in 32 bits, so is the residual stream; what a
@@ -210,6 +220,9 @@ _XLA: dict[str, Any] = {
     "loss_bytes": 12,
     "calls_per_kernel": 0,
     "selective": "products",
+    # Sums are added within the adapters' products.
+    "passes_adapter_input": (1, 3),
+    "passes_adapter_output": (2, 2),
     "stops_recomputation": True,
     "keeps_gradients": False,
 }
@@ -219,6 +232,9 @@ _COMPILED: dict[str, Any] = {
     "passes_residual": (1.5, 1),
     "calls_per_kernel": 1.0,
     "selective": "products",
+    # Sums are added within the adapters' products.
+    "passes_adapter_input": (1, 3),
+    "passes_adapter_output": (2, 2),
     "stops_recomputation": True,
     "keeps_gradients": False,
 }
@@ -295,6 +311,7 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
             Stack(
                 "megatron-core",
                 attention_generation=4,
+                adapts_all=False,
                 loss_bytes=12,
                 calls_per_kernel=1.25,
                 narrow_gradient_bytes=2,
