@@ -527,7 +527,7 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--precision",
-        help="of the linear layers' products: float32, tfloat32, float16, bfloat16 (default), float8 or float4",
+        help="of the linear layers' products: float32, tfloat32, float16, bfloat16 (default), float8, float4 or int8",
     )
     command.add_argument(
         "--stack",

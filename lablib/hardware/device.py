@@ -24,7 +24,7 @@ class Device:
     Attributes:
         name: e.g. "H100-80GB-SXM".
         peak_flops_per_s: dense peak for matrix products by dtype name ("float64", "float32", "tfloat32", "float16",
-            "bfloat16", "float8", "float4"), without sparsity. A dtype that is missing falls back on "float32".
+            "bfloat16", "float8", "float4", "int8"), without sparsity. A dtype that is missing falls back on "float32".
         matmul_efficiency: share of the peak that large matrix products reach in practice, in (0, 1].
         memory_bytes: capacity.
         memory_bandwidth_bytes_per_s: peak of reads and writes together.

@@ -133,6 +133,11 @@ _AMPERE = {
 _AMPERE_NOTES = f"{_UNVERIFIED} L2 at 5,120 bytes a clock of 1.41 GHz (NVIDIA A100 white paper), 400 W; {_COMMON}"
 
 
+# A product of 8192 x 8192 x 8192 in bfloat16 on a v6e, in its profiler's trace: 827 of 918 TFLOP/s
+# (AI-Hypercomputer/tpu-recipes, microbenchmarks/README.md, c8cfe2f).
+_TPU_EFFICIENCY = 0.90
+
+
 def _by_datasheet() -> Iterator[Device]:
     """Devices with no measurement of their own: peaks and sizes of their data sheets, rates of their generation.
 
@@ -145,10 +150,11 @@ def _by_datasheet() -> Iterator[Device]:
         "Hopper": _HOPPER_TILES | {"matmul_efficiency": 0.8},
         "CDNA": {"matmul_efficiency": 0.5, "flops_per_joule": _CDNA_FLOPS_PER_JOULE},
         "Gaudi": {"matmul_efficiency": 0.75, "launch_s": 0.0},
-        "TPU": {"matmul_efficiency": 0.85, "launch_s": 0.0},
+        "TPU": {"matmul_efficiency": _TPU_EFFICIENCY, "launch_s": 0.0},
     }
-    # A v6e's whole steps in MaxText (AI-Hypercomputer/tpu-recipes, training/trillium) take a fifth longer than at 0.85.
+    # A v6e's whole steps in MaxText (AI-Hypercomputer/tpu-recipes, training/trillium) take a fourth longer than so.
     own = {"TPU-v6e": {"matmul_efficiency": 0.7}}
+    eight_bits = {"TPU-v5e": 394, "TPU-v6e": 1836}  # of integers: docs.cloud.google.com/tpu, by generation
     rows = (
         ("A100-80GB-PCIe", "Ampere", 312, 0, 19.5, 80, 1935, 300, 108),
         ("RTX-A6000", "GA102", 154.8, 0, 38.7, 48, 768, 300, 84),
@@ -166,6 +172,7 @@ def _by_datasheet() -> Iterator[Device]:
     for name, kind, half, narrow, single, memory_gb, gb_per_s, power_w, cores in rows:
         halves = ("bfloat16",) if kind == "TPU" else ("bfloat16", "float16")
         peaks = {"float32": single, **dict.fromkeys(halves, half), **({"float8": narrow} if narrow else {})}
+        peaks |= {"int8": eight_bits[name]} if name in eight_bits else {}
         tile = {"matmul_tile": (256, 256)} if kind == "TPU" and name != "TPU-v5e" else {"matmul_tile": (128, 128)}
         yield _gpu(
             **{"name": name, "num_cores": cores, **tile} | kinds[kind] | own.get(name, {}),
@@ -340,7 +347,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 name="TPU-v4",
                 launch_s=0.0,  # XLA runs whole programs
                 # A matrix unit multiplies bfloat16; XLA makes a float32 product of six such.
-                peak_flops_per_s={"float32": 275 / 6 * TFLOPS, "bfloat16": 275 * TFLOPS},
+                peak_flops_per_s={"float32": 275 / 6 * TFLOPS, "bfloat16": 275 * TFLOPS, "int8": 275 * TFLOPS},
                 matmul_efficiency=0.85,
                 num_cores=8,
                 matmul_tile=(128, 128),
@@ -354,15 +361,15 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
             _gpu(
                 name="TPU-v5p",
                 launch_s=0.0,  # XLA runs whole programs
-                peak_flops_per_s={"float32": 459 / 6 * TFLOPS, "bfloat16": 459 * TFLOPS},
-                matmul_efficiency=0.85,
+                peak_flops_per_s={"float32": 459 / 6 * TFLOPS, "bfloat16": 459 * TFLOPS, "int8": 918 * TFLOPS},
+                matmul_efficiency=_TPU_EFFICIENCY,
                 num_cores=8,
                 matmul_tile=(128, 128),
                 memory_bytes=95 * GB,
                 memory_bandwidth_bytes_per_s=2.76e12,
                 source=(
                     f"{_ACCELERATORS}; {_UNVERIFIED} 8 matrix units of 128 x 128; float32 as six products of bfloat16; "
-                    f"efficiency guessed; {_COMMON}"
+                    f"efficiency of a v6e; {_COMMON}"
                 ),
             ),
             *_by_datasheet(),

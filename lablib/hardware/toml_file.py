@@ -45,7 +45,7 @@ from lablib.signature import checked
 from lablib.text.files import parse_toml, read_text, write_text
 
 _TOPOLOGIES: dict[str, type] = {"fat tree": FatTree, "dragonfly": Dragonfly, "torus": Torus}
-_DTYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
+_DTYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16", "float8", "float4", "int8")
 _SHORT = {"bf16": "bfloat16", "tf32": "tfloat32", "half": "float16"} | {
     f"fp{bits}": f"float{bits}" for bits in (64, 32, 16, 8, 4)
 }

@@ -27,8 +27,8 @@ from lablib.plan.setup import Setup
 from lablib.plan.stack import Stack, find_stack
 from lablib.signature import Count, OneOf, WrongType, check_arguments, shown
 
-PRECISIONS = ("float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
-NARROW = ("float8", "float4")
+PRECISIONS = ("float32", "tfloat32", "float16", "bfloat16", "float8", "float4", "int8")
+NARROW = ("float8", "float4", "int8")
 TRAINABLE = ("all", "lora", "qlora")
 OFFLOAD = ("optimizer", "activations", "parameters")
 _AXES = ("data", "tensor", "pipeline", "context", "expert", "chunks", "replicas")

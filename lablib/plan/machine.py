@@ -46,7 +46,11 @@ USUAL_WIDTH = 128
 _ONE_RING = ("all_gather", "reduce_scatter")
 # Substitutes for a dtype of 8 bits or less, the first choice first.
 _INSTEAD: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"float4": ("float4", "float8", "bfloat16", "float16"), "float8": ("float8", "bfloat16", "float16")}
+    {
+        "float4": ("float4", "float8", "bfloat16", "float16"),
+        "float8": ("float8", "bfloat16", "float16"),
+        "int8": ("int8", "bfloat16", "float16"),
+    }
 )
 
 
@@ -143,7 +147,7 @@ class Machine:
     @property
     def is_narrow(self) -> bool:
         """Whether products are in 8 bits or less."""
-        return self.precision in ("float8", "float4")
+        return self.precision in ("float8", "float4", "int8")
 
     @property
     def has_master(self) -> bool:

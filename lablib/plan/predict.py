@@ -60,8 +60,8 @@ def predict(
         batch: sequences per step, on all ranks together.
         micro_batch: sequences that go through a stage at once, on one rank of the data axis.
         seq_len: tokens of a sequence; the model's longest by default.
-        precision: of the linear layers' products: "float32", "tfloat32", "float16", "bfloat16", "float8" or "float4"
-            (the stacks "torch" and "torch-megatron" do not have the last two).
+        precision: of the linear layers' products: "float32", "tfloat32", "float16", "bfloat16", "float8", "float4" or
+            "int8" (the stacks "torch" and "torch-megatron" do not have the last three).
         recompute: "none", "selective" (attention's core or every second product, as the stack does), "full" (every
             layer), "every k" or "first k" layers.
         schedule: of the pipeline, one of `lablib.pipeline.closed_form.WITH_CLOSED_FORM`.

@@ -10,9 +10,9 @@ splits.py), A1 to A7 in architecture.py, M1 to M6 in machine.py.
     C3 Micro-batch: stated; otherwise batch / (dp x grad_accum); otherwise, if a local batch is stated (torchtitan), one
         micro-batch per piece of the pipeline: pp x vpp, or one without a pipeline (pipeline_parallel_microbatches'
         default).
-    C4 Precision: the first of fp4, fp8, tf32, bf16, fp16, fp32 in the text before any bracket; a text with both 16-bit
-        kinds, or none, is bfloat16 if the GPU has it, otherwise float16. But "bf16/fp16" of BLOOM's topology search is
-        float16 unless its notes say "load-balanced": from there on its text has the BF16 optimizer.
+    C4 Precision: the first of fp4, fp8, tf32, bf16, fp16, fp32, int8 in the text before any bracket; a text with both
+        16-bit kinds, or none, is bfloat16 if the GPU has it, otherwise float16. But "bf16/fp16" of BLOOM's topology
+        search is float16 unless its notes say "load-balanced": from there on its text has the BF16 optimizer.
     C5  Software: a generation of lablib/plan/stack.py, by the first part that applies:
         C5a The row's `stack`.
         C5b Its name in the row's `software`, title, address or notes, without programs that it is compared with.

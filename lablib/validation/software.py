@@ -18,6 +18,7 @@ PRECISIONS = (
     ("bf16", "bfloat16"),
     ("fp16", "float16"),
     ("fp32", "float32"),
+    ("int8", "int8"),
 )
 RECOMPUTE = ("none", "selective", "full")
 # Names of implementations of an optimizer: "FusedAdam" and "DeepSpeedCPUAdam" are Adam, "NAdam" is not.

@@ -62,6 +62,8 @@ HOPPER, BLACKWELL = (
     {"cluster": "dgx-b200", "precision": "float8", "micro_batch": 16, "batch": 256},
 )
 
+TPU = {"cluster": "tpu-v5p-slice", "micro_batch": 16, "batch": 256}
+
 EXPECTED: dict[str, list[Try]] = {
     "batch": [({}, 128, {"time": 1})],
     "micro_batch": [({"parallel": Parallel(data=16, zero_stage=3)}, 4, {"memory": 1})],
@@ -71,6 +73,7 @@ EXPECTED: dict[str, list[Try]] = {
         ({"precision": "float32"}, "tfloat32", {"time": -1}),
         (HOPPER, "float8", {"time": -1}),
         (BLACKWELL, "float4", {"time": -1}),
+        (TPU, "int8", {"time": -1}),
     ],
     "recompute": [
         (LARGE, "selective", {"time": 1}),

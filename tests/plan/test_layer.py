@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lablib.hardware import CLUSTERS
 from lablib.models.published import find_transformer
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_flops import forward_flops
+from lablib.plan import IDEAL, STACKS
 from lablib.plan.layer import Cut, Sizes, work_of
 from lablib.plan.layer.parts import exchange, linear
+from lablib.plan.machine import Machine
 from tests.plan.layers import layer_work
 
 PEAK = 1e15  # of the ideal device, in conftest.py
@@ -113,12 +116,30 @@ def test_a_layer_has_two_exchanges_each_way_over_its_tensor_ranks_and_none_alone
     assert halves == 2 * on.collective_s("all_gather", 2 * 128 * 256 * 2, 8)
 
 
+def test_integers_are_cast_for_each_of_a_linear_layers_three_products(machine):
+    on, at = machine("xla", "int8"), Cut.of(machine("xla", "int8"), GPT, cut())
+    rows, k, n = 4096, 64, 128
+    casts = {op.phase: op.size_bytes for op in linear(at, "linear", rows, k, n) if op.name == "cast"}
+    x, w, g = rows * k, k * n, rows * n
+    assert casts == {"forward": 5 * (x + w), "input": 5 * (g + w), "weight": 5 * (x + g)}
+    assert (on.computed_in("int8"), on.is_narrow, on.plain) == ("bfloat16", True, "bfloat16")  # no units of its own
+
+
+@pytest.mark.parametrize(("name", "ratio"), [("tpu-v4", 1), ("tpu-v5e-slice", 2), ("tpu-v5p-slice", 2)])
+def test_a_tpus_integers_are_as_fast_as_its_data_sheet(name, ratio):
+    device = CLUSTERS[name].device
+    assert device.peak("int8") / device.peak("bfloat16") == ratio
+    on = Machine(CLUSTERS[name], STACKS["xla"], IDEAL, "int8")
+    wide = Machine(CLUSTERS[name], STACKS["xla"], IDEAL, "bfloat16")
+    assert wide.product_s(8192, 8192, 8192) / on.product_s(8192, 8192, 8192) == pytest.approx(ratio, rel=1e-12)
+
+
 def test_a_linear_layer_keeps_its_input_in_the_numbers_that_backward_multiplies(machine):
     def kept(precision, **how):
         on = machine("megatron-core", precision)
         return work_of(on, linear(Cut.of(on, GPT, cut()), "linear", 32, 64, 16, **how)).saved_bytes
 
     assert [kept(p) for p in ("float32", "bfloat16")] == [32 * 64 * 4, 32 * 64 * 2]
-    # MXFP8 and NVFP4: one byte; half a byte and an 8-bit scale for every 16 numbers.
-    assert [kept(p) for p in ("float8", "float4")] == [32 * 64, 32 * 64 / 2 + 32 * 64 / 16]
+    # MXFP8, AQT's integers, and NVFP4: one byte; half a byte and an 8-bit scale for every 16 numbers.
+    assert [kept(p) for p in ("float8", "int8", "float4")] == [32 * 64, 32 * 64, 32 * 64 / 2 + 32 * 64 / 16]
     assert kept("bfloat16", keeps=0.0) == 0

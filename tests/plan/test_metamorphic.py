@@ -113,11 +113,12 @@ def test_faster_hardware_is_never_slower_and_more_memory_never_too_small(questio
     found, cluster = predict(**question), question["cluster"]
     device = cluster.device
     peaks = {dtype: factor * peak for dtype, peak in device.peak_flops_per_s.items()}
-    joule = device.flops_per_joule and factor * device.flops_per_joule
+    joule = {"flops_per_joule": device.flops_per_joule and factor * device.flops_per_joule}
+    joule["flops_per_joule_by_dtype"] = {dtype: factor * n for dtype, n in device.flops_per_joule_by_dtype.items()}
     faster = {
         "inter": cluster.replace(inter=_faster(cluster.inter, factor)),
         "intra": cluster.replace(intra=_faster(cluster.intra, factor)),
-        "peak": cluster.replace(device=replace(device, peak_flops_per_s=peaks, flops_per_joule=joule)),
+        "peak": cluster.replace(device=replace(device, peak_flops_per_s=peaks, **joule)),
         "reads": _with(cluster, memory_bandwidth_bytes_per_s=factor * device.memory_bandwidth_bytes_per_s),
         "power": _with(cluster, power_w=factor * device.power_w),
     }

@@ -73,7 +73,7 @@ def test_data_parallel_ranks_that_are_not_stated_are_what_is_left(row):
         ({"parallel.dp": 4}, "dp x tp x pp x cp must be the number of GPUs: got 16 and 8"),
         ({"batch.global": 63}, "the batch must be a multiple of dp: got 63 and 2"),
         ({"batch.micro": 3}, "the batch of a replica must be a multiple of the micro-batch: got 32 and 3"),
-        ({"precision": "int7"}, "precision must name one of fp4, fp8, tf32, bf16, fp16, fp32: got 'int7'"),
+        ({"precision": "int7"}, "precision must name one of fp4, fp8, tf32, bf16, fp16, fp32, int8: got 'int7'"),
         ({"recompute": "some"}, "recompute must begin with none, selective or full: got 'some'"),
         ({"parallel.fsdp": "HALF"}, "fsdp must be FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD, NO_SHARD or a number"),
         ({"parallel.ep": 2}, "ep is 2, but no experts are stated and the model's name is not known"),

@@ -15,7 +15,8 @@ kernel, which reads and writes the tensor as often as `Stack` states; the run's 
     gradient of a weight        3 over the weight, from the second micro-batch on, added in place the same, or in the
                                                                                                   product
 
-Legend, source: `__init__.py`.
+Legend, source: `__init__.py`; int8: google/aqt, `config_v3`, as MaxText calls it (layers/quantizations.py, 3eb77db):
+all three products have 8 bits, with a scale for each row of an operand.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ from lablib.cost.arrays import Numbers
 from lablib.plan.layer.op import ACCUMULATE, FORWARD, INPUT, PRODUCT, WEIGHT, Cut, Op
 
 # Bytes per number kept for a product in 8 or 4 bits: 16 numbers of 4 bits share an 8-bit scale.
-NARROW: Mapping[str, float] = MappingProxyType({"float8": 1, "float4": 0.5625})
+NARROW: Mapping[str, float] = MappingProxyType({"float8": 1, "float4": 0.5625, "int8": 1})
 
 
 def streams(name: str, phase: str, *sizes_bytes: Numbers, kind: str = "") -> list[Op]:
@@ -84,7 +85,12 @@ def linear(
         # With fused accumulation the product adds to the sum.
         Op(name, ACCUMULATE, size_bytes=0.0 if machine.stack.fused_accumulation else added),
     ]
-    if dtype in NARROW:
+    if dtype == "int8":
+        # Both operands of each product: read for the scales of their rows, read again, and written; scales are along
+        # the dimension that remains, so no operand serves two products.
+        sides = ((FORWARD, rows * k + count * k * n), (INPUT, rows * n + count * k * n), (WEIGHT, rows * (k + n)))
+        ops += [Op("cast", phase, size_bytes=numbers * (2 * width + 1), kernels=0) for phase, numbers in sides]
+    elif dtype in NARROW:
         # Operands are cast by their producer: 2 bytes read, 1 written, and a transposed copy for the backward pass.
         ops += [
             Op("cast", phase, size_bytes=rows * numbers * (width + 2), kernels=0)
