@@ -45,6 +45,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any
 
+from lablib.cost.efficiency import RATES
 from lablib.errors import unknown_name
 from lablib.signature import Count, NonNegative, NonNegativeInt, OneOf, check_fields
 
@@ -70,6 +71,7 @@ class Stack:
             (layer/adapters.py).
         adapts_all: whether every linear layer has an adapter; otherwise queries, keys and values alone, the default of
             NVIDIA's NeMo.
+        passes_bfloat16_scores: more of these with scores in bfloat16.
         copies: tensors of the model's width that are copied around attention to move heads, forward and again backward.
         loss_bytes: bytes per logit moved by the loss, forward and backward together.
         loss_saved_bytes, loss_peak_bytes: bytes per logit kept until backward, and temporary in backward.
@@ -119,6 +121,7 @@ class Stack:
     passes_rms_norm: tuple[NonNegative, NonNegative] | None = None
     passes_rotary: tuple[NonNegative, NonNegative] = (2, 2)
     passes_scores: tuple[NonNegative, NonNegative] = (2, 3)
+    passes_bfloat16_scores: tuple[NonNegative, NonNegative] = (0, 0)
     passes_activation: tuple[NonNegative, NonNegative] = (2, 3)
     passes_residual: tuple[NonNegative, NonNegative] = (3, 1)
     passes_adapter_input: tuple[NonNegative, NonNegative] = (1, 5)
@@ -173,6 +176,8 @@ _MEGATRON_2021: dict[str, Any] = {
     "data_overlap": False,
 }
 
+# Passes at the streaming rate that take as long as one pass of torch's kernels (lablib/cost/efficiency.py).
+_SLOWER: Mapping[str, float] = MappingProxyType({kind: 1 / rate.share for kind, rate in RATES.items()})
 # In 16-bit widths: the gate's SiLU and product (4 and 7, with the two tensors that a gate adds), two gradients that a
 # residual adds. Per logit: a cast (2 and 4 bytes), the logarithm of the softmax (4 and 4), its gradient (4, 8 and 4), a
 # cast back (4 and 2).
@@ -180,26 +185,39 @@ _EAGER: dict[str, Any] = {
     "passes_norm": (2, 4),
     "passes_activation": (4, 7),
     "passes_residual": (3, 3),
+    "passes_rotary": (10, 10),  # cast to 32 bits (3), multiplied (4), cast back (3)
     "loss_bytes": 36,
     "loss_peak_bytes": 8,
     "keeps_gradients": False,
 }
+# Cast to 32 bits (3), squared (4), their mean (2), multiplied (4), cast back (3), times the weight (2).
+UNFUSED_RMS_NORM = (18.0, 37.0)
 _HUGGING_FACE: dict[str, Any] = _EAGER | {
-    "passes_rms_norm": (18, 37),
-    "passes_rotary": (10, 10),
+    "passes_rms_norm": UNFUSED_RMS_NORM,
     "copies": 1,
     # PEFT: dropout with its mask of one byte (2.5 and 2.5); the scale (2 and 2), a copy of the sum.
     "passes_adapter_input": (3.5, 7.5),
     "passes_adapter_output": (7, 4),
     "calls_per_kernel": 6.0,  # Python modules: 125 ms per micro-step of 7B on one A100 (QwenLM/Qwen, README)
 }
-# GPT-2 under autocast, in 16-bit widths. Norms, powers and losses are in 32 bits, so is the residual stream; what a
-# product takes is cast. A norm: read and written (4), cast (3); backward a cast (3), the gradient of its input (6) and
-# of its weights (4). GELU is x^3 (7 with a cast), products and sums (4, 5, 4, 4, 2, 5), tanh (4), and a cast (3); in
-# backward each again, x^2, and three gradients that are added.
+# GPT-2 under autocast, in 16-bit widths at the rates of torch's kernels. Norms, powers and losses are in 32 bits, so is
+# the residual stream; what a product takes is cast. A norm: read and written (4), cast (3); backward a cast (3), the
+# gradients of its input and weights (10). GELU is x^3 (4, and a cast, 3), products and sums (4, 5, 4, 4, 2, 5), tanh
+# (4), and a cast (3); in backward each again, x^2, and three gradients that are added.
+# Scores: divided (2), masked (2.5), softmax with 32-bit results (3; exponentials limit it), cast (3);
+# backward a cast (3), the softmax's gradient (5), masked (2.5), divided (2). torch's softmax takes no bfloat16 for
+# 32 bits: a cast before it, a result in 32 bits (1), and the same in backward.
+_WIDENED, _MASKED = 3 * _SLOWER["widening"], 2.5 * _SLOWER["mask"]
+_SOFTMAX = RATES["_softmax"].bytes_per_element / 2
 _HUGGING_FACE_2022: dict[str, Any] = _HUGGING_FACE | {
-    **{"attention": "unfused", "passes_scores": (10, 14), "copies": 3, "has_dropout": True},
-    **{"passes_norm": (7, 13), "passes_activation": (38, 59), "passes_residual": (5, 9)},
+    **{"attention": "unfused", "copies": 3, "has_dropout": True, "passes_residual": (5, 9)},
+    "passes_scores": (
+        2 + _MASKED + _SOFTMAX + 3,
+        _WIDENED + 5 * _SLOWER["_softmax_backward_data"] + _MASKED + 2,
+    ),
+    "passes_bfloat16_scores": (_WIDENED, _SLOWER["_softmax_backward_data"] + 3),
+    "passes_norm": (4 * _SLOWER["native_layer_norm"] + 3, _WIDENED + 10 * _SLOWER["native_layer_norm_backward"]),
+    "passes_activation": (35 + _WIDENED, 56 + _WIDENED),
     "loss_bytes": 46,  # without its last position: one more copy of the logits, and of their gradient with zeros
 }
 _LIGER: dict[str, Any] = _HUGGING_FACE | {

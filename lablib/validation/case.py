@@ -1,6 +1,6 @@
 """Arguments of the predictor for a row: every convention is a numbered rule.
 
-C1 to C18 are listed here (C5 is applied in row_software.py, C4, C6 and C12 to C18 in software.py, C1, C8 and C9 in
+C1 to C19 are listed here (C5 is applied in row_software.py, C4, C6 and C12 to C19 in software.py, C1, C8 and C9 in
 splits.py), A1 to A7 in architecture.py, M1 to M6 in machine.py.
 
     C1  Ranks: dp, tp, pp, cp as stated; dp not stated is gpus / (tp pp cp). Their product must be the number of GPUs.
@@ -21,9 +21,10 @@ splits.py), A1 to A7 in architecture.py, M1 to M6 in machine.py.
             faster only with it), otherwise "fsdp". "torch.compile" or "eager" in the notes of another program that is
             not Megatron: the same two. Compiled programs of 2024 or earlier: "torch-compile-2024". Hugging Face's
             models: "transformers", to 2022 and without flash attention "transformers-2022", with DeepSpeed
-            "transformers-deepspeed", with Transformer Engine's layers "transformers-te". Megatron and software built on
-            it, on GPUs before Hopper: "megatron-deepspeed" if DeepSpeed, BLOOM or vTrain (which measured it) is named;
-            "megatron-core" if Megatron-Core, Megatron-Bridge or NeMo is named, unless its date is earlier.
+            "transformers-deepspeed", with Transformer Engine's layers "transformers-te". "eager" in the notes of other
+            programs to 2022: "transformers-2022". Megatron and software built on it, on GPUs before Hopper:
+            "megatron-deepspeed" if DeepSpeed, BLOOM or vTrain (which measured it) is named; "megatron-core" if
+            Megatron-Core, Megatron-Bridge or NeMo is named, unless its date is earlier.
         C5c The usual software (default_stack.py) at the row's `date`, or the latest year in title and address (arXiv
             numbers among them), or in its notes; on Hopper and later GPUs 2023 at the earliest. "flash attention" in
             the text is 2023 at the earliest, without it ("no flash attention") 2022 at the latest.
@@ -56,6 +57,8 @@ splits.py), A1 to A7 in architecture.py, M1 to M6 in machine.py.
     C17 Gradients are added by a kernel of their own where the notes say "no fused gradient accumulation".
     C18 "optimizer step in backward" in the notes: no gradient is kept. "chunked cross-entropy": the loss needs no
         temporary tensor of all logits.
+    C19 RMS norms of fms-fsdp and torchtune, where eager, are sequences of operators (fms/modules/layernorm.py,
+        torchtune/modules/rms_norm.py), not one kernel.
 
 A row that these rules cannot interpret raises ValueError, and is reported as skipped with that reason.
 """

@@ -73,8 +73,9 @@ def software_of(row: PublishedRow, cluster: Cluster) -> RowSoftware:
         is_2022 = not has_flash or (year or WITH_FLASH) <= WITHOUT_FLASH
         deepspeed = "-deepspeed" if is_named(words, "deepspeed") else ""
         return RowSoftware("transformers-2022" if is_2022 else f"transformers{deepspeed}", "Hugging Face's", "C5b")
-    if not is_megatron and not has_flash and is_named(notes, "eager(?! attention)"):
-        return RowSoftware("transformers-2022", "eager without flash attention by its notes", "C5b")
+    is_early = (year or WITH_FLASH) <= WITHOUT_FLASH
+    if not is_megatron and (not has_flash or is_early) and is_named(notes, "eager(?! attention)"):
+        return RowSoftware("transformers-2022", "eager without flash attention", "C5b")
     if not is_megatron and has_flash:
         if is_named(notes, r"torch[. ]?compiled?"):
             return RowSoftware(_compiled(row), "compiled by its notes", "C5b")

@@ -1,4 +1,4 @@
-"""Precision, recomputation, optimizer and offload of a row: rules C4, C6 and C12 to C18 of case.py."""
+"""Precision, recomputation, optimizer and offload of a row: rules C4, C6 and C12 to C19 of case.py."""
 
 import re
 from dataclasses import replace
@@ -6,7 +6,7 @@ from dataclasses import replace
 from lablib.hardware import Cluster
 from lablib.plan.arguments import OFFLOAD
 from lablib.plan.optimizers import OPTIMIZERS
-from lablib.plan.stack import Stack, find_stack
+from lablib.plan.stack import UNFUSED_RMS_NORM, Stack, find_stack
 from lablib.validation.rows import PublishedRow
 from lablib.validation.synonyms import is_named, offload_named, recompute_named
 
@@ -30,10 +30,12 @@ _NO_MASTERS = r"no (?:fp32|32-bit|float32)?[ -]?masters?|all (?:of the model |st
 
 
 def stack_as_stated(row: PublishedRow, name: str) -> str | Stack:
-    """The software with what the row says of its dispatcher, masters, gradients and loss: C12, C15 to C18."""
+    """The software with what the row says of its dispatcher, masters, gradients and loss: C12, C15 to C19."""
     changes = {}
     if is_named(f"{row.source.get('title', '')} {row.text('notes')}".lower(), "fms-fsdp"):
         changes["gradient_bytes"] = 2
+    if name == "fsdp" and is_named(f"{row.source.get('title', '')} {row.text('notes')}".lower(), "fms-fsdp|torchtune"):
+        changes["passes_rms_norm"] = UNFUSED_RMS_NORM
     if any(name in row.text("dispatcher") for name in ("deepep", "hybridep")):
         changes["dispatcher"] = "deduplicated"
     if row.parallel.get("ep_overlap", False):

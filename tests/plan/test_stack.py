@@ -52,6 +52,7 @@ EFFECTS = [
     ("passes_rms_norm", (2, 3), (18, 37), part("memory-bound kernels"), {"model": "llama-3-8b"}),
     ("passes_rotary", (2, 2), (10, 10), part("memory-bound kernels"), {"model": "llama-3-8b"}),
     ("passes_scores", (2, 3), (10, 14), part("memory-bound kernels"), {"base": "megatron-2021"}),
+    ("passes_bfloat16_scores", (0, 0), (6, 5), part("memory-bound kernels"), {"base": "transformers-2022"}),
     ("gathers_matrices", False, True, part("data axis"), {"parallel": SHARDED, "batch": 32, "derating": Derating()}),
     ("passes_adapter_input", (1, 3), (1, 5), part("memory-bound kernels"), {"trainable": "lora"}),
     ("passes_adapter_output", (2, 2), (4, 2), part("memory-bound kernels"), {"trainable": "lora"}),
@@ -141,6 +142,21 @@ def test_a_stage_that_keeps_its_outputs_keeps_one_of_each_micro_batch_in_flight(
         in_flight = SPLIT.pipeline - rank  # 1F1B
         assert less["communication buffer"] == 2 * message  # one that comes in, one that goes out
         assert more["communication buffer"] == (1 + in_flight) * message
+
+
+def test_a_baseline_of_2022_has_its_operators_at_their_measured_rates():
+    """As rows of tests/operators/measured/h200.jsonl have them: shares of the streaming rate."""
+    stack = STACKS["transformers-2022"]
+    assert stack.passes_norm == pytest.approx((4 / 0.55 + 3, 3 / 0.52 + 10 / 0.42))
+    assert stack.passes_scores == pytest.approx((2 + 2.5 / 0.7 + 8.4 / 2 + 3, 3 / 0.52 + 5 / 0.49 + 2.5 / 0.7 + 2))
+    assert stack.passes_bfloat16_scores == pytest.approx((3 / 0.52, 1 / 0.49 + 3))
+    direct, cast = (
+        part("memory-bound kernels")(plan(each, parallel=Parallel(data=8)))
+        for each in (replace(stack, passes_bfloat16_scores=(0, 0)), stack)
+    )
+    scores = 64 / 8 * 32 * 32 * 2048**2 * 2  # bytes: sequences of a rank, layers, heads
+    streamed_s = sum(stack.passes_bfloat16_scores) * scores / 3.35e12
+    assert 1.0 < (cast - direct) / streamed_s < 1.3  # large copies reach 0.8 to 1 of the data sheet's rate
 
 
 def test_a_stack_is_found_by_its_name_or_is_itself():

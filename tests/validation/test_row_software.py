@@ -50,6 +50,7 @@ def test_each_published_row_says_how_its_software_is_known(published, mixtures):
             "deduced by C5c",
         ),
         ({"notes": "eager, without flash attention"}, "transformers-2022", "named"),
+        ({"notes": "eager, FSDP", "date": "2022-03-14"}, "transformers-2022", "named"),
         ({"notes": "eager attention"}, "torch-compile", "unknown"),
         ({"notes": "NeMo 24.05"}, "megatron-core", "named"),
         ({"notes": "Nemotron"}, "torch-compile", "unknown"),

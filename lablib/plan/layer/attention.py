@@ -52,7 +52,10 @@ def _unfused(cut: Cut) -> list[Op]:
     pairs = cut.sizes.micro_batch * (cut.model.num_heads / cut.sizes.tensor)
     scores, dropped = pairs * tokens * keys, stack.has_dropout
     # Dropout: scores read, written, their mask written.
-    moved = [scores * (each * width + dropped * (2 * width + 1)) for each in stack.passes_scores]
+    passes = stack.passes_scores
+    if machine.plain == "bfloat16":
+        passes = [one + more for one, more in zip(passes, stack.passes_bfloat16_scores, strict=True)]
+    moved = [scores * (each * width + dropped * (2 * width + 1)) for each in passes]
     both = [Op("scores", kind=PRODUCT, shape=(tokens, keys, d, pairs, dtype))]
     both += [Op("values", kind=PRODUCT, shape=(tokens, d, keys, pairs, dtype))]
     over_tokens = Op("gradients", INPUT, PRODUCT, shape=(keys, d, tokens, pairs, dtype, True))
