@@ -98,6 +98,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "mark": "torch._C._profiler._RecordFunctionFast",
         # tensors and devices
         "TensorBase": "torch._C.TensorBase",
+        "num_storage_users": "torch._C._storage_Use_Count",
         "make_wrapper": "torch.Tensor._make_wrapper_subclass",
         "is_functorch_tensor": "torch._C._functorch.is_functorch_wrapped_tensor",
         "functorch_inner": "torch._C._functorch.get_unwrapped",

@@ -56,9 +56,9 @@ def plan_buckets(params: Sequence[Tensor], bucket_bytes: Count = BUCKET_BYTES) -
     return sorted(buckets, key=lambda bucket: -bucket[-1])
 
 
-def pack(params: Sequence[nn.Parameter]) -> Tensor:
-    """The gradients of these parameters as one flat copy [N]."""
-    return torch.cat([param.grad.flatten() for param in params if param.grad is not None])
+def pack(params: Sequence[nn.Parameter], out: Tensor | None = None) -> Tensor:
+    """The gradients of these parameters as one flat copy [N]; `out`: a tensor to copy them into."""
+    return torch.cat([param.grad.flatten() for param in params if param.grad is not None], out=out)
 
 
 def unpack(buffer: Tensor, params: Sequence[nn.Parameter]) -> None:

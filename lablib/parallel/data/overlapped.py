@@ -11,17 +11,20 @@ exposed: at least the last bucket.
 
 Phases of one step (the code has the same headings):
     1. a gradient is ready     count it; a complete bucket is launched, buckets always in the order of the plan
-    2. a bucket is launched    pack it, divide it, start its all-reduce, and do not wait
-    3. backward ends           wait for buckets in flight; each gradient becomes a view of its bucket
+    2. a bucket is launched    pack it: its gradients become views; divide it, start its all-reduce, and do not wait
+    3. backward ends           wait for buckets in flight
 
 Cost for n ranks, S bytes of gradients in M buckets, backward B seconds, all-reduce C seconds in all (see
 `data/bucketed.py`), bucket i ready at r_i and taking c_i:
     time_s      forward + max(B, e_M) with e_i = max(e_{i-1}, r_i) + c_i: hidden = min(C, backward left), roughly
-    peak bytes  S for the buckets while backward runs, and S for the gradients; then the buckets are the gradients
+    peak bytes  S for the buckets, which are kept from the first backward on, and the gradients of buckets that are not
+                launched yet; launched buckets are the gradients
     sent bytes  2(n-1)/n S per rank and step; 0 under `no_sync`
 Shapes: a bucket is flat, [N] with N the elements of its gradients together.
+A kept bucket saves the page faults of fresh memory: 4,700 for 19 MB on a CPU, in every step. A buffer to which
+anything else still refers (a gradient that was kept, or communication in flight) is not used again but replaced.
 Source: Li et al., "PyTorch Distributed", VLDB 2020, arXiv 2006.15704, sections 3.2.3 (overlap) and 3.2.4 (no_sync),
-algorithm 1.
+algorithm 1; torch 2.13, DistributedDataParallel(gradient_as_bucket_view=True).
 Simplified: buffers are broadcast once, not before every forward; the order of buckets is fixed by registration, not
 by the first backward; a parameter that gets no gradient is an error, not a search through the graph.
 """
@@ -36,7 +39,7 @@ from torch import Tensor, nn
 
 from lablib.parallel.data.bucketed import BUCKET_BYTES, pack, plan_buckets, unpack
 from lablib.parallel.data.naive import broadcast_module, require_no_unused, require_once
-from lablib.torch_compat import queue_callback
+from lablib.torch_compat import num_storage_users, queue_callback, storage_id
 
 
 class Handle(Protocol):
@@ -68,13 +71,35 @@ def reduce_for(reduce: Reduce, index: int, params: Sequence[Tensor]) -> Reduce:
     return reduce if for_bucket is None else for_bucket(index, params)
 
 
+class _KeptBuffer:
+    """The buffer of a bucket, written again by the next backward unless something else refers to its memory."""
+
+    def __init__(self) -> None:
+        self._buffer: Tensor | None = None
+        self._num_users = 0  # of the storage of a new buffer
+
+    def pack(self, params: Sequence[nn.Parameter]) -> Tensor:
+        """The gradients as one flat copy."""
+        if self._buffer is not None and self._count(self._buffer) > self._num_users:
+            self._buffer = None
+        is_new = self._buffer is None
+        self._buffer = pack(params, self._buffer)
+        if is_new:
+            self._num_users = self._count(self._buffer)
+        return self._buffer
+
+    @staticmethod
+    def _count(buffer: Tensor) -> int:
+        return num_storage_users(storage_id(buffer.untyped_storage()))
+
+
 @dataclass
 class _Backward:
     """State of one backward pass: gradients missing in each bucket, and buckets in flight."""
 
     num_missing: list[int]
     seen: set[Tensor] = field(default_factory=set)
-    launched: list[tuple[Tensor, Handle]] = field(default_factory=list)
+    launched: list[Handle] = field(default_factory=list)
 
 
 class Synchronizing(nn.Module):
@@ -138,6 +163,7 @@ class DataParallel(Synchronizing):
             param: index for index, bucket in enumerate(self.buckets) for param in bucket
         }
         self.reduces = [reduce_for(reduce, index, bucket) for index, bucket in enumerate(self.buckets)]
+        self._kept_buffers = [_KeptBuffer() for _ in self.buckets]
         self._backward: _Backward | None = None
         broadcast_module(module, group)
         for param in params:
@@ -168,9 +194,9 @@ class DataParallel(Synchronizing):
 
     def _launch_next(self, now: _Backward) -> None:
         index = len(now.launched)
-        buffer = pack(self.buckets[index])  # memory peaks: gradients and bucket
-        handle = self.reduces[index](buffer, self.group)  # no wait: backward continues
-        now.launched.append((buffer, handle))
+        buffer = self._kept_buffers[index].pack(self.buckets[index])
+        unpack(buffer, self.buckets[index])  # frees the gradients that backward has made
+        now.launched.append(self.reduces[index](buffer, self.group))  # no wait: backward continues
 
     # ---- 3. backward ends ----
 
@@ -179,6 +205,5 @@ class DataParallel(Synchronizing):
         assert now is not None
         unused = [name for param, name in self._names.items() if param not in now.seen]
         require_no_unused(unused)
-        for bucket, (buffer, handle) in zip(self.buckets, now.launched, strict=True):
+        for handle in now.launched:
             handle.wait()
-            unpack(buffer, bucket)

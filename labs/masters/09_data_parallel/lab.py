@@ -692,10 +692,10 @@ print(
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# With overlap, all buckets are in memory when backward ends: there are two copies of the gradients. "Bucketed" frees
-# the gradients of a bucket before it fills the next. PyTorch's own class can make gradients views of the buckets
-# (`gradient_as_bucket_view=True`), which saves the second copy in memory; and the copying, too, if
-# `zero_grad(set_to_none=False)` keeps the views.
+# Nothing at the peak: as soon as a bucket is packed, its gradients become views of it, and their own memory is free
+# again. PyTorch's own class keeps both by default, two copies of the gradients when backward ends. Its option
+# `gradient_as_bucket_view=True` saves the second copy in memory; and the copying, too, if
+# `zero_grad(set_to_none=False)` keeps the views. Both classes keep their buckets for the next step.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: the same gradient

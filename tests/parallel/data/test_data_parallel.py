@@ -310,6 +310,53 @@ def test_a_backward_that_raised_leaves_the_next_step_unharmed():
     assert_same(launch(program, ranks=2).values, one_device([3, 4, 2], 4))
 
 
+# ---- kept buckets ----
+
+
+@few
+@given(bucket_bytes=bucket_sizes, sizes=widths, sets_to_none=st.booleans(), keeps=st.sampled_from(["no", "one", "all"]))
+def test_gradients_that_are_kept_are_not_overwritten(bucket_bytes, sizes, sets_to_none, keeps):
+    """A bucket's memory is used again only if nothing refers to it."""
+
+    def program():
+        module = mlp(sizes)
+        replica, kept, copies = DataParallel(module, bucket_bytes=bucket_bytes), [], []
+        for step in range(3):
+            module.zero_grad(set_to_none=sets_to_none)
+            replica(data(4, sizes[0]).chunk(2)[dist.get_rank()] + step).square().mean().backward()
+            found = [param.grad for param in module.parameters()]
+            chosen = {"no": [], "one": found[step % len(found) :][:1], "all": found}[keeps]
+            if sets_to_none:  # otherwise torch itself writes zeros into them
+                kept += chosen
+                copies += [one.clone() for one in chosen if one is not None]
+        return kept, copies, gradients(module)
+
+    alone = mlp(sizes)
+    alone(data(4, sizes[0]) + 2).square().mean().backward()
+    for kept, copies, last in launch(program, ranks=2).values:
+        torch.testing.assert_close(kept, copies, rtol=0, atol=0)
+        torch.testing.assert_close(last, gradients(alone), rtol=1e-12, atol=1e-14)
+
+
+def storage_of(param: nn.Parameter) -> int:
+    assert param.grad is not None
+    return param.grad.untyped_storage().data_ptr()
+
+
+def test_a_bucket_keeps_its_memory_from_step_to_step_and_is_the_gradients():
+    def program():
+        module = mlp([16, 16, 16])
+        replica, places = DataParallel(module), set()
+        for _ in range(3):
+            module.zero_grad()
+            replica(data(2, 16)).square().mean().backward()
+            places.add(tuple(storage_of(param) for param in module.parameters()))
+        return places
+
+    for places in launch(program, ranks=2).values:
+        assert len(places) == 1 and len(set(*places)) == 1
+
+
 # ---- the plan ----
 
 
