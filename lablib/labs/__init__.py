@@ -1,8 +1,9 @@
 """Helper code of single labs: their figures, and comparisons that a learner does not write.
 
 lab00   possible messages between ranks
+lab01   memory over a step, six FLOPs, parts of a step
 lab02   exponents of gradients, and the ranges of number formats
-lab03   ways to keep fewer activations: time against memory
+lab03   steps of a chain, copies to the host, ways to keep fewer activations
 lab04   packed documents, learning rates, critical batch, muP
 lab05   recorded runs of optimizers, and effects of an update
 lab06   tiles of a kernel, and tile quantization

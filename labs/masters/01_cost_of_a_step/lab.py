@@ -3,28 +3,16 @@
 #
 # **Question.** Where do the time and the memory of a training step go?
 #
-# Before you train a model you want to know two things: how long a step takes, and whether it fits into the GPU. Three
-# counts answer both: the *FLOPs* (additions and multiplications) that a step computes, the bytes that it moves, and the
-# bytes that it keeps. You count them by hand, and compare each count with the measurement of a simulator or torch.
+# Before you train a model you want to know how long a step takes, and whether it fits into the GPU. Three counts answer
+# both: the *FLOPs* (additions and multiplications) that a step computes, the bytes that it moves, and the bytes that it
+# keeps. You count by hand, and compare with a simulator or torch.
 #
 # **Prerequisites.** Lab 00. **Time.** 60 minutes, without the folded sections, called *further*.
 
 # %%
-from dataclasses import replace
+from lablib.labs import lab01
 
-import numpy as np
-import pandas as pd
-import torch
-import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
-
-from lablib import find_cluster, launch, phase
-from lablib.course import checks_for, show_source, try_out
-from lablib.figures import figure_lines, figure_memory, figure_roofline, format_quantity, show
-from lablib.models import GPT, find_transformer, model_config, next_token_loss, num_parameters
-
-check = checks_for("01")
-check
+lab01.show(lab01.figure_question())
 
 # %% tags=["parameters"]
 backend: str = "gloo"  # gloo | nccl: what real processes use on CPUs, on GPUs
@@ -37,70 +25,68 @@ quick: bool = True  # few repeats
 # %% [markdown] minutes=6
 # ## One step of GPT-2
 #
-# GPT-2 is a language model of 12 equal *layers*, one after the other. It reads *tokens*, pieces of words: a *batch* of
-# several *sequences* at once. For each token it computes `vocab_size` numbers, the *logits*, one for each possible next
-# token. The numbers that it learns are its *parameters*. A GPU's *peak* is its maximum FLOPs per second. (The
-# vocabulary is padded from 50,257 to a multiple of 64, which GPUs multiply faster.)
-
-# %%
-config = replace(model_config("gpt2"), vocab_size=50304)
-device = find_cluster(cluster).device
-num_params = num_parameters(config)
-print(config)
-print(f"{num_params:,} parameters; a batch has {sequences * seq_len:,} tokens")
-peak_flops, bandwidth = device.peak("bfloat16"), device.memory_bandwidth_bytes_per_s
-print(
-    f"{device.name}: peak {format_quantity(peak_flops, 'FLOP/s')} in bfloat16 (2-byte numbers)"
-)
-print(f"{format_quantity(device.memory_bytes, 'B')} of memory", end=", ")
-print(f"which it reads or writes at {format_quantity(bandwidth, 'B/s')}, its bandwidth")
-
-# %% [markdown]
-# A step has three parts. *Forward* computes the *loss*, the error of the predicted tokens. *Backward* computes the
-# *gradient*: how the loss changes with each parameter. The *optimizer*, here AdamW, changes the parameters. In *mixed
-# precision* the model computes in bfloat16, with 2 bytes per number. AdamW works on a copy with 4 bytes, the *master*
-# parameters: `update` gives it the gradients, and copies its parameters back.
-
-
-# %%
-def update(model, masters, optimizer):
-    for param, master in zip(model.parameters(), masters, strict=True):
-        master.grad = torch.zeros_like(master) if param.grad is None else param.grad.float()
-    optimizer.step()
-    with torch.no_grad():
-        for param, master in zip(model.parameters(), masters, strict=True):
-            param.copy_(master)
-            param.grad = master.grad = None  # as zero_grad: the next step makes new ones
-
-
-def usual_loss(model, tokens):
-    return next_token_loss(model(tokens), tokens)
-
-
-# %%
-def train_step(loss_of=usual_loss, num_sequences=sequences, shape=config):
-    with phase("setup"):
-        model = GPT(shape, dtype=torch.bfloat16)
-        masters = [param.detach().float() for param in model.parameters()]
-        optimizer = torch.optim.AdamW(masters, foreach=True)  # all tensors in one call
-        update(model, masters, optimizer)  # AdamW makes its states in its first step
-        tokens = torch.zeros(num_sequences, seq_len, dtype=torch.long)
-    loss_of(model, tokens).backward()
-    with phase("optimizer"):
-        update(model, masters, optimizer)
-    return model, optimizer  # the objects that the next step needs
-
-
-# %% [markdown]
-# `launch` runs this on a *simulator*, which gives each operation the time that it would take on the GPU. Its *memory
-# tracker* records every allocation. With `fidelity="shapes"` tensors have shapes and no numbers: even a large model
-# takes no memory here, and any tokens can be targets. `phase` names a part of the step. A run's processes are its
-# *ranks*: here one. The *makespan* is the time from its first operation to its last. Guess first.
+# GPT-2 is a language model of 12 equal *layers* with 124 million *parameters*, the numbers that it learns. It reads
+# *tokens*, pieces of words: here a *batch* of 8 *sequences* of 1,024. An A100 computes up to 312e12 FLOPs per second,
+# its *peak*, and has 80 GB of memory. How long does a step take, and how many bytes does it hold at most?
 
 # %%
 my_guess_s = None  # seconds of one step
 my_guess_bytes = None  # the most memory that the step holds at once
 print("guesses:", my_guess_s, "s and", my_guess_bytes, "B")
+
+# %%
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from lablib import launch, phase
+from lablib.models import GPT, next_token_loss
+
+check = lab01.checks_for("01")
+check
+
+# %%
+config, device = lab01.GPT2, lab01.find_cluster(cluster).device
+num_params, tokens_of_batch = lab01.num_parameters(config), sequences * seq_len
+print(lab01.facts(config, device, tokens_of_batch))
+
+# %% [markdown]
+# A step has three parts. *Forward* computes for each token `vocab_size` numbers, the *logits*, and the *loss*, the
+# error of the predicted tokens. *Backward* computes the *gradient*: how the loss changes with each parameter. The
+# *optimizer*, here AdamW, changes the parameters.
+
+# %% [markdown]
+# In *mixed precision* the model computes in bfloat16, with 2 bytes per number. AdamW works on a copy with 4 bytes, the
+# *master* parameters: `lab01.update` gives it the gradients, and copies its parameters back.
+
+
+# %%
+def usual_loss(model, tokens):
+    return next_token_loss(model(tokens), tokens)
+
+
+def train_step(loss_of=usual_loss, num_sequences=sequences, shape=config):
+    with phase("setup"):
+        model = GPT(shape, dtype=torch.bfloat16)
+        masters = [param.detach().float() for param in model.parameters()]
+        optimizer = torch.optim.AdamW(masters, foreach=True)  # all tensors in one call
+        lab01.update(model, masters, optimizer)  # AdamW makes its states in its first step
+        tokens = torch.zeros(num_sequences, seq_len, dtype=torch.long)
+    loss_of(model, tokens).backward()
+    with phase("optimizer"):
+        lab01.update(model, masters, optimizer)
+    return model, optimizer  # the objects that the next step needs
+
+
+# %% [markdown]
+# `launch` runs this on a *simulator*, which gives each operation the time that it would take on the GPU. Its *memory
+# tracker* records every allocation. With `fidelity="shapes"` tensors have no numbers: even a large model takes no
+# memory here. The *makespan* is the time from the first operation to the last. Which share of it does forward take?
+
+# %%
+my_guess_forward = None  # percent
+print("guess:", my_guess_forward)
 
 
 # %%
@@ -110,11 +96,9 @@ def simulate(*arguments):
 
 run = simulate()
 step = run.timeline.without("setup")
-show(step.figure(title="One step: forward, backward, optimizer"))
-for name in ("forward", "backward", "optimizer"):
-    busy_s = sum(span.duration_s for span in step.select(0) if span.phase == name)
-    print(f"{name} {busy_s / step.makespan_s:.0%}", end=", ")
-print(f"together {format_quantity(step.makespan_s, 's')}; you guessed {my_guess_s}")
+lab01.show(step.figure(title="One step: forward, backward, optimizer"))
+print(f"shares: {lab01.shares(step)}; you guessed {my_guess_forward} for forward")
+print(f"together {lab01.format_quantity(step.makespan_s, 's')}; you guessed {my_guess_s}")
 
 # %% [markdown] minutes=12
 # ## FLOPs of a step
@@ -124,16 +108,19 @@ print(f"together {format_quantity(step.makespan_s, 's')}; you guessed {my_guess_
 
 # %% [markdown]
 # A batch has B sequences of T tokens, and a token is represented by D numbers: D is the *width*. A layer has two parts.
-# *Attention* multiplies all B T tokens by four matrices [D, D]: query, key, value and out. In each of H *heads*, of
-# width D / H, the T queries of a sequence are multiplied with its T keys. That gives [T, T] *scores*, and these
-# multiply the values. The *MLP* multiplies by [D, F], then by [F, D]; F, its hidden width, is 4 D here.
+# *Attention* multiplies all B T tokens by four matrices [D, D]: query, key, value and out.
+
+# %% [markdown]
+# In each of H *heads*, of width D / H, the T queries of a sequence are multiplied with its T keys. That gives [T, T]
+# *scores*, and these multiply the values. The *MLP* multiplies by [D, F], then by [F, D]; F, its hidden width, is 4 D
+# here.
 
 # %% [markdown]
 # ### Exercise 1: the FLOPs of a layer
 #
 # Count the products of one layer's forward pass. Leave out operations on one number or one row at a time: sums, norms,
-# the softmax of the scores, GELU between the MLP's products. Count every score, although a token uses only its own
-# score and the scores of tokens before it. Stuck? Run `check.layer_flops.hint()` in a new cell.
+# softmax, GELU. Count every score, although a token uses only its own score and the scores of tokens before it. Stuck?
+# Run `check.layer_flops.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
@@ -152,24 +139,27 @@ def layer_flops(batch, seq_len, width, hidden):
 
 
 # %%
-try_out(layer_flops, batch=1, seq_len=2, width=3, hidden=5)  # by hand: 312
+lab01.try_out(layer_flops, batch=1, seq_len=2, width=3, hidden=5)  # by hand: 312
 
 # %% tags=["check"] points=2
 check.layer_flops(layer_flops)
 
 # %% [markdown]
-# After the layers one more matrix, the model's *head* (not a head of attention), computes the logits: [B T, D] x [D,
-# V], with V tokens in the vocabulary. Backward computes two products for each one in forward: if Y = X W, then the
-# gradient of X is dY W^T, and the gradient of W is X^T dY. Each takes as many FLOPs as Y. So **backward takes twice the
-# FLOPs of forward**. Is that right? Below: a formula, torch's own counter, and the simulator.
+# After the layers the model's *head* computes the logits: [B T, D] x [D, V], with V tokens in the vocabulary. Backward
+# computes two products for each one in forward: if Y = X W, then the gradient of X is dY W^T, and the gradient of W is
+# X^T dY. So **backward takes twice the FLOPs of forward**. Of the formula, torch's counter and the simulator, which
+# counts most in backward?
+
+# %%
+my_guess_most = None  # "formula", "torch's counter", "simulator" or "equal"
+print("guess:", my_guess_most)
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
 
-from lablib.models.transformer_flops import forward_flops
-
-per_token = forward_flops(find_transformer(config), seq_len)  # by part, of one token
-by_formula = sequences * seq_len * sum(per_token.values())
+shape = lab01.find_transformer(config)
+per_token = lab01.forward_flops(shape, seq_len)  # FLOPs of one token by part
+by_formula = float(sequences * seq_len * sum(per_token.values()))
 model = GPT(config, device="meta")  # "meta": shapes only
 tokens = torch.zeros(sequences, seq_len, dtype=torch.long, device="meta")
 with FlopCounterMode(display=False) as counted_forward:
@@ -178,91 +168,85 @@ with FlopCounterMode(display=False) as counted_backward:
     loss.backward()
 
 # %%
-simulated = {"forward": 0, "backward": 0, "optimizer": 0}
-for span in step.select(0):
-    simulated[span.phase] += span.flops
-rows = {
-    "forward": [by_formula, counted_forward.get_total_flops(), simulated["forward"]],
-    "backward": [2 * by_formula, counted_backward.get_total_flops(), simulated["backward"]],
+simulated = lab01.flops_by_phase(step)
+rows = {"formula": {"forward": by_formula, "backward": 2 * by_formula}}
+rows["torch's counter"] = {
+    "forward": float(counted_forward.get_total_flops()),
+    "backward": float(counted_backward.get_total_flops()),
 }
-columns = ["formula", "torch's counter", "simulator"]
-pd.DataFrame(rows, index=columns).T.map(lambda flops: format_quantity(flops, "FLOP", 5))
+rows["simulator"] = {name: simulated[name] for name in ("forward", "backward")}
+print("you guessed", my_guess_most)
+lab01.in_table(rows, "FLOP", digits=5)
 
 # %% [markdown]
-# One number is larger. A *kernel* is a program that runs on the GPU; a kernel that does the work of several operations
-# is *fused*. The simulator's attention is one fused kernel, *flash attention*: it does not keep the scores, so its
-# backward multiplies queries with keys once more. (Torch's counter saw plain products, because attention on "meta"
-# tensors uses them.) *Model FLOPs* are the FLOPs that the model needs; *hardware FLOPs* are all that are computed.
+# One number is larger. A *kernel* is a program that runs on the GPU; one that does the work of several operations is
+# *fused*. The simulator's attention is fused, *flash attention*: it does not keep the scores, so its backward
+# multiplies queries with keys once more. *Model FLOPs* are the FLOPs that the model needs; *hardware FLOPs* are all
+# that are computed.
 
 # %% [markdown] minutes=3
 # ## Six FLOPs for each parameter and token
 #
 # In forward, each parameter of a matrix is multiplied once with each token: 2 FLOPs. Backward takes 4. So with N
-# parameters a token takes about **6 N FLOPs** (Kaplan et al., 2020), and a training 6 N times its tokens. The scores of
-# attention involve no parameters: the rule leaves them out. For which models and sequences does that matter? Guess,
-# then look: 1 means that the rule is right.
+# parameters a token takes about **6 N FLOPs** (Kaplan et al., 2020). The scores of attention involve no parameters: the
+# rule leaves them out. How many times the rule's FLOPs does GPT-3 (175 billion, width 12,288) take with sequences of
+# 131,072 tokens?
 
 # %%
-from lablib.models.training_compute import over_six_n_d
+my_guess_rule = None  # 1 if the rule is right
+print("guess:", my_guess_rule)
 
-LENGTHS = [2**exponent for exponent in range(7, 18)]
-named = [find_transformer(name) for name in ("gpt2", "gpt3-6.7b", "gpt3-175b")]
-models = {f"{model.name}, width {model.d_model}": model for model in named}
-lengths = np.array(LENGTHS)
-ratios = {name: over_six_n_d(model, lengths).tolist() for name, model in models.items()}
-look = {"title": "FLOPs of a token, over the rule's FLOPs", "log_x": True, "log_y": True}
-show(figure_lines(LENGTHS, ratios, "sequence", "FLOPs over 6 N", "tokens", **look))
+# %%
+lengths = [2**exponent for exponent in range(7, 18)]
+lab01.show(lab01.figure_over_rule(["gpt2", "gpt3-6.7b", "gpt3-175b"], lengths))
+print(f"{lab01.over_rule('gpt3-175b', 131_072):.2f} times; you guessed {my_guess_rule}")
 
 # %% [markdown]
 # In forward, scores take 4 T D FLOPs per token and layer, matrices 24 D^2. So in large models the error of the rule is
-# about T / 6D: a sixth where a sequence is as long as the model is wide, and over 100% beyond six times that length. In
-# GPT-2 it is smaller: at 1,024 tokens a quarter of its FLOPs are in the head.
+# about T / 6D: a sixth where a sequence is as long as the model is wide. In GPT-2 it is smaller: at 1,024 tokens a
+# quarter of its FLOPs are in the head.
 
 # %% [markdown] minutes=5
 # ## From FLOPs and bytes to seconds
 #
-# The step needs at least FLOPs / peak seconds. But an operation also reads and writes memory, and a GPU does both at
-# once. So it takes at least **max(FLOPs / peak, bytes / bandwidth)**: the *roofline* (Williams et al., 2009). Guess: of
-# all operations, how many multiply matrices? Which share of the time do the others take?
+# An operation computes, and it also reads and writes memory; a GPU does both at once. So it takes at least **max(FLOPs
+# / peak, bytes / bandwidth)**: the *roofline* (Williams et al., 2009). How many percent of all operations multiply
+# matrices? Which share of the time do the others take?
 
 # %%
+my_guess_products = None  # two numbers: % of the operations, % of the time
+print("guess:", my_guess_products)
+
+# %%
+peak_flops, bandwidth = device.peak("bfloat16"), device.memory_bandwidth_bytes_per_s
+products = [span for span in step.select(0) if span.flops]
+others = [span for span in step.select(0) if not span.flops]
 rows = {}
-for name, spans in {
-    "products of matrices": [span for span in step.select(0) if span.flops],
-    "all others": [span for span in step.select(0) if not span.flops],
-}.items():
-    flops, size_bytes = (
-        sum(span.flops for span in spans),
-        sum(span.size_bytes for span in spans),
-    )
-    seconds = {
-        "FLOPs / peak": flops / device.peak("bfloat16"),
-        "bytes / bandwidth": size_bytes / device.memory_bandwidth_bytes_per_s,
+for name, spans in {"products of matrices": products, "all others": others}.items():
+    rows[name] = {
+        "calls": len(spans),
+        "FLOPs / peak": sum(span.flops for span in spans) / peak_flops,
+        "bytes / bandwidth": sum(span.size_bytes for span in spans) / bandwidth,
         "simulated": sum(span.duration_s for span in spans),
     }
-    in_words = {column: format_quantity(value, "s") for column, value in seconds.items()}
-    share = seconds["simulated"] / step.makespan_s
-    rows[name] = {"calls": len(spans)} | in_words | {"share of the step": f"{share:.0%}"}
-pd.DataFrame(rows).T
+calls = len(products) / (len(products) + len(others))
+print(f"products: {calls:.0%} of the operations; you guessed {my_guess_products}")
+print(f"others: {rows['all others']['simulated'] / step.makespan_s:.0%} of the time")
+lab01.in_table(rows, "s")
 
 # %% [markdown]
-# A quarter of the operations multiply matrices, and these have all counted FLOPs. The others are *limited by memory*:
-# they compute little, and wait for bytes. (Simulated times are longer: the head's products reach some 80% of the peak.
-# A layer's products are too small to fill the GPU and reach 30 to 75%.) The next figure shows each kind of operation
-# and its limit. (`mm` and `addmm` are products, `_to_copy` changes the bytes per number.)
+# The products have all counted FLOPs. The others are *limited by memory*: they compute little, and wait for bytes. (The
+# head's products reach some 80% of the peak. A layer's are too small to fill the GPU and reach 30 to 75%.) The next
+# figure shows each kind of operation. (`mm` and `addmm` are products, `_to_copy` changes the bytes per number.)
 
 # %%
-show(figure_roofline(step, run.device))
+lab01.show(lab01.figure_roofline(step, run.device))
 
 # %% [markdown]
 # *Intensity* is FLOPs per byte: left of the bend memory is the limit, right of it arithmetic. Operations without FLOPs
-# have no intensity: they are left of the dashed line, as far below the roof as their bytes per second are below the
-# bandwidth. (A point above the roof finds its tensors in the *cache*, a small fast memory; or it is attention, which
-# skips the scores of later tokens, although they are counted.)
-
-# %% [markdown]
-# So a product needs many tokens: it reads its matrix once for all of them. With few tokens it is limited by memory,
-# too. That is why a GPU needs a batch.
+# are left of the dashed line. (A point above the roof finds its tensors in the *cache*, a small fast memory; or it is
+# attention, which skips the scores of later tokens.) A product of few tokens is limited by memory, too: it reads its
+# matrix once for all of them. That is why a GPU needs a batch.
 
 # %% [markdown] tags=["further"] minutes=9
 # ## Further: how well is a GPU used?
@@ -291,15 +275,15 @@ def utilization(
 # %%
 # Megatron-Turing NLG on 2,240 GPUs of the type A100: by PaLM's appendix B, 30.2%.
 sizes = {"num_params": 530e9, "num_layers": 105, "width": 20480, "seq_len": 2048}
-try_out(utilization, tokens_per_s=65_430, **sizes, num_devices=2240, peak_flops_per_s=312e12)
+lab01.try_out(
+    utilization, tokens_per_s=65_430, **sizes, num_devices=2240, peak_flops_per_s=312e12
+)
 
 # %% tags=["check"] points=1
 check.utilization(utilization)
 
 # %%
-from lablib.models.transformer_flops import recompute_flops, step_flops
-
-model_flops = step_flops(find_transformer(config), sequences * seq_len, seq_len)
+model_flops = lab01.step_flops(lab01.find_transformer(config), sequences * seq_len, seq_len)
 mfu = model_flops / step.makespan_s / device.peak("bfloat16")
 print(f"this lab's step: MFU {mfu:.1%}. Published, by their own count:")
 print("PaLM 540B on 6,144 TPU v4: 46.2% (Chowdhery et al., 2022, table 3)")
@@ -312,10 +296,10 @@ print("MPT-70B on 128 H100: 43.4% (llm-foundry, scripts/train/benchmarking)")
 # utilization, counts those too.
 
 # %%
-gpt3 = find_transformer("gpt3-175b")
-of_the_model = step_flops(gpt3, 1, 2048)
+gpt3 = lab01.find_transformer("gpt3-175b")
+of_the_model = lab01.step_flops(gpt3, 1, 2048)
 for recompute in ("none", "selective", "full"):
-    ratio = 1 + recompute_flops(gpt3, 2048, recompute=recompute) / of_the_model
+    ratio = 1 + lab01.recompute_flops(gpt3, 2048, recompute=recompute) / of_the_model
     print(f"{recompute:9s} HFU / MFU = {ratio:.3f}: where HFU is 50%, MFU is {0.5 / ratio:.1%}")
 
 # %% [markdown]
@@ -332,33 +316,32 @@ print(f"this lab's step (flash attention recomputes the scores): HFU {hfu:.2%}, 
 #
 # In mixed precision a parameter takes 2 bytes, and its gradient 2. AdamW holds 4 for the master copy and two *states*
 # of 4: running means of the gradient and of its square. That is **2 + 2 + 12 = 16 bytes** per parameter when backward
-# ends. In which of the three rows will the memory tracker differ, and by how much?
+# ends. In which of the three rows will the memory tracker differ?
 
 # %%
-ends_s = [span.end_s for span in run.timeline.select(0) if span.phase == "backward"]
-held = run.memory.at(0, max(ends_s) - 1e-9)  # just before AdamW begins
-rows = {}
-for name, bytes_a_param in {"parameter": 2, "gradient": 2, "optimizer state": 12}.items():
-    formula = bytes_a_param * num_params
-    rows[name] = {
-        "bytes per parameter": bytes_a_param,
-        "formula": formula,
-        "memory tracker": held[name],
-    }
-    rows[name]["difference"] = held[name] - formula
+my_guess_row = None  # "parameter", "gradient", "optimizer state" or "none"
+print("guess:", my_guess_row)
+
+# %%
+held, rows = lab01.held_after_backward(run), {}
+for name, bytes_each in {"parameter": 2, "gradient": 2, "optimizer state": 12}.items():
+    rows[name] = {"bytes per parameter": bytes_each, "formula": bytes_each * num_params}
+    rows[name]["memory tracker"] = held[name]
+    rows[name]["difference"] = held[name] - rows[name]["formula"]
+print("you guessed", my_guess_row)
 pd.DataFrame(rows).T
 
 # %% [markdown]
 # AdamW also counts its steps: 4 bytes for each tensor of the model. While it works it holds 8 more bytes per parameter,
-# the gradient in 4 bytes and a square root: 24 in all, 3 GB, for any batch. Afterwards gradients are freed, and **14
-# are kept** from step to step. But this step held far more than 3 GB: the rest depends on the batch.
+# the gradient in 4 bytes and a square root: 24 in all, 3 GB. Afterwards gradients are freed, and **14 are kept** from
+# step to step. But this step held far more than 3 GB.
 
 # %% [markdown] minutes=12
 # ## Activations that forward keeps for backward
 #
-# Backward needs values of forward, *activations*. The gradient of a product's matrix is X^T dY, so X is kept: a product
-# keeps its input. So do GELU and a *norm* (which scales each token's numbers). A sum keeps nothing. Flash attention
-# keeps queries, keys, values and its output. A tensor that two operations keep is in memory once.
+# Backward needs values of forward, *activations*. The gradient of a product's matrix is X^T dY, so a product keeps its
+# input X. So do GELU and a *norm* (which scales each token's numbers). A sum keeps nothing. Flash attention keeps
+# queries, keys, values and its output. A tensor that two operations keep is in memory once.
 
 # %% [markdown]
 # The layer, in order: norm; query, key and value; attention; out; *add the layer's input*; norm; up; GELU; down; *add
@@ -368,9 +351,9 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # ### Exercise 3: the activations of a layer
 #
-# Count the bytes that one layer keeps, 2 for each number: first the tensors of width D, then the tensors of width F.
-# Leave out tensors with one number for each token or head. Attention that is not fused keeps the output of its softmax
-# as well: [T, T] for each head of each sequence.
+# Count the bytes that one layer keeps, 2 for each number, of tensors of width D and of width F. Leave out tensors with
+# one number for each token or head. Attention that is not fused keeps the output of its softmax as well: [T, T] for
+# each head of each sequence.
 
 
 # %% tags=["exercise"]
@@ -388,8 +371,8 @@ def activation_bytes(batch, seq_len, width, hidden, heads, keeps_scores):
 
 # %%
 tiny = {"batch": 1, "seq_len": 2, "width": 3, "hidden": 5, "heads": 1}
-try_out(activation_bytes, **tiny, keeps_scores=False)  # by hand: 136
-try_out(activation_bytes, **tiny, keeps_scores=True)  # by hand: 144
+lab01.try_out(activation_bytes, **tiny, keeps_scores=False)  # by hand: 136
+lab01.try_out(activation_bytes, **tiny, keeps_scores=True)  # by hand: 144
 
 # %% tags=["check"] points=2
 check.activation_bytes(activation_bytes)
@@ -401,7 +384,7 @@ batch = (sequences, seq_len, config.d_model)
 
 def one_layer():
     with phase("setup"):
-        layer = GPT(replace(config, num_layers=1), dtype=torch.bfloat16).blocks[0]
+        layer = GPT(lab01.replace(config, num_layers=1), dtype=torch.bfloat16).blocks[0]
         x = torch.zeros(batch, dtype=torch.bfloat16, requires_grad=True)
     return layer(x)
 
@@ -410,7 +393,9 @@ layer_run = launch(one_layer, ranks=1, cluster=cluster, fidelity="shapes")
 kept = layer_run.memory.at(0, layer_run.timeline.end_s)["activation"]
 one_tensor = 2 * sequences * seq_len * config.d_model  # bytes
 print(f"a layer keeps {kept:,} B: {kept / one_tensor:.2f} tensors of [B, T, D]. And yours:")
-try_out(activation_bytes, *batch, 4 * config.d_model, config.num_heads, keeps_scores=False)
+lab01.try_out(
+    activation_bytes, *batch, 4 * config.d_model, config.num_heads, keeps_scores=False
+)
 
 # %% [markdown]
 # Where F is 4 D these are 16 tensors of 2 bytes per number, **32 bytes for each of B T D**. The rest is small: a norm
@@ -420,29 +405,32 @@ try_out(activation_bytes, *batch, 4 * config.d_model, config.num_heads, keeps_sc
 # ## Where the peak is
 #
 # In forward, the activations of twelve layers add up. Backward frees them, the last layer's first. So the peak is
-# between the two, unless the batch is so small that AdamW holds more. Parameters and states, 14 bytes per parameter,
-# take 1.7 GB then. Guess before you look: which of the other tensors take the most memory?
+# between the two, unless the batch is so small that AdamW holds more. Parameters and states take 1.7 GB then. Which
+# other tensors take the most memory?
 
 # %%
-show(figure_memory(run.memory, timeline=step, rank=0))
-rows = [
-    {"by": one.name, "category": one.category, "bytes": format_quantity(one.size_bytes, "B")}
-    for one in run.memory.allocations_at_peak(0)[:6]
-]
-pd.DataFrame(rows)
+my_guess_tensors = None  # in words
+print("guess:", my_guess_tensors)
+
+# %%
+lab01.show(lab01.figure_memory(run.memory, timeline=step, rank=0))
+print("you guessed", my_guess_tensors)
+lab01.largest_at_peak(run)
 
 # %% [markdown]
-# The surprise is the loss (`usual_loss`, the line that the figure names). The logits are [B T, V], and V is 65 times D.
-# They are converted to 4 bytes for the softmax; its logarithm is kept as an activation. Backward makes two gradients of
-# that size, which the memory tracker calls "other". All three are in memory at one moment, **12 bytes for each of B T V
-# numbers**. Each of them is as large as the activations of eight layers. (AdamW's gradients in 4 bytes count as its
-# state.)
+# The largest come from the loss, in the backward that the figure names. The logits are [B T, V], and V is 65
+# times D. They are converted to 4 bytes for the softmax; its logarithm is kept as an activation.
+
+# %% [markdown]
+# Backward makes two gradients of that size, which the memory tracker calls "other". All three are in memory at one
+# moment, **12 bytes for each of B T V numbers**. Each is as large as the activations of eight layers. (AdamW's
+# gradients in 4 bytes count as its state.)
 
 # %%
 logits = sequences * seq_len * config.vocab_size
 peak = run.memory.peak_bytes(0)
-print(f"{logits:,} logits; three copies of 4 bytes: {format_quantity(12 * logits, 'B')}")
-print(f"the peak is {format_quantity(peak, 'B')}; you guessed {my_guess_bytes} B")
+print(f"{logits:,} logits; three copies of 4 bytes: {lab01.format_quantity(12 * logits, 'B')}")
+print(f"the peak is {lab01.format_quantity(peak, 'B')}; you guessed {my_guess_bytes} B")
 
 # %% [markdown] minutes=11
 # ## A loss in chunks
@@ -457,7 +445,7 @@ print(f"the peak is {format_quantity(peak, 'B')}; you guessed {my_guess_bytes} B
 # `hidden` [B T, D] is the input of the head with the matrix `weight` [V, D]: the logits are `hidden @ weight.T`. Return
 # the mean loss of all tokens, computed in the dtype of `hidden`. `tensor.tensor_split(num_chunks)` cuts along the
 # tokens into chunks that differ by at most one. The budgets: memory of five times a chunk's logits, and three or four
-# products per chunk. (`F` is `torch.nn.functional`.)
+# products per chunk.
 
 
 # %% tags=["exercise"]
@@ -482,7 +470,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
 hidden = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]], requires_grad=True)
 weight, targets = torch.eye(4, 2), torch.tensor([0, 1, 2])
 print("not in chunks:", F.cross_entropy(hidden @ weight.T, targets).item())
-try_out(chunked_loss, hidden, weight, targets, num_chunks=2)
+lab01.try_out(chunked_loss, hidden, weight, targets, num_chunks=2)
 
 # %% tags=["check"] points=3
 check.chunked_loss(chunked_loss)
@@ -490,12 +478,16 @@ check.chunked_loss(chunked_loss)
 # %%
 from lablib.memory.linear_cross_entropy import chunked_linear_cross_entropy
 
-show_source(chunked_linear_cross_entropy, after=check.chunked_loss)
+lab01.show_source(chunked_linear_cross_entropy, after=check.chunked_loss)
 
 # %% [markdown]
 # The library's function does the same, with logits converted to 4 bytes. Now run GPT-2's step with it. By the formula
-# the loss holds 12 B T V / chunks bytes, and the peak falls by the rest. Guess: by how much does the step grow with 8
-# chunks, by how much with 32?
+# the loss holds 12 B T V / chunks bytes, and the peak falls by the rest. By how many percent does the time of the step
+# grow with 8 chunks, and with 32?
+
+# %%
+my_guess_chunks = None  # two numbers, in percent
+print("guess:", my_guess_chunks)
 
 
 # %%
@@ -508,34 +500,33 @@ def chunked(num_chunks, loss_in_chunks=chunked_linear_cross_entropy):
     return loss_of
 
 
-rows = {}
+# %%
 runs = {1: run} | {num_chunks: simulate(chunked(num_chunks)) for num_chunks in (2, 4, 8, 32)}
+rows = {}
 for num_chunks, one in runs.items():
     formula = peak - 12 * logits + 12 * logits / num_chunks
-    sizes_bytes = {"peak": one.memory.peak_bytes(0), "by formula": formula}
-    rows[num_chunks] = {name: format_quantity(size, "B") for name, size in sizes_bytes.items()}
-    rows[num_chunks]["step"] = format_quantity(one.timeline.without("setup").makespan_s, "s")
-pd.DataFrame(rows).T.rename_axis("chunks")
+    slower = one.timeline.without("setup").makespan_s / step.makespan_s - 1
+    rows[num_chunks] = {"peak": float(one.memory.peak_bytes(0)), "by formula": formula}
+    rows[num_chunks]["time of the step"] = f"{slower:+.0%}"
+print("you guessed", my_guess_chunks)
+lab01.in_table(rows, "B", index="chunks")
 
 # %% [markdown]
-# The memory of the loss falls as 1 / chunks; parameters, states, activations and a gradient of the head's matrix
-# remain. The cost: the head and the loss run forward once more; each chunk adds a gradient [V, D]; and products of few
-# tokens use the GPU less well. A special kernel can keep a chunk's logits on the chip, and never write them to memory
-# (Wijmans et al., 2024).
+# The memory of the loss falls as 1 / chunks. The cost: the head and the loss run forward once more; each chunk adds a
+# gradient [V, D]; and products of few tokens use the GPU less well. A special kernel can keep a chunk's logits on the
+# chip, and never write them to memory (Wijmans et al., 2024).
 
 # %% [markdown] minutes=3
 # ## Explore: will it fit?
 #
-# The calculator does this lab's counting for a model from the list, or with your own width and layers. (It begins with
-# GPT-2's own vocabulary, and its times are the rooflines alone.) Click on a moment to see the operation. A
-# *micro-batch* is the set of sequences that goes through the model at once. Choose one larger model: how large is its
-# largest micro-batch?
+# The calculator does this lab's counting for a model from the list, or with your own width and layers. (Its times are
+# the rooflines alone.) Click on a moment to see the operation. A *micro-batch* is the set of sequences that goes
+# through the model at once. Choose one larger model: how large is its largest micro-batch?
 
 # %%
-from lablib.widgets import memory_calculator
-
-begin = {"model": "gpt2", "device": device.name, "micro_batch": min(sequences, 16)}
-memory_calculator(interactive=interactive, **begin)
+my_model = "gpt2"  # or "gpt2-xl", "gpt3-6.7b", ...
+begin = {"model": my_model, "device": device.name, "micro_batch": min(sequences, 16)}
+lab01.memory_calculator(interactive=interactive, **begin)
 
 # %% [markdown]
 # <details><summary>And with "Recompute": full?</summary>
@@ -569,8 +560,6 @@ print(f"by Korthikanti's count 34 + {scores:.0f} = {34 + scores:.0f}")
 import torch.distributed as dist
 
 from lablib import reconcile
-from lablib.calibration import batch_for, this_machine
-from lablib.course import print_text, recorded_comparison
 from lablib.models import GPTConfig
 
 small = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=256)
@@ -589,13 +578,15 @@ def small_step(batch):
     optimizer.step()
 
 
-machine = this_machine(ranks=2, backend=backend)
-batch = batch_for(machine, 4, 6 * num_parameters(small) * 4 * 256)  # larger on a GPU
+machine = lab01.this_machine(ranks=2, backend=backend)
+batch = lab01.batch_for(
+    machine, 4, 6 * lab01.num_parameters(small) * 4 * 256
+)  # larger on a GPU
 here = {"ranks": 2, "backend": backend, "cluster": machine, "without": "setup"}
 here["fidelity"] = "shapes" if backend == "nccl" else "values"  # predict from shapes alone
 comparison = reconcile(small_step, batch, **here, repeats=3 if quick else 7)
-show(comparison.figure())
-print_text(comparison.reading())
+lab01.show(comparison.figure())
+lab01.print_text(comparison.reading())
 
 # %% [markdown]
 # A negative error is a prediction that is too short. *Noise* is half the spread of the few runs over their median: a
@@ -604,8 +595,8 @@ print_text(comparison.reading())
 # time that a CPU needs to compute GELU, softmax and AdamW. The next table adds recorded numbers of another machine:
 
 # %%
-recorded = recorded_comparison("01")
-print_text(f"{recorded}")
+recorded = lab01.recorded_comparison("01")
+lab01.print_text(f"{recorded}")
 parts = ["forward", "backward", "optimizer", "makespan"]
 comparison.beside(recorded).loc[parts].map("{:.0f}%".format)
 
@@ -637,7 +628,7 @@ def largest_micro_batch(memory_bytes, num_params, num_layers, width, seq_len, vo
 
 # %%
 tiny = {"num_params": 10, "num_layers": 1, "width": 2, "seq_len": 3, "vocab_size": 5}
-try_out(largest_micro_batch, memory_bytes=1000, **tiny)  # by hand: 2
+lab01.try_out(largest_micro_batch, memory_bytes=1000, **tiny)  # by hand: 2
 
 # %% tags=["check"] points=2
 check.largest_micro_batch(largest_micro_batch)
@@ -652,9 +643,9 @@ largest = int(8 + (device.memory_bytes - few[0]) // (few[1] - few[0]))
 held = {f"{n} sequences": simulate(usual_loss, n) for n in (largest, largest + 1)}
 held[f"{largest} sequences, the loss in 64 chunks"] = simulate(chunked(64), largest)
 for what, one in held.items():
-    print(f"{what}: {format_quantity(one.memory.peak_bytes(0), 'B', 4)}")
+    print(f"{what}: {lab01.format_quantity(one.memory.peak_bytes(0), 'B', 4)}")
 sizes = (num_params, config.num_layers, config.d_model, seq_len, config.vocab_size)
-try_out(largest_micro_batch, device.memory_bytes, *sizes)
+lab01.try_out(largest_micro_batch, device.memory_bytes, *sizes)
 
 # %% [markdown]
 # Your result may be one more: it leaves out about half a percent. And real memory is not all available: CUDA and the
@@ -669,19 +660,17 @@ try_out(largest_micro_batch, device.memory_bytes, *sizes)
 # and with 32.
 
 # %%
-from lablib.models.transformer_flops import step_flops
-
 SEQUENCES = [1, 2, 4, 8, 16, 32]
 steps_of = {n: simulate(usual_loss, n).timeline.without("setup") for n in SEQUENCES}
 mfus, at_memory = [], []
 for n, one in steps_of.items():
-    flops = step_flops(find_transformer(config), n * seq_len, seq_len)
+    flops = lab01.step_flops(lab01.find_transformer(config), n * seq_len, seq_len)
     mfus.append(flops / one.makespan_s / device.peak("bfloat16"))
     without_s = sum(span.duration_s for span in one.select(0) if not span.flops)
     at_memory.append(without_s / one.makespan_s)
 series = {"MFU": mfus, "share of time without FLOPs": at_memory}
 look = {"title": "A larger batch", "log_x": True}
-show(figure_lines(SEQUENCES, series, "batch", "share", "sequences", **look))
+lab01.show(lab01.figure_lines(SEQUENCES, series, "batch", "share", "sequences", **look))
 
 # %% [markdown]
 # On a real GPU small batches can be slower still. The host (the CPU) launches each kernel, an operation of the GPU,
@@ -696,10 +685,8 @@ show(figure_lines(SEQUENCES, series, "batch", "share", "sequences", **look))
 # FLOPs). How many days would 1,024 GPUs of this lab take, at an MFU of 40%? The price of an hour is an example.
 
 # %%
-from lablib.models.training_compute import six_n_d, training_days
-
-flops = six_n_d(174.6e9, 300e9)
-days = training_days(flops, num_devices=1024, flops_per_s=0.4 * device.peak("bfloat16"))
+flops = lab01.six_n_d(174.6e9, 300e9)
+days = lab01.training_days(flops, num_devices=1024, flops_per_s=0.4 * device.peak("bfloat16"))
 print(f"{flops:.3g} FLOPs: {days:.0f} days on 1,024 {device.name}")
 print(f"at 2 dollars an hour: {1024 * days * 24 * 2 / 1e6:.1f} million dollars")
 
@@ -716,11 +703,11 @@ from lablib.memory.linear_cross_entropy import FusedLoss, fused_linear_cross_ent
 
 fused = simulate(chunked(8, fused_linear_cross_entropy))
 for name, one in {"chunked": runs[8], "fused": fused}.items():
-    time = format_quantity(one.timeline.without("setup").makespan_s, "s")
-    print(f"{name:8s} peak {format_quantity(one.memory.peak_bytes(0), 'B')}, step {time}")
+    time = lab01.format_quantity(one.timeline.without("setup").makespan_s, "s")
+    print(f"{name:8s} peak {lab01.format_quantity(one.memory.peak_bytes(0), 'B')}, step {time}")
 
 # %%
-show_source(FusedLoss, after=check.chunked_loss)
+lab01.show_source(FusedLoss, after=check.chunked_loss)
 
 # %% [markdown] minutes=1
 # ## Summary

@@ -120,6 +120,7 @@ WRONG_ANSWERS = {
         (
             "overflows in 32 bits with a real model",
             _FLOPS
+            + "import numpy as np\n    "
             + "b, t, d, f = np.array([batch, seq_len, width, hidden], dtype=np.int32)[:, None]\n    "
             + "return 2 * b * t * (4 * d * d + 2 * d * f + 2 * t * d)",
             "",
@@ -390,6 +391,7 @@ WRONG_ANSWERS = {
         (
             "overflows in 32 bits with a real model",
             _BYTES
+            + "import numpy as np\n    "
             + "b, t, d, f, h = np.array([batch, seq_len, width, hidden, heads], dtype=np.int32)[:, None]\n    "
             + "return 2 * (b * t * (8 * d + 2 * f) + keeps_scores * b * h * t * t)",
             "",
@@ -1242,6 +1244,8 @@ def utilization(tokens_per_s, num_params, num_layers, width, seq_len, num_device
             "with numpy",
             """
 def utilization(tokens_per_s, *sizes):
+    import numpy as np
+
     n, layers, width, length, devices, peak = np.array(sizes, dtype=np.float64)
     return np.array(tokens_per_s * (6 * n + 12 * layers * width * length) / devices / peak)
 """,
@@ -1380,6 +1384,8 @@ def largest_micro_batch(memory_bytes, num_params, num_layers, width, seq_len, vo
             "with numpy, in floats",
             """
 def largest_micro_batch(memory_bytes, num_params, num_layers, width, seq_len, vocab_size):
+    import numpy as np
+
     left = np.float64(memory_bytes) - 14 * num_params
     return np.floor(left / seq_len / (32 * num_layers * width + 12 * vocab_size)) * (memory_bytes >= 24 * num_params)
 """,
