@@ -1,21 +1,37 @@
-"""Lab 03: step time against activation memory of each way to keep fewer activations, by device."""
+"""Lab 03: a chain and its backward, memory and time of its steps, ways to keep fewer activations by device."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import plotly.graph_objects as go
 import torch
+from torch import Tensor, nn
 
+from lablib.calibration import batch_for, this_machine
+from lablib.course import checks_for, print_text, recorded_comparison, try_out
+from lablib.figures import figure_memory, show
 from lablib.figures.chart import Axis, Mark, Panel, chart, points
+from lablib.figures.describe import attach
+from lablib.figures.style import FAINT_INK, LOOKS
 from lablib.hardware import LINKS, find_cluster
 from lablib.memory.ways_to_fit import PricedLayer, Way, price_layers, ways_to_fit
 from lablib.models.gpt import Block
 from lablib.models.sizes import GPTConfig
-from lablib.signature import NonEmpty, checked
+from lablib.record.timeline import Span, Timeline
+from lablib.run import Run
+from lablib.signature import NonEmpty, Range, checked
 from lablib.text.units import format_quantity
+from lablib.widgets import Choice, IntChoice, explore
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Names of other packages that the notebook uses, as lab03.show.
+__all__ = ["LINKS", "Choice", "IntChoice", "batch_for", "checks_for", "explore", "format_quantity", "print_text"]
+__all__ += ["recorded_comparison", "show", "this_machine", "try_out"]
 
 SLOWEST = 2.0  # times the plain step: slower ways are drawn at the edge, as arrows
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "triangle-down", "hourglass", "bowtie")
@@ -23,6 +39,161 @@ HOST_LINKS = {"v100": "pcie3", "a100": "pcie4", "h100": "pcie5"}
 DTYPES = {"2 bytes": torch.float16, "4 bytes": torch.float32}
 TIME = Axis("time of a step", "1 = keep all", span=(0.94, SLOWEST * 1.03))
 MEMORY = Axis("activations at the peak", "%", span=(0, 106))
+
+
+@checked
+def figure_question(layers: Annotated[int, Range(ge=2, le=12)] = 6) -> go.Figure:
+    """The layers of a chain in forward and in backward, and between them the tensors that backward may need."""
+    places, low = list(range(layers)), [0.0] * layers
+    high = [1.0] * layers
+    gaps = [value for x in places for value in (x, x, None)]
+    dashes = {"mode": "lines", "line": {"color": FAINT_INK, "dash": "dot", "width": 1.5}}
+    kept = Mark("must it be kept?", gaps, [1.0, 0.0, None] * layers, (), look=dashes)
+    path = [*places, layers, *reversed(places)], [*high, 0.5, *low]
+    order = Mark("order of the work", *path, (), look={"mode": "lines", "line": {"color": FAINT_INK, "width": 1}})
+    marks = [kept, order, points(2, "loss", [layers], [0.5], ["<b>loss</b>"], size=16)]
+    for index, (name, height) in enumerate((("forward", high), ("backward", low))):
+        words = {"text": [f"{name[0].upper()}{layer}" for layer in places], "mode": "markers+text"}
+        marker = {"size": 34, "color": LOOKS[name].color, "symbol": "square"}
+        mark = points(index, name, places, height, [f"<b>{name} of layer {layer}</b>" for layer in places])
+        marks.append(mark.styled(**words, textfont={"color": LOOKS[name].ink, "size": 13}, marker=marker))
+    hidden = {"visible": False}
+    across, up = Axis("", span=(-0.6, layers + 0.4), look=hidden), Axis("", span=(-0.4, 1.4), look=hidden)
+    sentence = "Backward goes from the last layer to the first. Which numbers of forward must wait in memory for it?"
+    columns = {
+        "layer": places,
+        "place in forward": [1 + x for x in places],
+        "in backward": [layers - x for x in places],
+    }
+    return chart("What must be kept for backward?", Panel(across, up, marks), sentence, columns, pixels=190)
+
+
+# ---- steps of a chain of blocks ----
+
+
+def activations(run: Run) -> int:
+    """Most bytes of activations on rank 0."""
+    return int(run.memory.curve(rank=0)[1]["activation"].max())
+
+
+def show_memory(run: Run, title: str) -> None:
+    """Memory of rank 0 over time, without the setup."""
+    figure = figure_memory(run.memory, timeline=run.timeline.without("setup"), title=title)
+    some, whole = format_quantity(activations(run), "B"), format_quantity(run.memory.peak_bytes(0), "B")
+    show_with(figure, f"Peak of the activations: {some}; of all memory: {whole}.")
+
+
+def show_with(figure: go.Figure, sentence: str) -> None:
+    """The figure with another sentence."""
+    show(attach(figure, sentence, figure.layout.meta["table"]))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def made_by(run: Run, unit_bytes: float, most: int = 5) -> pd.DataFrame:
+    """Activations at the peak by operator, in units of `unit_bytes`; attention is one operator."""
+    import pandas as pd
+
+    sizes: dict[str, str] = {}
+    for one in run.memory.allocations_at_peak(0):
+        if one.category == "activation":
+            name = "attention" if "attention" in one.name else one.name.removeprefix("aten.")
+            sizes[name] = f"{one.size_bytes / unit_bytes:.2f}"
+    return pd.DataFrame({"b in each block": sizes}).head(most).rename_axis("made by")
+
+
+def row_of(run: Run, plain: Run) -> dict[str, str]:
+    """Memory and time of a step in words."""
+    step_s, plain_s = (one.timeline.without("setup").makespan_s for one in (run, plain))
+    held, seconds = format_quantity(activations(run), "B"), format_quantity(step_s, "s")
+    return {"activations": held, "step": seconds, "longer by": f"{step_s / plain_s - 1:.0%}"}
+
+
+# ---- side effects of a second run ----
+
+
+class _Noting(nn.Module):
+    def __init__(self, number: int, notes: list[int]):
+        super().__init__()
+        self.number, self.notes = number, notes
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.notes.append(self.number)
+        return x.tanh()
+
+
+def order_of_runs(run_in_segments: Callable[[list[nn.Module], int, Tensor], Tensor], k: int) -> list[int]:
+    """Numbers of five layers in the order in which they run."""
+    notes: list[int] = []
+    x = torch.ones(3, requires_grad=True)
+    run_in_segments([_Noting(number, notes) for number in range(5)], k, x).sum().backward()
+    return notes
+
+
+class RunningMean(nn.Module):
+    """Subtracts the mean over the batch, and keeps a running mean for later use."""
+
+    mean: Tensor
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean.lerp_(x.detach().mean(0), 0.1)  # a tenth of the way
+        return x - x.mean(0)
+
+
+def one_step(run: Callable[[nn.Module, Tensor], Tensor]) -> dict[str, str]:
+    """A step of a small segment by `run`: a gradient, its running mean, and the next random number."""
+    torch.manual_seed(0)
+    mean = RunningMean(3)
+    segment = nn.Sequential(nn.Linear(3, 3), mean, nn.Dropout(0.5))
+    x = torch.rand(8, 3, requires_grad=True)
+    run(segment, x).square().sum().backward()
+    assert x.grad is not None
+    values = {"gradient": x.grad[0, 0], "running mean": mean.mean[0], "next random": torch.rand(())}
+    return {name: f"{float(value):+.4f}" for name, value in values.items()}
+
+
+# ---- copies to the host ----
+
+
+def pass_seconds(run: Run, number: int) -> list[float]:
+    """Seconds of one of `number` blocks in forward and in backward."""
+    kept = run.timeline.without("setup")
+    passes = [kept.select(rank=0, phase=name) for name in ("forward", "backward")]
+    return [sum(span.duration_s for span in spans) / number for spans in passes]
+
+
+def show_offload(m: int, forward_s: float, backward_s: float, copy_s: float, number: int = 16) -> None:
+    """Copies of the first m blocks of a chain, by the two rules of the lab."""
+    spans, out_s, turn_s = [], 0.0, number * forward_s
+
+    def add(stream: str, name: str, start_s: float, seconds: float) -> None:
+        part = "forward" if start_s < turn_s else "backward"
+        spans.append(Span(0, stream, name, part, start_s, start_s + seconds))
+
+    for i in range(number):
+        add("compute", f"block {i}", i * forward_s, forward_s)
+        add("compute", f"block {i}", turn_s + (number - 1 - i) * backward_s, backward_s)
+    for i in range(m):
+        add("comm:out", f"{i}", max(out_s, (i + 1) * forward_s), copy_s)
+        out_s = spans[-1].end_s
+    for i in range(m):
+        add("comm:in", f"{i}", max(turn_s, out_s) + (m - 1 - i) * copy_s, copy_s)
+    ends = [format_quantity(seconds, "s") for seconds in (turn_s, out_s)]
+    figure = Timeline.of(spans, num_ranks=1).figure(title=f"Copies (C) of the first {m} blocks")
+    show_with(figure, f"Forward ends at {ends[0]}, the last copy is out at {ends[1]}.")
+
+
+def longer_by(table: Any) -> dict[str, str]:
+    """Extra time of the step with checkpoints, and the noise of the seconds."""
+    both = table.set_index("name").loc[["checkpoint", "keep all"]]
+    pairs = {side: both[f"{side}_s"].tolist() for side in ("predicted", "measured")}
+    words = {side: f"{again / plain - 1:.0%}" for side, (again, plain) in pairs.items()}
+    return words | {"noise": f"{both['noise_pct'].max():.0f}%"}
+
+
+# ---- ways on several devices ----
 
 
 def ways_by_device(width: int, num_layers: int, seq_len: int, number: str) -> dict[str, list[Way]]:
