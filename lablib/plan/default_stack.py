@@ -3,7 +3,7 @@
               a plan, or Megatron             any other program
     to 2021   megatron-2021                   megatron-2021
     2022      megatron-2022                   megatron-2022
-    2023      megatron-core                   fsdp                  flash attention came in the middle of 2022, and is
+    2023      megatron-2023                   fsdp                  flash attention came in the middle of 2022, and is
     2024      megatron-core                   torch-compile-2024    in the usual programs since 2023
     today     megatron-core                   torch-compile
 
@@ -21,6 +21,7 @@ from lablib.hardware.device import Device
 
 NAMED = "as named"
 _OLD = MappingProxyType({2021: "megatron-2021", 2022: "megatron-2022"})
+_FLASH = MappingProxyType({2023: "megatron-2023"})
 _OTHERS = MappingProxyType({2023: "fsdp", 2024: "torch-compile-2024"})
 
 
@@ -48,5 +49,5 @@ def default_stack(device: Device, year: int | None = None, is_megatron: bool = T
     if not device.has_flash_attention:
         return Software(_OLD[max(_OLD)], f"{why}, and {device.name} has no flash attention")
     if is_megatron:
-        return Software("megatron-core", why)
+        return Software(_FLASH.get(year or 0, "megatron-core"), why)
     return Software(_OTHERS.get(year or 0, "torch-compile"), why)

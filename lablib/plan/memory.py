@@ -11,8 +11,9 @@
                           one with its buffers. If the host keeps them: of two layers, in transit
     communication buffer  with ZeRO-3 the gathered parameters: two layers, with gradients of one, or the head;
                           messages of the pipeline, R D w each; error feedback of compressed gradients; buckets
-    other                 workspaces of libraries (derating.py), and the optimizer's update where it is larger than the
-                          activations, which are freed before it
+    other                 workspaces of libraries (derating.py); on some stacks (`keeps_dummies`) empty gradients that
+                          products return, one for each weight of a layer; the optimizer's update where it is larger
+                          than the activations, which are freed before it
 
 Bytes kept per layer, with and without recomputation: layer/ and recompute.py; micro-batches in flight:
 pipeline/closed_form.py.
@@ -21,7 +22,8 @@ Legend: P parameters on the rank, w and g bytes of a parameter and of a gradient
 has one, s ranks that share states (for experts the ranks with the same ones), R tokens of a micro-batch on a rank, D
 width.
 
-Source: Rajbhandari et al., 2019, arXiv 1910.02054, section 3; Korthikanti et al., 2022, arXiv 2205.05198, section 4.
+Source: Rajbhandari et al., 2019, arXiv 1910.02054, section 3; Korthikanti et al., 2022, arXiv 2205.05198, section 4;
+NVIDIA/TransformerEngine, module/base.py (`get_dummy_wgrad`), which MooreThreads/SimuMax counts, too.
 Simplified: no fragmentation; apart from the above, all categories peak together. Eager programs are followed from
 moment to moment instead (eager/peak.py).
 """
@@ -34,6 +36,7 @@ from lablib.pipeline.closed_form import in_flight
 from lablib.pipeline.sums import where
 from lablib.plan.eager import peak as eager_peak
 from lablib.plan.optimizer_step import own_parameters, state_bytes, update_bytes
+from lablib.plan.parameters_per_rank import ParametersPerRank
 from lablib.plan.pieces import QUANTIZED_BYTES
 from lablib.plan.setup import Setup
 from lablib.plan.step import StepTimes, layers_of
@@ -108,7 +111,9 @@ def stage_memory(setup: Setup, step: StepTimes, rank: Numbers) -> RankMemory:
         optimizer_state=state,
         activation=activation,
         communication_buffer=buffers + where(is_at_head, at_head, at_layer),
-        other=machine.derating.base_bytes + maximum(of_step - gradient - activation, 0.0 * buffers),
+        other=machine.derating.base_bytes
+        + _dummy_bytes(setup, parameters)
+        + maximum(of_step - gradient - activation, 0.0 * buffers),
     )
 
 
@@ -132,6 +137,15 @@ def peak_bytes(setup: Setup, step: StepTimes) -> Numbers:
     stages = range(int(highest(p))) if setup.is_eager else (0 * p, (p - extra) // 2, p - 1)
     totals = [stage_memory(setup, step, minimum(stage, p - 1)).total for stage in stages]
     return reduce(maximum, totals)
+
+
+def _dummy_bytes(setup: Setup, parameters: ParametersPerRank) -> Numbers:
+    """Empty gradients that products return if they add to the sum: one of each weight's shape, of a single expert."""
+    stack = setup.machine.stack
+    if not (stack.keeps_dummies and stack.fused_accumulation and setup.has_weight_gradients):
+        return 0.0 * parameters.layer
+    experts = setup.model.experts.num_experts / setup.expert if setup.model.experts else 1
+    return (parameters.layer + parameters.expert_layer / experts) * setup.machine.width
 
 
 def _buffers(setup: Setup, shared: Numbers, rank: Numbers) -> Numbers:

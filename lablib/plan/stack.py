@@ -9,6 +9,8 @@ stack describes such software in physical terms; there is one record per generat
                         one kernel, so are bias and GELU, and bias, dropout and residual
     megatron-2022       the same a year later: weight gradients are accumulated by their products, and the sums over the
                         tensor axis in backward hide behind these
+    megatron-2023       flash attention, no dropout; norms are one kernel; the distributed optimizer communicates after
+                        backward and before forward (--overlap-grad-reduce came at the end of that year)
     megatron-deepspeed  the layers of megatron-2021 in DeepSpeed's pipeline: every tensor rank sends the whole message,
                         stages keep their inputs and outputs, ZeRO-1 sums with all-reduces
     fsdp-flash          eager FSDP with the first flash attention; a fused loss, and two metrics of training, each a
@@ -86,6 +88,8 @@ class Stack:
             narrow_gradient_bytes for products in 8 bits or less.
         extra_gradient_bytes: of a second copy of each gradient, if they are accumulated in 32 bits.
         fused_accumulation: whether a weight's gradient is accumulated inside the product that makes it.
+        keeps_dummies: whether such products return an empty gradient of 16 bits, one kept for each shape of a weight
+            (Transformer Engine's get_dummy_wgrad).
         keeps_gradients: whether gradients stay from step to step; otherwise ZeRO-3's, and those of one rank alone, are
             allocated by every step's first backward pass, when activations are freed.
         updates_in_backward: whether each parameter is updated as soon as it has its gradient, which is then freed.
@@ -140,6 +144,7 @@ class Stack:
     narrow_gradient_bytes: NonNegativeInt = 4
     extra_gradient_bytes: NonNegativeInt = 0
     fused_accumulation: bool = False
+    keeps_dummies: bool = False
     keeps_gradients: bool = True
     updates_in_backward: bool = False
     has_master: bool = True
@@ -265,6 +270,7 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
             Stack("torch-megatron", is_eager=True, splits_messages=False, is_megatron=True),
             Stack("megatron-2021", **_MEGATRON_2021),
             Stack("megatron-2022", **_MEGATRON_2021, fused_accumulation=True, hides_backward_exchange=True),
+            Stack("megatron-2023", data_overlap=False, fused_accumulation=True, hides_backward_exchange=True),
             Stack(
                 "megatron-deepspeed",
                 **_MEGATRON_2021,
@@ -334,6 +340,7 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
                 calls_per_kernel=1.25,
                 narrow_gradient_bytes=2,
                 fused_accumulation=True,
+                keeps_dummies=True,
                 hides_backward_exchange=True,
                 pipeline_overlap=True,
             ),

@@ -7,9 +7,9 @@ splits.py), A1 to A7 in architecture.py, M1 to M6 in machine.py.
         Experts: ep x etp divides the ranks of a stage. etp not stated: experts are split as attention is, over data and
         context ranks, and the rest of ep over the tensor ranks.
     C2  Batch: global; otherwise local x dp; otherwise micro x grad_accum x dp.
-    C3 Micro-batch: stated; otherwise batch / (dp x grad_accum); otherwise, if a local batch is stated (torchtitan), one
-        micro-batch per piece of the pipeline: pp x vpp, or one without a pipeline (pipeline_parallel_microbatches'
-        default).
+    C3 Micro-batch: stated; otherwise batch / (dp x grad_accum); otherwise, if a local batch is stated, one micro-batch
+        without a pipeline, and with torchtitan's one per piece of it, pp x vpp (pipeline_parallel_microbatches'
+        default); other pipelines' are open (C11).
     C4 Precision: the first of fp4, fp8, tf32, bf16, fp16, fp32, int8 in the text before any bracket; a text with both
         16-bit kinds, or none, is bfloat16 if the GPU has it, otherwise float16. But "bf16/fp16" of BLOOM's topology
         search is float16 unless its notes say "load-balanced": from there on its text has the BF16 optimizer.
@@ -31,14 +31,14 @@ splits.py), A1 to A7 in architecture.py, M1 to M6 in machine.py.
         C5d Megatron without a date on Hopper and later GPUs: today's, as older software never ran on them.
         C5e Unknown: the usual software today. A row without a source is taken for Megatron.
     C6  Recomputation: the first word stated ("full (use_checkpoint=true ...)" is full; "none (moe_act)" is none:
-        single modules are not counted; other words: synonyms.py). Not stated is none for "megatron-core": flash
+        single modules are not counted; other words: synonyms.py). Not stated is none for Megatron since 2023: flash
         attention keeps no scores, and NVIDIA's recipes recompute nothing but offload to host memory if needed
         (NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama, 00919dc). Otherwise it is open (C11).
     C7 Schedule: vpp > 1 is interleaved with that many chunks. "interleaved" without vpp: 2 chunks if a local batch is
         stated (torchtitan's default), otherwise open. A pipeline with neither: 1F1B. A V has 2 pieces on each stage.
     C8  Sharding: fsdp as named by torch (FULL_SHARD: ZeRO-3; SHARD_GRAD_OP: ZeRO-3 that keeps the parameters gathered;
         HYBRID_SHARD: within a node) or, as a number, the ranks of Megatron-FSDP's sharding group; 0, "none"
-        or false is not stated. Otherwise zero_stage; otherwise 1 for "megatron-core" (Megatron-Core's distributed
+        or false is not stated. Otherwise zero_stage; otherwise 1 for Megatron since 2023 (its distributed
         optimizer), 0 for others. zero_shard_group: the ranks that split its states; not stated: the data axis.
         torchtitan keeps ZeRO-3's parameters gathered in a pipeline (its default).
     C9 Sequence parallelism: stated; otherwise on with tensor parallelism, except for Megatron before flash attention,
@@ -75,7 +75,7 @@ from lablib.plan.parallel import Parallel
 from lablib.plan.stack import Stack, find_stack
 from lablib.validation.architecture import transformer_of
 from lablib.validation.machine import cluster_of
-from lablib.validation.row_software import stack_of
+from lablib.validation.row_software import is_torchs, stack_of
 from lablib.validation.rows import PublishedRow
 from lablib.validation.software import (
     offload_of,
@@ -186,7 +186,7 @@ def _micro_batches(row: PublishedRow, case: Case, pieces: int) -> tuple[int, ...
         choices = (batch["micro"],)
     elif "grad_accum" in batch:
         choices = (local // batch["grad_accum"],)
-    elif "local" in batch:
+    elif "local" in batch and (pieces == 1 or is_torchs(row)):
         choices = (max(1, local // pieces),)
     else:
         choices = tuple(size for size in MICRO_BATCHES if local % size == 0)

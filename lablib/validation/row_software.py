@@ -56,7 +56,7 @@ def software_of(row: PublishedRow, cluster: Cluster) -> RowSoftware:
         return RowSoftware(find_stack(row.texts["stack"]).name, NAMED, "C5a")
     title, notes = (_ASIDE.sub("", text) for text in (_title(row), row.text("notes")))
     words, is_old = f"{title} {notes}", cluster.device.name.startswith(BEFORE_HOPPER)
-    is_torch = is_named(words, TORCH)
+    is_torch = is_torchs(row)
     is_megatron = not is_torch and (any(word in title for word in MEGATRON) or is_named(notes, "megatron|nemo"))
     has_flash = cluster.device.has_flash_attention and not _is_without_flash(words)
     if is_torch:
@@ -122,6 +122,11 @@ def _latest_year(text: str) -> int | None:
     years = re.findall(r"(?<![\w.])(20\d\d)(?:[-_ .,;:)/]|$)", text)
     months = re.findall(r"(?<!\d)(20\d\d)-?(?:0[1-9]|1[0-2])(?!\d)", text)
     return max(map(int, [*(f"20{paper}" for paper in papers), *years, *months]), default=None)
+
+
+def is_torchs(row: PublishedRow) -> bool:
+    """Whether the program is one of torch's FSDP programs, torchtitan among them."""
+    return is_named(f"{_ASIDE.sub('', _title(row))} {_ASIDE.sub('', row.text('notes'))}", TORCH)
 
 
 def _title(row: PublishedRow) -> str:

@@ -10,6 +10,7 @@ from lablib.plan.stack import UNFUSED_RMS_NORM, Stack, find_stack
 from lablib.validation.rows import PublishedRow
 from lablib.validation.synonyms import is_named, offload_named, recompute_named
 
+FLASH_MEGATRON = ("megatron-2023", "megatron-core")
 OLD_MEGATRON = ("megatron-2021", "megatron-2022", "megatron-deepspeed")
 PRECISIONS = (
     ("fp4", "float4"),
@@ -113,7 +114,7 @@ def recompute_of(row: PublishedRow, stack: str) -> tuple[str, ...]:
     """
     text = recompute_named(row.text("recompute"))
     if not text:
-        return ("none",) if stack == "megatron-core" else RECOMPUTE
+        return ("none",) if stack in FLASH_MEGATRON else RECOMPUTE
     if text in RECOMPUTE or text.startswith(("every ", "first ")):
         return (text,)
     raise ValueError(f"recompute must begin with none, selective or full: got {row.texts['recompute']!r}")

@@ -6,7 +6,7 @@ from typing import Any
 from lablib.hardware import Cluster
 from lablib.plan.parallel import Parallel
 from lablib.validation.rows import PublishedRow
-from lablib.validation.software import OLD_MEGATRON
+from lablib.validation.software import FLASH_MEGATRON, OLD_MEGATRON
 from lablib.validation.synonyms import sharding_named
 
 
@@ -27,7 +27,7 @@ def parallel_of(row: PublishedRow, data: int, stack: str, cluster: Cluster) -> P
         ValueError: an unknown sharding, or axes that `Parallel` refuses.
     """
     axes = row.parallel
-    sharding: dict[str, Any] = {"zero_stage": axes.get("zero_stage", 1 if stack == "megatron-core" else 0)}
+    sharding: dict[str, Any] = {"zero_stage": axes.get("zero_stage", 1 if stack in FLASH_MEGATRON else 0)}
     if (name := sharding_named(str(axes.get("fsdp", "none")))) != "none":
         sharding = _fsdp(name, data, axes.get("cp", 1), cluster)
     group = axes.get("zero_shard_group", data)

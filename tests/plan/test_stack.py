@@ -70,6 +70,7 @@ EFFECTS = [
     ("narrow_gradient_bytes", 2, 4, of("gradient"), {"precision": "float8"}),
     ("extra_gradient_bytes", 0, 2, of("gradient"), {}),
     ("fused_accumulation", True, False, part("memory-bound kernels"), {}),
+    ("keeps_dummies", False, True, of("other"), {}),
     ("keeps_gradients", False, True, memory, {"parallel": SHARDED, "batch": 32}),
     ("updates_in_backward", True, False, of("gradient"), {}),
     ("has_master", False, True, of("optimizer state"), {}),
@@ -142,6 +143,23 @@ def test_a_stage_that_keeps_its_outputs_keeps_one_of_each_micro_batch_in_flight(
         in_flight = SPLIT.pipeline - rank  # 1F1B
         assert less["communication buffer"] == 2 * message  # one that comes in, one that goes out
         assert more["communication buffer"] == (1 + in_flight) * message
+
+
+@pytest.mark.parametrize(("tensor", "pipeline", "layers"), [(1, 2, 4), (2, 1, 4), (8, 1, 8)])
+def test_an_empty_gradient_is_kept_of_each_weight_of_one_layer(tensor, pipeline, layers):
+    """The weights of a layer have different shapes, and those of all layers the same; products are in 16 bits."""
+    model = replace(find_transformer("llama-3-70b"), num_layers=layers)
+    split = Parallel(data=4, tensor=tensor, pipeline=pipeline)
+    kept, freed = (
+        plan(replace(STACKS["megatron-core"], keeps_dummies=k), model=model, parallel=split) for k in (True, False)
+    )
+    weights = 8192 * (2 * 8192 + 2 * 1024 + 3 * 28672) / tensor + 2 * 8192
+    for more, less in zip(kept.memory, freed.memory, strict=True):
+        assert more["other"] - less["other"] == pytest.approx(2 * weights, rel=1e-3)
+    mixture = {"model": "mixtral-8x7b", "parallel": Parallel(data=4, expert=2), "batch": 8, "micro_batch": 1}
+    kept, freed = (plan(replace(STACKS["megatron-core"], keeps_dummies=k), **mixture) for k in (True, False))
+    one_expert = 3 * 4096 * 14336 + 4096 * (2 * 4096 + 2 * 1024)
+    assert kept.memory[0]["other"] - freed.memory[0]["other"] == pytest.approx(2 * one_expert, rel=1e-2)
 
 
 def test_a_baseline_of_2022_has_its_operators_at_their_measured_rates():

@@ -49,12 +49,19 @@ def test_batch_and_micro_batch_come_from_whatever_is_stated(row, batch, size, mi
 
 
 def test_a_local_batch_in_a_pipeline_is_cut_into_as_many_as_there_are_stages(row):
-    case = only(row({"batch": {"local": 32}, "parallel": {"dp": 1, "tp": 1, "pp": 8}}))
+    changes = {"batch": {"local": 32}, "parallel": {"dp": 1, "tp": 1, "pp": 8}, "notes": "torchtitan"}
+    case = only(row(changes))
     assert (case.batch, case.micro_batch, case.num_microbatches) == (32, 4, 8)
+
+
+def test_the_micro_batches_of_other_pipelines_are_open(row):
+    changes = {"batch": {"local": 32}, "parallel": {"dp": 1, "tp": 1, "pp": 8}, "notes": "Colossal-AI"}
+    assert {case.micro_batch for case in cases_of(row(changes))} == {1, 2, 4, 8, 16}
 
 
 def test_a_local_batch_with_an_interleaved_schedule_is_two_pieces_a_stage(row):
     changes = {"batch": {"local": 32}, "parallel": {"dp": 1, "tp": 1, "pp": 8}, "schedule": "Interleaved 1F1B"}
+    changes["notes"] = "torchtitan"
     case = only(row(changes))
     assert (case.parallel.chunks, case.num_microbatches, case.schedule) == (2, 16, "interleaved")
 
