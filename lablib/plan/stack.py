@@ -101,6 +101,8 @@ class Stack:
             once.
         hides_backward_exchange: whether the tensor axis's sums in backward hide behind the weights' products.
         dispatcher: how tokens travel to experts: "alltoall", or "deduplicated" as DeepEP's (layer/dispatch.py).
+        routing: which experts a token visits: "random", or "contiguous": k neighbours, as a benchmark's balanced router
+            chooses them (layer/dispatch.py).
         hides_dispatch: whether tokens travel while another micro-batch computes, in any schedule
             (`--overlap-moe-expert-parallel-comm`).
         pipeline_overlap: whether messages between stages travel during compute.
@@ -154,6 +156,7 @@ class Stack:
     gathers_matrices: bool = False
     hides_backward_exchange: bool = False
     dispatcher: Annotated[str, OneOf(DISPATCHERS)] = "alltoall"
+    routing: Annotated[str, OneOf(("random", "contiguous"))] = "random"
     hides_dispatch: bool = False
     pipeline_overlap: bool = False
     splits_messages: bool = True

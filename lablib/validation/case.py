@@ -47,7 +47,8 @@ splits.py), A1 to A7 in architecture.py, M1 to M6 in machine.py.
     C11 Open settings (micro-batch, chunks, recomputation) are assumed to be tuned: of all choices that divide, the
         fastest with a predicted memory that fits the GPU. `cases_of` returns all; score.py takes that one.
     C12 Dispatcher: DeepEP and HybridEP send a token once to each node and rank ("deduplicated"); others, or none
-        stated, once for each of its experts. ep_overlap: exchanges overlap with another micro-batch.
+        stated, once for each of its experts. ep_overlap: exchanges overlap with another micro-batch. The "balanced
+        router" of AutoModel's benchmarks sends a token to neighbouring experts.
     C13 Optimizer: the name in the text; AdamW if not stated. Other texts are refused.
     C14 Offload: "optimizer", "activations" and "parameters" in the text of `offload` are kept on the host. A text
         without an object ("cpu", "true") means the optimizer, as in ZeRO-Offload. Others are refused.
@@ -58,7 +59,8 @@ splits.py), A1 to A7 in architecture.py, M1 to M6 in machine.py.
     C18 "optimizer step in backward" in the notes: no gradient is kept. "chunked cross-entropy": the loss needs no
         temporary tensor of all logits.
     C19 RMS norms of fms-fsdp and torchtune, where eager, are sequences of operators (fms/modules/layernorm.py,
-        torchtune/modules/rms_norm.py), not one kernel.
+        torchtune/modules/rms_norm.py), not one kernel. "TE" in the notes of one of torch's programs, without the name
+        of another attention, is Transformer Engine's attention. "no dropout" in the notes: no masks.
 
 A row that these rules cannot interpret raises ValueError, and is reported as skipped with that reason.
 """

@@ -7,6 +7,7 @@ from lablib.hardware import Cluster
 from lablib.plan.arguments import OFFLOAD
 from lablib.plan.optimizers import OPTIMIZERS
 from lablib.plan.stack import UNFUSED_RMS_NORM, Stack, find_stack
+from lablib.validation.row_software import is_torchs
 from lablib.validation.rows import PublishedRow
 from lablib.validation.synonyms import is_named, offload_named, recompute_named
 
@@ -27,6 +28,8 @@ _MAKERS = "(?:fused|paged|decoupled|distributed|(?:deepspeed)?cpu)?-?"
 
 
 _NO_FUSION = r"no[- ]fused gradient[- ]accumulation|no-gradient-accumulation-fusion"
+_NO_DROPOUT = r"no dropout|dropout (?:of )?0(?![.\d])"
+_OTHER_ATTENTION = r"flexattention|(?:torch)?sdpa"
 _NO_MASTERS = r"no (?:fp32|32-bit|float32)?[ -]?masters?|all (?:of the model |states )?in (?:bf16|fp16|16[ -]bits?)"
 
 
@@ -37,8 +40,18 @@ def stack_as_stated(row: PublishedRow, name: str) -> str | Stack:
         changes["gradient_bytes"] = 2
     if name == "fsdp" and is_named(f"{row.source.get('title', '')} {row.text('notes')}".lower(), "fms-fsdp|torchtune"):
         changes["passes_rms_norm"] = UNFUSED_RMS_NORM
+    if find_stack(name).has_dropout and re.search(_NO_DROPOUT, row.text("notes")):
+        changes["has_dropout"] = False
     if any(name in row.text("dispatcher") for name in ("deepep", "hybridep")):
         changes["dispatcher"] = "deduplicated"
+    if is_named(row.source.get("title", "").lower(), "automodel") and is_named(row.text("notes"), "balanced router"):
+        changes["routing"] = "contiguous"
+    if (
+        is_torchs(row)
+        and is_named(row.text("notes"), r"te(?=[ +,;]|$)")
+        and not is_named(row.text("notes"), _OTHER_ATTENTION)
+    ):
+        changes["attention_generation"] = find_stack("transformers-te").attention_generation
     if row.parallel.get("ep_overlap", False):
         changes["hides_dispatch"] = True
     if "optimizer step in backward" in row.text("notes"):

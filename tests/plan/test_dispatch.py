@@ -4,6 +4,7 @@ from dataclasses import replace
 from itertools import combinations
 from math import comb
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from lablib.hardware import CLUSTERS, Dragonfly, FatTree
 from lablib.models import Experts, find_transformer
 from lablib.plan import IDEAL, STACKS, Parallel, predict, predict_many
-from lablib.plan.layer.dispatch import exchange_s, visited_share
+from lablib.plan.layer.dispatch import exchange_s, neighbours_share, visited_share
 from lablib.plan.machine import Machine
 
 DGX = CLUSTERS["dgx-h100"]
@@ -51,6 +52,21 @@ def test_rows_over_each_wire_are_those_of_every_choice_of_experts(num_experts, n
         wires = (cluster.inter.bandwidth_bytes_per_s, cluster.intra.bandwidth_bytes_per_s)
         times = [1000 * 64 * rows / wire for rows, wire in zip((outside_rows, inside_rows), wires, strict=True)]
         assert seconds == pytest.approx(max(times), rel=1e-9)
+
+
+@settings(deadline=None)
+@given(k=st.integers(1, 12), groups=st.integers(1, 12), parts=st.integers(1, 24))
+def test_neighbours_are_on_as_many_parts_as_are_counted_for_every_token(k, groups, parts):
+    num_experts = k * groups
+    if num_experts % parts:
+        return
+    of_part = num_experts // parts
+    visited = [len({expert // of_part for expert in range(k * i, k * i + k)}) for i in range(groups)]
+    share = neighbours_share(Experts(num_experts, k, 64), parts)
+    assert share * parts == pytest.approx(sum(visited) / groups, rel=1e-12)
+    assert share <= visited_share(Experts(num_experts, k, 64), parts) + 1e-12
+    many = neighbours_share(Experts(num_experts, k, 64), np.array([parts, parts]))
+    assert many.tolist() == [share, share]
 
 
 @settings(deadline=None)

@@ -38,6 +38,7 @@ def part(name):
 
 
 NO_MASTERS = replace(STACKS["torch"], has_master=False)
+DEDUPLICATED = replace(STACKS["megatron-core"], dispatcher="deduplicated")
 MIXTURE = {"model": "mixtral-8x7b", "parallel": Parallel(data=4, expert=4)}
 
 # Field, a value that costs less, one that costs more, of what; how the plan differs from the usual one.
@@ -79,6 +80,7 @@ EFFECTS = [
     ("data_overlap", True, False, part("data axis"), {}),
     ("hides_backward_exchange", True, False, part("tensor axis"), {}),
     ("dispatcher", "deduplicated", "alltoall", part("expert axis"), MIXTURE),
+    ("routing", "contiguous", "random", part("expert axis"), {**MIXTURE, "base": DEDUPLICATED}),
     ("hides_dispatch", True, False, part("expert axis"), MIXTURE),
     ("pipeline_overlap", True, False, part("bubble and messages"), {"derating": SLOW_WIRES}),
     ("splits_messages", True, False, part("bubble and messages"), {"derating": SLOW_WIRES}),

@@ -3,6 +3,7 @@
 import pytest
 
 from lablib.plan.parallel import Parallel
+from lablib.plan.stack import find_stack
 from lablib.validation.case import cases_of
 from lablib.validation.machine import cluster_of
 from lablib.validation.row_software import stack_of
@@ -52,6 +53,21 @@ def test_a_local_batch_in_a_pipeline_is_cut_into_as_many_as_there_are_stages(row
     changes = {"batch": {"local": 32}, "parallel": {"dp": 1, "tp": 1, "pp": 8}, "notes": "torchtitan"}
     case = only(row(changes))
     assert (case.batch, case.micro_batch, case.num_microbatches) == (32, 4, 8)
+
+
+def test_a_benchmark_of_automodel_has_neighbouring_experts_and_transformer_engines_attention(row):
+    title = {"title": "NeMo AutoModel performance", "url": "https://example.org"}
+    notes = {"notes": "balanced router; TE + DeepEP", "source": title, "hardware.gpu": "H100"}
+    stack = find_stack(only(row(notes)).stack)
+    assert (stack.routing, stack.attention_generation) == ("contiguous", 4)
+    assert only(row(notes | {"notes": "TE + FlexAttention"})).stack == "torch-compile"
+    assert only(row({"notes": "balanced router, TE"})).stack == "megatron-2021"
+
+
+def test_a_program_without_dropout_draws_no_masks(row):
+    assert find_stack(only(row({"notes": "no dropout"})).stack).has_dropout is False
+    assert find_stack(only(row()).stack).has_dropout is True
+    assert find_stack(only(row({"notes": "dropout 0.1"})).stack).has_dropout is True
 
 
 def test_the_micro_batches_of_other_pipelines_are_open(row):

@@ -15,17 +15,23 @@ v(n) is the chance that one of n equal parts of the experts has one of the k tha
 
 So 8 of 256 experts on 4 nodes need 2.7 messages per token over the NIC instead of 6. DeepEP and HybridEP do so.
 
+A balanced router for benchmarks (`Stack.routing`) sends token i to experts i k to i k + k - 1 (mod E): neighbours,
+which one or two parts have. Of parts of s = E / n experts it visits, in the mean over tokens,
+
+    v(n) n = 1 + (n - E / lcm(s, k)) k / E                  so one part, if k divides s
+
 An exchange that hides behind compute (`Stack.hides_dispatch`) still takes cores from it: a share of its hidden seconds.
 
 Legend: all in rows of D numbers; alpha of the wires, with a collective's call.
 
 Source: DeepSeek-V3, 2024, arXiv 2412.19437, sections 3.2.1 (overlap) and 3.2.2 (once to each node, 20 of 132 cores);
-"Scalable Training of Mixture-of-Experts Models with Megatron Core", 2026, arXiv 2603.07685 (dispatchers).
+"Scalable Training of Mixture-of-Experts Models with Megatron Core", 2026, arXiv 2603.07685 (dispatchers);
+NVIDIA-NeMo/Automodel, components/moe/layers.py, 36044ad (`FakeBalancedGate`).
 Simplified: routing is even and independent, no groups of nodes are preferred; weights and places of tokens, a few
 bytes each, are not counted; a step of one micro-batch hides its exchanges too.
 """
 
-from lablib.cost.arrays import Numbers, ceil_div, maximum
+from lablib.cost.arrays import Numbers, ceil_div, gcd, is_array, maximum, np
 from lablib.models.transformer import Experts
 from lablib.plan.machine import Machine
 
@@ -39,9 +45,9 @@ def exchange_s(
     if machine.stack.is_eager or machine.stack.dispatcher == "alltoall":
         return machine.collective_s("all_to_all", rows * mixture.num_active * row_bytes, expert, stride)
     inside = machine.in_node(expert, stride)
-    nodes = expert / inside
-    outside_rows = rows * (nodes - 1) * visited_share(mixture, nodes)
-    inside_rows = rows * expert * visited_share(mixture, expert) * (1 - 1 / inside)
+    nodes, share = expert / inside, neighbours_share if machine.stack.routing == "contiguous" else visited_share
+    outside_rows = rows * (nodes - 1) * share(mixture, nodes)
+    inside_rows = rows * expert * share(mixture, expert) * (1 - 1 / inside)
     # Both are all-to-alls: between ranks in the same place of each node, over the topology; and within a node.
     rail = ceil_div(expert, inside)
     outside_bytes, inside_bytes = (
@@ -62,6 +68,19 @@ def visited_share(mixture: Experts, parts: Numbers) -> Numbers:
     for i in range(mixture.num_active):
         missed = missed * maximum(others - i, 0.0) / (mixture.num_experts - i)
     return 1 - missed
+
+
+def neighbours_share(mixture: Experts, parts: Numbers) -> Numbers:
+    """v(n) of k neighbours: the share of `parts` equal parts of the experts that a token visits.
+
+    >>> neighbours_share(Experts(256, 8, 64), 8), neighbours_share(Experts(256, 8, 64), 64)
+    (0.125, 0.03125)
+    """
+    k, of_part = mixture.num_active, mixture.num_experts // parts
+    of_part = of_part.astype(np.int64) if is_array(of_part) else int(of_part)
+    # Ends of parts that are no ends of groups of k.
+    inside = parts - mixture.num_experts * gcd(of_part, k) / (of_part * k)
+    return (1 + inside * k / mixture.num_experts) / parts
 
 
 def cores_share(machine: Machine) -> float:
