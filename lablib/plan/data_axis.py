@@ -6,7 +6,8 @@ sends P g (n - 1) / n bytes in a reduce-scatter, as many in an all-gather, twice
     ZeRO-0      one all-reduce of the gradients. With `data_overlap` it hides behind the last micro-batch's backward:
                     exposed = max( reduce - backward, reduce / L )          the last bucket hides behind nothing
     ZeRO-1      a reduce-scatter instead, and after the optimizer an all-gather of parameters, which hides behind the
-                first micro-batch's forward in the same way
+                first micro-batch's forward in the same way. With `owns_tensors` each of the owners, min(s, tensors of
+                the stage), has a collective of its own in both: as many fixed times, of s ranks in a ring, one by one
     ZeRO-2      the same, with the gradients of every micro-batch reduced: m reduce-scatters
     ZeRO-3      every layer of every micro-batch: parameters gathered before its forward and, if they were dropped,
                 before its backward; gradients reduced after that. The slower of compute and communication counts:
@@ -24,7 +25,8 @@ d data, c context, t tensor and e expert ranks, x ranks that share each expert.
 
 Source: Rajbhandari et al., 2019, arXiv 1910.02054, section 7; Li et al., "PyTorch Distributed", 2020, arXiv 2006.15704
 (buckets behind backward); Zhao et al., "PyTorch FSDP", 2023, arXiv 2304.11277; Wang et al., ZeRO++, 2023, arXiv
-2306.10209.
+2306.10209; InternLM/InternEvo, internlm/solver/optimizer/hybrid_zero_optim.py (`_partition_param_list`,
+`broadcast_params`: owners of whole tensors).
 Simplified: packing of compressed gradients does not overlap compute, PowerSGD's products are in 32 bits; communication
 does not slow compute down; prefetch is perfect after the first layer; a pipeline's stages communicate at the same time,
 and the first is the fullest.
@@ -32,7 +34,7 @@ and the first is the fullest.
 
 from typing import NamedTuple
 
-from lablib.cost.arrays import Numbers, maximum
+from lablib.cost.arrays import Numbers, maximum, minimum
 from lablib.pipeline.closed_form import StageTime
 from lablib.plan.eager import data as eager_data
 from lablib.plan.gradient_compression import ALL_GATHER, TWO_PHASE
@@ -102,6 +104,8 @@ def data_axis(setup: Setup, parameters: ParametersPerRank, one: StageTime, embed
     reduce_s, packing_s = _reduced_s(setup, parameters, outside)
     numbers, expert = setup.layers * parameters.layer + outside, setup.layers * parameters.expert_layer
     gather_s = (setup.zero_stage > 0) * _gather_s(setup, _shared(setup, numbers) + _experts(setup, expert))
+    owners_s = _owners_s(setup)
+    reduce_s, gather_s = reduce_s + owners_s, gather_s + owners_s
     # ZeRO-2 keeps only its shard of the gradients, so it reduces them for every micro-batch.
     before = (setup.num_microbatches - 1) * (setup.zero_stage == 2)
     total_s, packing_s = (1 + before) * reduce_s + gather_s, (1 + before) * packing_s
@@ -115,6 +119,16 @@ def data_axis(setup: Setup, parameters: ParametersPerRank, one: StageTime, embed
     behind_forward_s = maximum(exposed_s(gather_s, setup.layers * one.forward_s), gather_s / maximum(setup.layers, 1))
     before_s = before * exposed_s(reduce_s, backward_s)
     return AxisTime(total_s, before_s + behind_backward_s + behind_forward_s, packing_s)
+
+
+def _owners_s(setup: Setup) -> Numbers:
+    """Additional fixed time if ranks own whole tensors: for each owner a reduction, and a broadcast."""
+    if not (setup.machine.stack.owns_tensors and setup.zero_stage):
+        return 0.0 * setup.data
+    # Of a layer: norms, two products of attention, two or three of the MLP; biases of all but the gated ones.
+    of_layer = 7 if setup.model.activation == "swiglu" else 12
+    owners = minimum(setup.shards, setup.layers * of_layer + 3)
+    return (owners - 1) * setup.machine.collective_s("all_gather", 0, setup.shards, setup.tensor)
 
 
 def _sharded_ends(setup: Setup, parameters: ParametersPerRank, outside: Numbers, one: StageTime) -> AxisTime:

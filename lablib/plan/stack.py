@@ -97,6 +97,8 @@ class Stack:
         has_reduce_scatter: whether ZeRO-1 reduces each gradient to its owner alone.
         bucket_bytes: buffers of the data axis's communication.
         data_overlap: whether the data axis communicates during compute.
+        owns_tensors: whether ZeRO-1 gives whole tensors to ranks: each owner's gradients are reduced to it, and its
+            parameters broadcast from it, in collectives of their own.
         gathers_matrices: whether ZeRO-3 gathers and sums each matrix in a collective of its own, not a layer at
             once.
         hides_backward_exchange: whether the tensor axis's sums in backward hide behind the weights' products.
@@ -153,6 +155,7 @@ class Stack:
     has_reduce_scatter: bool = True
     bucket_bytes: NonNegative = 0.0
     data_overlap: bool = True
+    owns_tensors: bool = False
     gathers_matrices: bool = False
     hides_backward_exchange: bool = False
     dispatcher: Annotated[str, OneOf(DISPATCHERS)] = "alltoall"
@@ -302,7 +305,14 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
             Stack("torch-compile", **_COMPILED, loss_bytes=8, loss_saved_bytes=2, loss_peak_bytes=2),
             Stack("fsdp", **_EAGER, selective="products", stops_recomputation=True, split_loss_peak_bytes=12),
             Stack("flash-attention", **_FLASH_ATTN),
-            Stack("internevo", **_FLASH_ATTN, gradient_bytes=2, narrow_gradient_bytes=2, data_overlap=False),
+            Stack(
+                "internevo",
+                **_FLASH_ATTN,
+                gradient_bytes=2,
+                narrow_gradient_bytes=2,
+                data_overlap=False,
+                owns_tensors=True,
+            ),
             Stack("transformers-2022", **_HUGGING_FACE_2022),
             Stack("transformers", **_HUGGING_FACE),
             Stack(

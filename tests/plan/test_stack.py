@@ -58,6 +58,7 @@ EFFECTS = [
     ("passes_adapter_input", (1, 3), (1, 5), part("memory-bound kernels"), {"trainable": "lora"}),
     ("passes_adapter_output", (2, 2), (4, 2), part("memory-bound kernels"), {"trainable": "lora"}),
     ("adapts_all", False, True, part("memory-bound kernels"), {"trainable": "lora"}),
+    ("owns_tensors", False, True, part("data axis"), {"base": "internevo", "derating": Derating()}),
     ("copies", 0, 4, part("memory-bound kernels"), {}),
     ("loss_bytes", 12, 20, part("embedding, head, loss"), {}),
     ("loss_saved_bytes", 2, 4, of("activation"), {}),
@@ -145,6 +146,24 @@ def test_a_stage_that_keeps_its_outputs_keeps_one_of_each_micro_batch_in_flight(
         in_flight = SPLIT.pipeline - rank  # 1F1B
         assert less["communication buffer"] == 2 * message  # one that comes in, one that goes out
         assert more["communication buffer"] == (1 + in_flight) * message
+
+
+@pytest.mark.parametrize(("ranks", "owners"), [(8, 8), (64, 64), (1024, 7 * 32 + 3)])
+def test_each_owner_of_whole_tensors_has_two_collectives_of_its_own(ranks, owners):
+    """Their time is that of a ring over all ranks; with few ranks all own tensors, with many some own none."""
+    split, model = Parallel(data=ranks, zero_stage=1), find_transformer("llama-2-7b")
+    ring, own = (
+        plan(replace(STACKS["internevo"], owns_tensors=o), Derating(), model=model, parallel=split, batch=8 * ranks)
+        for o in (False, True)
+    )
+    inside = min(ranks, 8)
+    fixed_s = 25e-6 + 9e-6 * (inside - 1) + 14e-6 * (ranks / inside - 1) + 3.4e-6 * (ranks - inside)
+    more_s = own.step_time_s - ring.step_time_s
+    wires_s = more_s / (2 * (owners - 1)) - fixed_s
+    assert 0 <= wires_s < 10e-6 * ranks  # latency of the wires
+    within = Parallel(data=ranks, zero_stage=1, replicas=ranks // 8)
+    near = plan("internevo", Derating(), model=model, parallel=within, batch=8 * ranks).step_time_s
+    assert ranks == 8 or near < own.step_time_s
 
 
 @pytest.mark.parametrize(("tensor", "pipeline", "layers"), [(1, 2, 4), (2, 1, 4), (8, 1, 8)])
