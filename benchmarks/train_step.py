@@ -12,7 +12,7 @@ start. The trainers use torch's DDP and lablib's DataParallel, each with buckets
 
 The two are equal up to rounding: the last bit of the factor that clips. Training enlarges it, and after some steps the
 losses differ by about 1e-5. So the trainers must have the losses of "plain, counted", to the bit on 2 ranks (over
-more ranks, sums in other buckets have another order), and those of the plain loop to 1e-3.
+more ranks, sums in other buckets have another order), and the plain loop's losses to 1e-3.
 
 A bucket of lablib has at most its bytes; torch's is closed by the parameter that exceeds them. So 1 MiB makes more
 buckets here than in DDP (with the default width 31 and 19), and each all-reduce costs processor time.

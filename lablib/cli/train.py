@@ -5,6 +5,7 @@
 The lines of rank 0 appear as it writes them, also before a failure. The last lines have the seconds of the run, and the
 shares in which rank 0 communicated without computing and waited for other ranks. With monitor.folder or monitor.rules,
 these shares are compared with the thresholds of the rules on communication_share and synchronization_s (per step).
+`monitor.communication` has both as metrics of each step.
 With `monitor.breakdown`, the simulator prints virtual seconds of phases at the end, real ranks seconds below each line.
 
 Exit code 1: the run failed, or a policy of [health] ended it. A hang of real ranks is ended by `health.hang_s`, any run
@@ -88,7 +89,7 @@ def _breakdown(timeline: "Timeline", num_steps: int) -> str:
 
 @contextmanager
 def shown_lines(every_s: float = 0.1) -> Iterator[str]:
-    """A file whose lines are printed while the block runs, and all of them at its end."""
+    """A file; its lines are printed while the block runs, and all of them at its end."""
     handle, path = tempfile.mkstemp(prefix="lab-train-", text=True)
     os.close(handle)
     over, out = threading.Event(), sys.stdout
@@ -113,7 +114,7 @@ def shown_lines(every_s: float = 0.1) -> Iterator[str]:
 
 @contextmanager
 def errors_in_a_sentence() -> Iterator[None]:
-    """Errors of a configuration or a launch as those of a command."""
+    """Errors of a configuration or a launch as errors of a command."""
     from lablib.train.health import RunStopped
 
     try:

@@ -9,9 +9,9 @@ trainer            the loop: rate, gradients, clipping, judgement, update, repor
 steps              gradients and update of one device, data parallelism, ZeRO, FSDP2 and a mesh, in one interface
 build              a trainer from a configuration
 run                the program of `lab train`: read, build, train, print, save, roll back, record
-report             the numbers of a step as a line, and as a sample of a monitor
 torchrun           the same program as a script
 breakdown          seconds of the phases of a step
+communication      share of communication and seconds of waiting in each step
 state              parameters and optimizer state by the names of the whole model
 boxes              a rank's boxes of a whole tensor, for torch.distributed.checkpoint
 
@@ -32,7 +32,7 @@ hugging_face_llama the same for Llama
 Metrics and alerts:
 alerts             rules with thresholds and durations, evaluated on a stream of metrics
 alert_files        rules as YAML, and as a rule file of Prometheus
-monitor            the stream: samples to alerts, writers and a figure
+monitor            the stream: samples to alerts, writers and a figure; the numbers of a step as a line
 metric_writers     JSON lines, TensorBoard, Prometheus
 """
 

@@ -52,6 +52,7 @@ from .health import (
 )
 from .guards import DriftGuard as DriftGuard, Guard as Guard, make_guard as make_guard, replicas_of as replicas_of
 from .breakdown import TimedPhases as TimedPhases
+from .communication import CommunicationMeter as CommunicationMeter
 from .hang import HangWatch as HangWatch
 from .safetensors import read_safetensors as read_safetensors, write_safetensors as write_safetensors
 from .hugging_face import export_gpt2 as export_gpt2, import_gpt2 as import_gpt2

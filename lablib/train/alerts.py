@@ -12,7 +12,7 @@ without interruption for the duration, as `for:` of Prometheus:
 The edges are as in Prometheus. The threshold itself breaks no rule ("above" is `>`, "below" is `<`). A duration
 of 0 fires at once. One sample that breaks no threshold starts the duration again, so a flapping metric never fires.
 
-Missing data end a condition: a rule whose metric is absent from a sample is no longer pending (event "inactive") or
+Missing data end a condition: a rule without its metric in a sample is no longer pending (event "inactive") or
 firing (event "resolved"), as a query of Prometheus then returns nothing. So does a gap of more than `stale_s` between
 two samples, at its end: until then the latest value counts, by default for 5 minutes (`--query.lookback-delta`). A NaN
 is neither above nor below, so it counts as a value that breaks no rule.

@@ -178,11 +178,13 @@ class PrecisionConfig(_Checked):
 
 @dataclass(frozen=True)
 class MemoryConfig(_Checked):
-    """Activation memory and compilation."""
+    """Activation memory, compilation and garbage collection."""
 
     # full: only the inputs of layers are kept; selective: also results of matrix products and attention
     recompute: Annotated[str, OneOf(("none", "selective", "full"))] = "none"
     compile: bool = False  # torch.compile; the simulator runs the eager program
+    # steps between garbage collections, at the same steps on all ranks, without automatic ones; 0: Python's own
+    gc_every_steps: NonNegativeInt = 0
 
 
 @dataclass(frozen=True)
@@ -204,6 +206,7 @@ class MonitorConfig(_Checked):
     folder: str = ""  # gets metrics.jsonl, with the alerts; empty: none
     rules: str = ""  # file of alert rules; empty: with a folder, TRAINING_RULES of alerts.py
     breakdown: bool = False  # seconds of the phases of each step
+    communication: bool = False  # metrics communication_share and synchronization_s of each step
 
 
 @dataclass(frozen=True)
@@ -267,7 +270,7 @@ class TrainConfig(_Checked):
         if axes.model_ranks > 1:
             self._check_model_axes()
         elif axes.library == "torch" and axes.zero_stage == 1:
-            raise _broken("parallel.zero_stage", "0, 2 or 3 with torch, whose fully_shard has no stage 1", 1, 2)
+            raise _broken("parallel.zero_stage", "0, 2 or 3 with torch, as fully_shard has no stage 1", 1, 2)
         for name, is_off, axis in (("num_chunks", 1, "pipeline"), ("sequence_parallel", False, "tensor")):
             if (value := getattr(axes, name)) != is_off and getattr(axes, axis) == 1:
                 rule = f"{str(is_off).lower()} without {axis} ranks"

@@ -33,7 +33,7 @@ from lablib.signature import NonNegative, checked
 from lablib.text.units import plural
 from lablib.torch_compat import default_store
 
-_ANSWER_S = 3.0  # for the other ranks, whose limit passes at the same time
+_ANSWER_S = 3.0  # for the other ranks: their limit passes at the same time
 _MOST_LINES = 16
 _LABLIB = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _WAITS = (".wait(", ".synchronize(", ".item(", "barrier(")

@@ -6,7 +6,15 @@
         for event in monitor.record({"loss": loss.item(), "gradient_norm": norm}, step=step):
             print(event)
 
-`memory_utilization()` measures one of the metrics of `TRAINING_RULES`.
+`memory_utilization()` measures one of the metrics of `TRAINING_RULES`. `record` is for the numbers of a trainer's step,
+on rank 0 (`monitor.folder`, `monitor.rules`):
+
+    loss, gradient_norm, throughput (tokens per second), lr, tokens, step_s, loss_scale, skipped     of each step
+    memory_utilization      used share of the GPU's memory, without GPUs of the machine's; not on the simulator
+    communication_share, synchronization_s                  of each step, with monitor.communication (communication.py)
+
+For the whole run `lab train` prints the last two at the end, without the setting too, and compares them with their
+rules. Rules on metrics of other sources, such as node_failure_share, have missing data here.
 
 Time is the clock's, or given: a simulated run records at its virtual seconds. A metric missing from a record is missing
 data (alerts.py). The latest `keep` samples and events stay in memory; writers keep the rest.
@@ -143,3 +151,28 @@ class Monitor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def record(monitor: Monitor, metrics: Mapping[str, Any], say: Callable[[Any], None] = print) -> None:
+    """Record the numbers of a step under the names of `TRAINING_RULES`, and print changes of alerts."""
+    names = {"grad_norm": "gradient_norm", "tokens_per_s": "throughput"}
+    numbers = {names.get(key, key): float(value) for key, value in metrics.items() if isinstance(value, int | float)}
+    used = memory_utilization()
+    for event in monitor.record(numbers | ({} if used is None else {"memory_utilization": used}), step=metrics["step"]):
+        say(event)
+
+
+def line_of(metrics: Mapping[str, Any]) -> str:
+    """The numbers of a step in a line."""
+    forms = {"loss": "{:.4f}", "grad_norm": "{:.3f}", "lr": "{:.2e}", "tokens": "{:,}", "loss_scale": "{:g}"}
+    parts = [f"{name} {form.format(metrics[name])}" for name, form in forms.items() if metrics[name] is not None]
+    if "communication_share" in metrics:
+        parts.append(
+            f"communication {metrics['communication_share']:.1%}  waiting {metrics['synchronization_s']:.3g} s"
+        )
+    return (
+        f"step {metrics['step']:>5}  "
+        + "  ".join(parts)
+        + "  skipped" * metrics["skipped"]
+        + f"  {metrics['action'].value}: {metrics['reason']}" * bool(metrics["reason"])
+    )

@@ -12,6 +12,7 @@ Simplified: rank 0 prints and records; a resumed run repeats the lines of the st
 """
 
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -23,6 +24,7 @@ import torch.distributed as dist
 
 from lablib.configs.reading import read_json
 from lablib.data import CORPORA
+from lablib.process.garbage import SynchronizedCollection
 from lablib.signature import Count, OneOf, check_type, checked
 from lablib.text.files import check_writable
 from lablib.train.alert_files import read_rules
@@ -31,15 +33,15 @@ from lablib.train.breakdown import TimedPhases
 from lablib.train.build import build
 from lablib.train.checkpoint import Checkpoints
 from lablib.train.checkpoint_state import PerRank, shared_objects, split
+from lablib.train.communication import CommunicationMeter, simulated_rank
 from lablib.train.config import TrainConfig
 from lablib.train.deepspeed import deepspeed_tables
 from lablib.train.hang import HangWatch
 from lablib.train.health import Action, RunStopped
 from lablib.train.manifest import Manifest, saved_in
 from lablib.train.metric_writers import JsonLines
-from lablib.train.monitor import Monitor
+from lablib.train.monitor import Monitor, line_of, record
 from lablib.train.read_config import parse_config, read_tables, with_overrides
-from lablib.train.report import line_of, record
 from lablib.train.trainer import Metrics, Trainer
 from lablib.train.without_effect import without_effect
 
@@ -86,6 +88,10 @@ def run(config: TrainConfig, attach: Iterable[Callable[[Trainer], Any]] = (), lo
         trainer = build(config)
         phases = TimedPhases(trainer.step) if config.monitor.breakdown else None
         trainer.phase = phases or trainer.phase
+        if config.monitor.communication:
+            meter = stack.enter_context(CommunicationMeter(trainer.step, trainer.phase))
+            trainer.phase = meter
+            trainer.on_step.append(meter.add_to)
 
         def report(metrics: Metrics) -> None:
             found.append(metrics)
@@ -96,7 +102,8 @@ def run(config: TrainConfig, attach: Iterable[Callable[[Trainer], Any]] = (), lo
                 seconds = "  ".join(f"{name} {time_s:.4g}" for name, time_s in phases.take().items())
                 say(f"  seconds per step: {seconds}")
 
-        trainer.on_step += [watch.step_ended, report]
+        collection = stack.enter_context(SynchronizedCollection(config.memory.gc_every_steps))
+        trainer.on_step += [watch.step_ended, report, collection.step_ended]
         checkpoints = monitor = None
         if config.checkpoint.folder:
             keep = config.checkpoint
@@ -106,7 +113,9 @@ def run(config: TrainConfig, attach: Iterable[Callable[[Trainer], Any]] = (), lo
             rules = read_rules(config.monitor.rules) if config.monitor.rules else TRAINING_RULES
             folder = config.monitor.folder
             writers = [JsonLines(Path(folder) / "metrics.jsonl")] if folder else []
-            monitor = stack.enter_context(Monitor(rules, writers))
+            rank = simulated_rank() if config.monitor.communication else None
+            clock = time.time if rank is None else lambda: rank.clock_s  # durations of alerts in virtual time as well
+            monitor = stack.enter_context(Monitor(rules, writers, clock=clock))
             trainer.on_step.append(partial(record, monitor, say=say))
         for function in attach:
             function(trainer)

@@ -51,6 +51,8 @@ def _reasons(config: TrainConfig) -> Iterator[tuple[str, str]]:
             yield f"precision.{name}", f"{precision.products} needs no loss scale"
         elif precision.loss_scale and name in dynamic:
             yield f"precision.{name}", f"the scale is {precision.loss_scale:g} all the time"
+    if not is_mesh and axes.data == axes.expert == 1:
+        yield "monitor.communication", "one rank communicates with none"
     if not config.checkpoint.folder:
         for name in ("every", "keep", "asynchronous", "resume"):
             yield f"checkpoint.{name}", "there is no checkpoint.folder"

@@ -1,7 +1,7 @@
 """Alerts: at the edges, flapping, missing data, and against a brute-force evaluator."""
 
 from collections.abc import Sequence
-from math import inf, nan
+from math import inf, nan, nextafter
 from typing import Any
 
 import pytest
@@ -77,6 +77,27 @@ def test_the_rules_of_training_have_these_thresholds_and_minutes():
         ("synchronization_s", "above", 5, 5),
         ("node_failure_share", "above", 0.05, 1),
     }
+
+
+@pytest.mark.parametrize(
+    ("metric", "threshold", "minutes"), [("communication_share", 0.3, 10), ("synchronization_s", 5.0, 5)]
+)
+@given(every_s=st.sampled_from([1, 7, 30, 60, 240]), above=st.sampled_from([nextafter(1, 2), 1.5]))
+def test_communication_fires_after_its_minutes_and_not_at_its_threshold(
+    metric: str, threshold: float, minutes: int, every_s: int, above: float
+):
+    """The first sample at which the condition has held for the minutes fires; one at the threshold ends it."""
+    (rule,) = (rule for rule in TRAINING_RULES if rule.metric == metric)
+    alerts, fired_at_s = Alerts([rule]), -(-60 * minutes // every_s) * every_s
+    assert alerts.observe(0, {metric: threshold}) == []
+    begin_s = every_s
+    for time_s in range(begin_s, begin_s + fired_at_s, every_s):
+        alerts.observe(time_s, {metric: threshold * above})
+        assert alerts.states[rule.name] == "pending"
+    (event,) = alerts.observe(begin_s + fired_at_s, {metric: threshold * above})
+    assert event.state == "firing"
+    (event,) = alerts.observe(begin_s + fired_at_s + every_s, {metric: threshold})
+    assert event.state == "resolved"
 
 
 def naive_states(rule: AlertRule, samples: list[tuple[float, float | None]], stale_s: float) -> list[str]:

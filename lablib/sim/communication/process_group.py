@@ -13,6 +13,7 @@ from lablib.sim.communication.messages import Messages
 from lablib.sim.communication.nccl_limits import NcclLimits
 from lablib.sim.communication.nccl_order import NcclOrder
 from lablib.sim.communication.work import SimWork
+from lablib.sim.ranks.rank import Rank
 from lablib.torch_compat import set_group_desc
 
 _CPU = torch.device("cpu")
@@ -47,6 +48,11 @@ class SimProcessGroup(Messages):
 
     def getBackendName(self) -> str:
         return "sim"
+
+    @property
+    def rank_clock(self) -> Rank:
+        """Clock and spans of this rank so far, for metrics during a run (lablib/train/communication.py)."""
+        return self._rank_state
 
     @property
     def pg_name(self) -> str:
