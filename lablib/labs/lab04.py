@@ -1,21 +1,49 @@
-"""Lab 04: packed documents, learning rates, the critical batch size and muP."""
+"""Lab 04: cuts of a batch, packed documents, learning rates, the critical batch size and muP."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from math import ceil, floor, frexp, isfinite, log2, log10
 from typing import Annotated, Any
 
 import pandas as pd
 import plotly.graph_objects as go
+import torch
+from torch import Tensor, nn
 
+from lablib.batches.accumulation import IGNORED
 from lablib.batches.large_batch import linear_rate, square_root_rate
 from lablib.batches.noise_scale import StepsLaw
 from lablib.batches.packing import Packing
-from lablib.figures.chart import PLOT_PIXELS, Axis, Mark, Panel, Positions, ReferenceLine, bars, chart, line, points
-from lablib.figures.style import LOOKS, series_look
-from lablib.signature import NonEmpty, checked
+from lablib.calibration import batch_for, this_machine
+from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib.data import Batch, batches, documents, load_corpus
+from lablib.figures import figure_lines, show
+from lablib.figures.chart import (
+    PLOT_PIXELS,
+    ROWS,
+    Axis,
+    Mark,
+    Panel,
+    Positions,
+    ReferenceLine,
+    bars,
+    chart,
+    line,
+    points,
+)
+from lablib.figures.style import LOOKS, Look, series_look
+from lablib.hardware.cluster import Cluster
+from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
+from lablib.phases import phase
+from lablib.signature import NonEmpty, Range, checked
 from lablib.text.units import format_quantity, plural
+from lablib.widgets import batch_calculator
+
+# Names of other packages that the notebook uses, as lab04.show.
+__all__ = ["batch_calculator", "checks_for", "documents", "figure_lines", "format_quantity", "print_text"]
+__all__ += ["recorded_comparison", "show", "show_source", "this_machine", "try_out"]
 
 MOST_BLOCKS = 40  # of a panel
 Runs = Annotated[Sequence[float], NonEmpty()]
@@ -27,6 +55,114 @@ Changes = Annotated[Sequence[Annotated[Mapping[str, float], NonEmpty()]], NonEmp
 Packings = Annotated[Mapping[str, Packing], NonEmpty()]
 # Name of a line -> position -> one value for each run (or seed).
 Lines = Mapping[str, Mapping[float, Sequence[float]]]
+
+
+# --- Cuts of a batch ---
+
+
+@checked
+def figure_question(sequences: Annotated[int, Range(ge=4, le=16)] = 12) -> go.Figure:
+    """Three ways to cut a batch of sequences: in one piece, one piece after another, and on two GPUs."""
+    ways = {  # the GPU and the sequences of each piece
+        "at once": [(0, sequences)],
+        "one after another": [(0, sequences / 3)] * 3,
+        "on two GPUs": [(gpu, sequences / 4) for gpu in (0, 0, 1, 1)],
+    }
+    looks = [Look("GPU 0", "", "#0072B2", "", edge="#FFFFFF"), Look("GPU 1", "", "#E69F00", "/", edge="#FFFFFF")]
+    marks = []
+    for gpu, look in enumerate(looks):
+        for piece in range(4):
+            rows = [name for name, pieces in ways.items() if piece < len(pieces) and pieces[piece][0] == gpu]
+            sizes = [ways[name][piece][1] for name in rows]
+            hover = [
+                f"<b>{look.name}</b><br>{name}: {size:g} sequences" for name, size in zip(rows, sizes, strict=True)
+            ]
+            if rows:
+                marks.append(bars(look, look.name, sizes, rows, hover, orientation="h"))
+    sentence = (
+        f"The same {sequences} sequences, cut in three ways. Is it the same step? And how large should a batch be?"
+    )
+    columns = {"way": list(ways), "pieces (count)": [len(pieces) for pieces in ways.values()]}
+    panel = Panel(Axis("batch", "sequences"), ROWS, marks)
+    return chart("One batch, cut into pieces", panel, sentence, columns, pixels=150, barmode="stack")
+
+
+def padded(index: int, num_sequences: int, seq_len: int) -> Batch:
+    """A micro-batch of real text; the end of each sequence is padding."""
+    inputs, targets = next(batches(load_corpus(), num_sequences, seq_len, seed=index))
+    generator = torch.Generator().manual_seed(index)
+    ends = torch.randint(5, seq_len, (num_sequences, 1), generator=generator)
+    return Batch(inputs, targets.where(torch.arange(seq_len) < ends, IGNORED))
+
+
+def gradient(model: nn.Module) -> Tensor:
+    """The gradients of all parameters as one vector."""
+    return torch.cat([param.grad.flatten() for param in model.parameters() if param.grad is not None])
+
+
+def angle(one: Tensor, other: Tensor) -> float:
+    """Degrees between two vectors."""
+    return float(torch.cosine_similarity(one, other, dim=0).clamp(max=1).arccos().rad2deg())
+
+
+def law_table(law: StepsLaw, measured: Mapping[int, Sequence[float]]) -> pd.DataFrame:
+    """Steps by size of the batch: the least and the most of the runs, and the law."""
+    rows = {}
+    for size, some in measured.items():
+        by_law = law.steps(size)
+        place = "within" if min(some) <= by_law <= max(some) else "outside"
+        rows[size] = {"runs": f"{min(some):.0f} to {max(some):.0f}", "law": f"{by_law:.0f}", "the law is": place}
+    return pd.DataFrame(rows).T.rename_axis("batch")
+
+
+# --- One batch on this machine, cut in three ways ---
+
+CUTS = {"1 of 16": 16, "4 of 4": 4, "16 of 1": 1}  # micro-batches, and the sequences of each
+
+
+def config_for(machine: Cluster) -> GPTConfig:
+    """A small GPT; its sequences are longer on a GPU."""
+    config = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=128)
+    return replace(config, max_seq_len=batch_for(machine, 128, 6 * num_parameters(config) * 16 * 128))
+
+
+def backward_of_16(config: GPTConfig, micro_batch: int) -> None:
+    """Backward of 16 sequences, `micro_batch` at a time; the model is part of the phase "setup"."""
+    with phase("setup"):
+        model, tokens = _make_model(config)
+    _backward(model, tokens, micro_batch)
+
+
+def all_cuts(config: GPTConfig) -> None:
+    """Each of CUTS in a phase with its name, after a first, slow call."""
+    with phase("setup"):
+        model, tokens = _make_model(config)
+        _backward(model, tokens, 4)
+    for name, micro_batch in CUTS.items():
+        with phase(name):
+            _backward(model, tokens, micro_batch)
+
+
+def _make_model(config: GPTConfig) -> tuple[GPT, Tensor]:
+    device = torch.get_default_device()
+    return GPT(config, device=device), torch.zeros(16, config.max_seq_len, dtype=torch.long, device=device)
+
+
+def _backward(model: GPT, tokens: Tensor, micro_batch: int) -> None:
+    for part in tokens.split(micro_batch):
+        (next_token_loss(model(part), part) * (len(part) / 16)).backward()
+
+
+def seconds_by_cut(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Seconds of each cut, predicted and measured, and the last over the first."""
+    rows = {}
+    for place, table in tables.items():
+        seconds = table.set_index("name")
+        for side in ("predicted", "measured"):
+            by_cut = seconds[f"{side}_s"].to_dict()
+            row = {name: format_quantity(by_cut[name], "s") for name in CUTS}
+            rows[f"{place}, {side}"] = row | {"last over first": f"{by_cut['16 of 1'] / by_cut['1 of 16']:.2f}"}
+    return pd.DataFrame(rows).T
 
 
 # --- Packed documents ---

@@ -4,10 +4,35 @@
 # **Question.** How large should a batch be, and does it matter how it is cut?
 #
 # Training goes in *steps*: compute a loss on some text, its *gradient* (how the loss changes with each weight), and
-# move the weights against it. The text of one step is the *batch*. You will split batches over time, GPUs and documents
-# without changing the gradient. Then you will see the gain of a larger batch, and where the gain ends.
+# move the weights against it. The text of one step is the *batch*. You split batches without changing the gradient, and
+# see where the gain of a larger batch ends.
 #
 # **Prerequisites.** Lab 01; helpful: lab 02. **Time.** 60 minutes, without the folded sections, called *further*.
+
+# %%
+from lablib.labs import lab04
+
+lab04.show(lab04.figure_question())
+
+# %% tags=["parameters"]
+ranks: int = 3  # data ranks of the simulated runs, 1 to 6
+interactive: bool = True  # widgets, or static figures
+quick: bool = True  # few repeats
+
+# %% [markdown] minutes=5
+# ## One equation
+#
+# A GPU has room for a few sequences at a time, a *micro-batch*. It can work on several, one after another, and add
+# their gradients: *accumulation*. Several GPUs with the same weights, the *data ranks*, can do so in parallel. So
+#
+# `micro-batch x accumulations x data ranks = global batch`
+#
+# in sequences. Of all cuts of one global batch over 16 GPUs, how many times as long as the fastest does the slowest
+# take?
+
+# %%
+my_guess_cut = None  # a factor, such as 1.2
+print("guess:", my_guess_cut)
 
 # %%
 import math
@@ -18,71 +43,41 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from lablib import launch
-from lablib.batches import (
-    accumulation,
-    clipping,
-    noise_scale,
-    packed_attention,
-    packing,
-)
+from lablib.batches import accumulation, clipping, noise_scale, packed_attention, packing
 from lablib.batches.accumulation import IGNORED, summed_loss
-from lablib.course import checks_for, show_source, try_out
-from lablib.data import Batch, batches, cut_documents, documents, load_corpus
-from lablib.figures import figure_lines, format_quantity, show
-from lablib.labs import lab04
+from lablib.data import Batch, batches, cut_documents, load_corpus
 from lablib.models import GPT
 from lablib.studies import batches as small_runs
 from lablib.studies.batches import MODEL, NARROW, SEQ_LEN
 
-check = checks_for("04")
+check = lab04.checks_for("04")
 check
 
-# %% tags=["parameters"]
-ranks: int = 3  # data ranks of the simulated runs, 1 to 6
-interactive: bool = True  # widgets, or static figures
-quick: bool = True  # few repeats
-
-# %% [markdown] minutes=5
-# ## One equation
-#
-# A GPU has room for a few sequences at a time, a *micro-batch*. It can work on several of them, one after another, and
-# add their gradients: *accumulation*. And several GPUs with the same weights, the *data ranks*, can do so in parallel
-# and add their gradients. Then all take the same step. So
-#
-# `micro-batch x accumulations x data ranks = global batch`
-#
-# in sequences; multiplied by the length of a sequence, this is the number of tokens in a step. GPT-3 used 3.2 million.
-
 # %% [markdown]
-# Below is a model of 1.6 billion parameters on 16 GPUs, with all ways to cut the same global batch. *Activations* are
-# tensors that forward keeps for backward, *optimizer state* is the data that the optimizer stores for each weight, and
-# MFU is the share of a GPU's peak speed that is used. Which cut takes the least memory? Which is the fastest, and by
-# how much? Then give the work to 64 GPUs, with the same global batch.
+# Below is a model of 1.6 billion parameters on 16 GPUs. *Activations* are tensors that forward keeps for backward,
+# *optimizer state* is the data that the optimizer stores for each weight, and MFU is the share of a GPU's peak speed
+# that is used. Which cut takes the least memory, which is the fastest? Then give the work to 64 GPUs.
 
 # %%
-from lablib.widgets import batch_calculator
-
-batch_calculator(interactive)
+lab04.batch_calculator(interactive)
 
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# One sequence at a time takes the least memory: activations grow with the micro-batch, the rest is constant. It is also
-# the slowest, 1.53 s per step; two take 1.07 s, sixteen 0.87 s, because larger matrix products use a GPU better. Larger
-# ones do not fit. More ranks need fewer accumulations for the same batch. None of this affects the model, if the
-# gradient stays the same. The exercises make sure of that.
+# One sequence at a time takes the least memory. It is also the slowest, 1.53 s per step; two take 1.10 s, sixteen 0.90
+# s, because larger matrix products use a GPU better. So the slowest takes 1.7 times as long. More ranks need fewer
+# accumulations. None of this affects the model, if the gradient stays the same.
 #
 # </details>
 
 # %% [markdown] minutes=14
 # ## A sum over tokens
 #
-# The loss of a batch is the mean of the losses of its N tokens. The gradient of a sum is the sum of the gradients. So
-# every token contributes its own gradient over N, and the sum may be split anywhere. PyTorch adds automatically:
-# `loss.backward()` adds the new gradient to `param.grad`.
+# The loss of a batch is the mean of the losses of its N tokens. So every token contributes its own gradient over N, and
+# the sum may be split anywhere. PyTorch adds automatically: `loss.backward()` adds to `param.grad`.
 #
-# Cut a batch into two micro-batches, one of 100 tokens, one of 10. Take the mean loss of each, and the mean of the two.
-# How many times as much does a token of the short one weigh now as a token of the long one?
+# Cut a batch into two micro-batches, of 100 tokens and of 10. Take the mean loss of each, and the mean of the two. How
+# many times as much does a token of the short one weigh now as a token of the long one?
 
 # %%
 my_guess_weight = None  # 1 if all tokens weigh the same
@@ -94,24 +89,21 @@ long, short = (torch.ones(tokens, requires_grad=True) for tokens in (100, 10))
 ((long.mean() + short.mean()) / 2).backward()
 weights = {"long": float(long.grad[0]), "short": float(short.grad[0]), "right": 1 / (100 + 10)}
 print(", ".join(f"{name} {weight:.4f}" for name, weight in weights.items()))
-times = weights["short"] / weights["long"]
-print(f"a token of the short one weighs {times:.0f} times as much;", end=" ")
-print("you guessed", my_guess_weight)
+print(f"short over long: {weights['short'] / weights['long']:.0f}; guessed: {my_guess_weight}")
 
 # %% [markdown]
-# This *mean of means* is a real mistake: it was reported for a widely used trainer in July 2023, with losses of 100 and
-# 10 tokens as here, and first fixed in October 2024 (huggingface/transformers, issue 24725, pull requests 34191 and,
-# for several devices, 34373). It is hard to notice: if all micro-batches have the same number of tokens, it is exact.
-# But text differs in length: short sequences are filled with *padding*, which is not a token and has no loss. Its
-# targets are -100, `IGNORED`. So micro-batches of the same shape have different numbers of tokens.
+# This *mean of means* is a real mistake: it was reported for a widely used trainer in July 2023, and first fixed in
+# October 2024 (huggingface/transformers, issue 24725, pull requests 34191 and 34373). It is exact if all micro-batches
+# have the same number of tokens. But short sequences are filled with *padding*, which is not a token and has no loss:
+# its targets are -100, `IGNORED`.
 
 # %% [markdown]
 # ### Exercise 1: accumulate
 #
-# Compute the gradient of the mean over *all* tokens, from micro-batches. Process one after another, each once, so that
+# Compute the gradient of the mean over *all* tokens, from micro-batches. Process each once, one after another, so that
 # the activations of only one are in memory. A model returns *logits*: for each token, one number for each possible next
-# token. `summed_loss(logits, targets)` is the library's sum of the tokens' losses, without padding. Stuck? Run
-# `check.accumulate.hint()` in a new cell.
+# token. `summed_loss(logits, targets)` is the sum of the tokens' losses, without padding. Stuck?
+# `check.accumulate.hint()`.
 
 
 # %% tags=["exercise"]
@@ -146,7 +138,7 @@ def even_odds():
     return loss, logits.grad  # by hand: six tokens are 0, one is 1: (7/2 - 6) / 7 = -0.357
 
 
-try_out(even_odds)
+lab04.try_out(even_odds)
 
 # %% tags=["check"] points=3
 check.accumulate(accumulate)
@@ -156,24 +148,11 @@ check.accumulate(accumulate)
 # *all-reduce* (a sum over ranks that every rank receives) of one number. Here are micro-batches of real text, uneven
 # and padded, and the gradient of all of them as one batch, on one device.
 
-
 # %%
-def padded(index, num_sequences):
-    """A micro-batch of real text, the end of each sequence padding."""
-    inputs, targets = next(batches(load_corpus(), num_sequences, SEQ_LEN, seed=index))
-    generator = torch.Generator().manual_seed(index)
-    ends = torch.randint(5, SEQ_LEN, (num_sequences, 1), generator=generator)
-    return Batch(inputs, targets.where(torch.arange(SEQ_LEN) < ends, IGNORED))
-
-
-def gradient(model):
-    return torch.cat([param.grad.flatten() for param in model.parameters()])
-
-
-micro_batches = [padded(index, 1 + index % 3) for index in range(12)]
+micro_batches = [lab04.padded(index, 1 + index % 3, SEQ_LEN) for index in range(12)]
 one_device = GPT(NARROW, dtype=torch.float64)
 accumulation.accumulate(one_device, [Batch(*map(torch.cat, zip(*micro_batches, strict=True)))])
-whole = gradient(one_device)
+whole = lab04.gradient(one_device)
 print("tokens:", [accumulation.count_tokens(one.targets) for one in micro_batches])
 
 # %% [markdown]
@@ -188,7 +167,7 @@ from lablib.parallel import DataParallel
 def on_all_ranks(accumulate, micro_batches):
     model = DataParallel(GPT(NARROW, dtype=torch.float64))
     accumulate(model, micro_batches[dist.get_rank() :: dist.get_world_size()])
-    return gradient(model)
+    return lab04.gradient(model)
 
 
 for one in (accumulation.accumulate, accumulation.accumulate_mean_of_means):
@@ -204,13 +183,13 @@ for one in (accumulation.accumulate, accumulation.accumulate_mean_of_means):
 # has its own block, which share of all computed tokens is padding?
 
 # %%
-modules = documents(load_corpus())
+modules = lab04.documents(load_corpus())
 pieces = cut_documents(modules, 16_384)
 in_order = sorted(len(piece) for piece in pieces)
-print(f"{len(modules)} documents, {len(pieces)} pieces;", end=" ")
-print(f"a quarter are shorter than {in_order[len(pieces) // 4]:,} tokens,", end=" ")
-print(f"half are shorter than {in_order[len(pieces) // 2]:,},", end=" ")
-print(f"{in_order.count(16_384) / len(pieces):.0%} fill a block")
+print(
+    f"{len(modules)} documents, {len(pieces)} pieces, of which half are shorter than", end=" "
+)
+print(f"{in_order[len(pieces) // 2]:,} tokens and {in_order.count(16_384)} fill a block")
 my_guess_waste = None  # a share such as 0.1
 print("guess:", my_guess_waste)
 
@@ -232,7 +211,7 @@ pd.DataFrame(rows, index=["blocks", "waste"]).T
 few = [len(module) for module in modules if len(module) < 2000][:40]  # in smaller blocks
 drawn = {"alone": packing.one_per_block(few, 2048)}
 drawn["best fit, longest first"] = packing.best_fit(few, 2048)
-show(lab04.figure_packing(drawn))
+lab04.show(lab04.figure_packing(drawn))
 
 # %% [markdown]
 # In *attention* each token reads the *values* of the tokens before it in its block, and its own: the *causal mask*.
@@ -279,7 +258,7 @@ def document_mask(documents):
 
 # %%
 # Try it: two tokens of document 7, one of document 3, one of padding.
-try_out(lambda: document_mask(torch.tensor([[7, 7, 3, -1]])).int()[0, 0].tolist())
+lab04.try_out(lambda: document_mask(torch.tensor([[7, 7, 3, -1]])).int()[0, 0].tolist())
 
 # %% tags=["check"] points=2
 check.document_mask(document_mask)
@@ -299,23 +278,25 @@ print("position ", *blocks.positions[0].tolist())
 small = GPT(NARROW, dtype=torch.float64)
 for one in three:  # each document alone; its last token has no target
     summed_loss(small(one[None, :-1]), one[None, 1:]).backward()
-alone = gradient(small)
+alone = lab04.gradient(small)
 ignored = int((blocks.targets == IGNORED).sum())
-print(
-    f"{ignored} of {blocks.targets.numel()} targets are IGNORED: three last tokens, and padding"
-)
+print(f"{ignored} of {blocks.targets.numel()} targets are IGNORED: last tokens, and padding")
 
 # %% [markdown]
 # Compare the gradient of the block with the gradient of the documents alone; then break each of the three conditions.
+# Which one changes the gradient most?
+
+# %%
+my_guess_most = None  # "mask", "targets" or "positions"
+print("guess:", my_guess_most)
 
 
 # %%
 def off_by(blocks, attend):
     small.zero_grad()
-    summed_loss(
-        packed_attention.packed_logits(small, blocks, attend), blocks.targets
-    ).backward()
-    return f"{float((gradient(small) - alone).norm() / alone.norm()):.0e}"
+    logits = packed_attention.packed_logits(small, blocks, attend)
+    summed_loss(logits, blocks.targets).backward()
+    return f"{float((lab04.gradient(small) - alone).norm() / alone.norm()):.0e}"
 
 
 masked = packed_attention.attend_by_mask(blocks.documents)
@@ -325,13 +306,13 @@ print("mask, targets, positions    off by", off_by(blocks, masked))
 print("causal mask alone           off by", off_by(blocks, packed_attention.attend_to_all))
 print("last tokens have targets    off by", off_by(blocks._replace(targets=following), masked))
 print("positions within the block  off by", off_by(blocks._replace(positions=places), masked))
+print("you guessed", my_guess_most)
 
 # %% [markdown] minutes=11
 # ## Clip the sum
 #
 # Sometimes a batch has a gradient many times as long as usual, and one step along it undoes many. *Clipping* shortens
-# it (Pascanu et al., 2012). All gradients of all parameters together are one vector g; its length is the *norm* |g|,
-# the square root of the sum of all squares:
+# it (Pascanu et al., 2012). All gradients together are one vector g; its length is the *norm* |g|:
 #
 # `g <- g * min(1, max_norm / |g|)`
 #
@@ -346,37 +327,27 @@ def mean_gradient(groups, max_norm=math.inf):
         clipped_model.zero_grad()
         accumulation.accumulate(clipped_model, group)
         clipping.clip_grad_norm_(clipped_model.parameters(), max_norm)
-        total = total + gradient(clipped_model) / len(groups)
+        total = total + lab04.gradient(clipped_model) / len(groups)
     return total
 
 
 clipped_model = GPT(MODEL)
 text = [next(batches(load_corpus(), 4, SEQ_LEN, seed=seed)) for seed in range(3)]
 broken = Batch(*torch.full((2, 4, SEQ_LEN), 255))  # a broken file: byte 255 alone
-for name, one in {
-    "text": text[0],
-    "more": text[1],
-    "yet more": text[2],
-    "broken": broken,
-}.items():
+for name, one in zip(("text", "more", "yet more", "broken"), [*text, broken], strict=True):
     print(f"{name:8s} norm {mean_gradient([[one]]).norm():5.2f}")
 
 # %% [markdown]
-# Take these 16 sequences as one batch, and a max_norm of 4.25, above all ordinary norms. They may be cut into 4, 2 or 1
-# micro-batches; and you may clip the sum of all, or each micro-batch before it is added. Which of the two gets closer
-# to the direction of the text alone? And which gives the same step for each of the three cuts?
+# Take these 16 sequences as one batch, and a max_norm of 4.25, above all ordinary norms. Cut them into 4, 2 or 1
+# micro-batches; clip the sum of all, or each micro-batch before it is added. Which of the two gets closer to the
+# direction of the text alone? Which gives the same step for each cut?
 
 # %%
 my_guess_nearer = None  # "the sum" or "each micro-batch"
 my_guess_same = None  # the same two
 print("guesses:", my_guess_nearer, "and", my_guess_same)
 
-
 # %%
-def angle(one, other):
-    return math.degrees(torch.cosine_similarity(one, other, dim=0).clamp(max=1).arccos())
-
-
 parts = [text[0], broken, text[1], text[2]]
 of_text = mean_gradient([text])
 by_cut = {"4 of 4": [[part] for part in parts], "2 of 8": [parts[:2], parts[2:]]}
@@ -388,20 +359,18 @@ for name, groups in by_cut.items():
     each = mean_gradient(groups, max_norm=4.25)
     for way, g in {"the sum": total, "each micro-batch": each}.items():
         row = rows.setdefault(f"clip {way}", {})
-        row[name] = f"{g.norm():.2f}, {angle(g, of_text):.0f} degrees"
+        row[name] = f"{g.norm():.2f}, {lab04.angle(g, of_text):.0f} degrees"
 print("you guessed", my_guess_nearer, "and", my_guess_same)
 print("norm, and angle to the gradient of the text alone:")
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# If each micro-batch is clipped, the broken file weighs less, and the step is closer to the text; the effect is larger
-# for a smaller micro-batch. But tokens no longer weigh the same, and the step depends on the cut, so on memory and the
-# number of GPUs. If the sum is clipped, every cut gives the same step. This limits how far a bad batch can move the
-# weights, not the direction.
+# If each micro-batch is clipped, the broken file weighs less, and the step is closer to the text. But tokens no longer
+# weigh the same, and the step depends on the cut, so on memory and the number of GPUs. If the sum is clipped, every cut
+# gives the same step.
 
 # %% [markdown]
-# A *loss scale* (lab 02) makes gradients S times as long, so clip after they are divided by it. The order of a step:
-# accumulate all, unscale, clip, step.
+# A *loss scale* (lab 02) makes gradients S times as long, so clip after they are divided by it.
 #
 # Large models do not fit one GPU. Their parameters are *sharded*: each rank holds a part of a matrix and of its
 # gradient, a *shard*. Small parameters are *replicated*: every rank holds them whole, with equal gradients.
@@ -440,7 +409,7 @@ def two_shards():
     return clip_shards([shard], [shared], max_norm=3.0), shard, shared
 
 
-try_out(two_shards, ranks=2)
+lab04.try_out(two_shards, ranks=2)
 
 # %% tags=["check"] points=3
 check.clip_shards(clip_shards)
@@ -449,8 +418,8 @@ check.clip_shards(clip_shards)
 # ## How large? Signal and noise
 #
 # So the cut does not matter. The size does: a batch is a sample. Its gradient is the true gradient G of all text, plus
-# *noise*, and the mean over B sequences has less noise for larger B. With tr(Sigma) for the variance of one sequence's
-# gradient, summed over all weights, the expected square is
+# *noise*, which is less in the mean over more sequences. With tr(Sigma) for the variance of one sequence's gradient,
+# summed over all weights, the expected square is
 #
 # `E |g_B|^2 = |G|^2 + tr(Sigma) / B`          (signal, and noise)
 #
@@ -493,14 +462,18 @@ def signal_and_noise(gradients, part_size):
 # %%
 # Try it: parts (1, 0) and (3, 4) of one example each.
 # By hand: 13 and 8 are the squares, so signal 3, noise 10.
-try_out(signal_and_noise, torch.tensor([[1.0, 0.0], [3.0, 4.0]]), part_size=1)
+lab04.try_out(signal_and_noise, torch.tensor([[1.0, 0.0], [3.0, 4.0]]), part_size=1)
 
 # %% tags=["check"] points=2
 check.signal_and_noise(signal_and_noise)
 
 # %% [markdown]
 # Here is the estimate for a small GPT on real text (recorded: one run, at each step the gradients of 256 sequences).
-# Before you run the cell: is the noise scale below one sequence, or tens, or thousands? Is it constant over 160 steps?
+# How large is the noise scale at step 160?
+
+# %%
+my_guess_noise = None  # sequences
+print("guess:", my_guess_noise)
 
 # %%
 recorded_noise = small_runs.recorded_noise()
@@ -508,11 +481,10 @@ steps = [step for step, _, _ in recorded_noise]
 scales = [found.noise_scale for _, _, found in recorded_noise]
 labels = {"x_label": "step", "y_label": "noise scale", "y_unit": "sequences"}
 title = f"The noise scale went from {min(scales):.1f} to {max(scales):.0f} sequences"
-show(
-    figure_lines(steps, {"noise scale": scales}, **labels, title=title, log_x=True, log_y=True)
-)
-for step, loss, found in recorded_noise:
-    print(f"step {step:3d}: loss {loss:.2f}, noise scale {found.noise_scale:4.1f}")
+lines = {"noise scale": scales}
+figure = lab04.figure_lines(steps, lines, **labels, title=title, log_x=True, log_y=True)
+lab04.show(figure)
+print(f"step {steps[-1]}: {scales[-1]:.0f} sequences; you guessed {my_guess_noise}")
 
 # %% [markdown]
 # It falls for ten steps, then rises, and is constant from step 80 on. A possible reason: at first all sequences have
@@ -540,19 +512,11 @@ print("guess:", my_guess_steps)
 measured = small_runs.recorded_steps()
 mean_steps = {size: sum(some) / len(some) for size, some in measured.items()}
 law = noise_scale.fit_steps_law(list(mean_steps), list(mean_steps.values()))
-show(lab04.figure_steps_law(measured, law, SEQ_LEN))
+lab04.show(lab04.figure_steps_law(measured, law, SEQ_LEN))
 print(f"128 sequences: {mean_steps[128]:.0f} steps, you guessed {my_guess_steps}")
-print(
-    f"critical batch {law.critical_batch:.1f};",
-    f"noise scale {min(scales):.1f} to {max(scales):.0f}",
-)
-for size, some in measured.items():
-    by_law = law.steps(size)
-    place = "within" if min(some) <= by_law <= max(some) else "outside"
-    print(
-        f"batch {size:3d}: {min(some):3.0f} to {max(some):3.0f} steps,",
-        f"law {by_law:3.0f}: {place}",
-    )
+print(f"noise scale {min(scales):.1f} to {max(scales):.0f}, critical batch", end=" ")
+print(f"{law.critical_batch:.1f} sequences")
+lab04.law_table(law, measured)
 
 # %% [markdown]
 # There are three runs for each size, at the best of several rates; steps between two measurements of the loss are
@@ -589,7 +553,7 @@ lines = {"exact": [noise_scale.exact_noise(of_points).noise_scale] * len(counts)
 for name, some in (("unbiased", estimates), ("naive", naive)):
     lines[name] = [noise_scale.average_noise(some[:count]).noise_scale for count in counts]
 axes = {"x_label": "steps averaged", "y_label": "noise scale", "y_unit": "examples"}
-show(figure_lines(counts, lines, **axes, title="A known noise scale"))
+lab04.show(lab04.figure_lines(counts, lines, **axes, title="A known noise scale"))
 pd.DataFrame(lines, index=counts).round().astype(int).rename_axis("steps averaged")
 
 # %% [markdown]
@@ -635,7 +599,7 @@ def wsd(step, num_steps, num_warmup, num_decay):
 # %%
 # Try it: ten steps, 2 of warmup, 4 of decay.
 # By hand: 1/3, 2/3, 1, 1, 1, 1, 1, 3/4, 1/2, 1/4, then 0.
-try_out(lambda: [wsd(step, 10, 2, 4) for step in range(11)])
+lab04.try_out(lambda: [wsd(step, 10, 2, 4) for step in range(11)])
 
 # %% tags=["check"] points=1
 check.wsd(wsd)
@@ -656,7 +620,7 @@ for name, factor in small_runs.SCHEDULES.items():
     seeds = by_schedule[name][2**-8]  # runs at a peak of 2^-8: (step, loss) each
     late = [point for point in zip(*seeds, strict=True) if point[0][0] >= 160]
     on_the_way[name] = [(point[0][0], sum(loss for _, loss in point) / 3) for point in late]
-show(lab04.figure_schedules(factors, on_the_way, "Peak 2^-8, loss from step 160 on"))
+lab04.show(lab04.figure_schedules(factors, on_the_way, "Peak 2^-8, loss from step 160 on"))
 
 # %%
 constant, ends = by_schedule["constant"], {}
@@ -687,9 +651,8 @@ pd.DataFrame(ends).T.round(3).rename_axis("peak rate")
 # ## Reconcile: predicted and measured
 #
 # One step of 16 sequences on this computer, cut in three ways: one micro-batch of 16, four of 4, sixteen of 1. The
-# *simulator* runs the same program, and predicts bytes and seconds: it adds up all tensors, and computes the time of
-# each operation from the speed of this computer, which takes half a minute to measure, once. You know which cut takes
-# less memory and which is slower. By how much? (A *makespan*, below, is the time from first start to last end.)
+# *simulator* runs the same program, and predicts bytes and seconds, from the speed of this computer, which takes half a
+# minute to measure, once. Which cut takes less memory, which is slower, and by how much?
 
 # %%
 my_guess_memory = None  # peak of 16 micro-batches over the peak of one, such as 0.5
@@ -697,85 +660,40 @@ my_guess_time = None  # the same ratio for seconds
 print("guesses:", my_guess_memory, "and", my_guess_time)
 
 # %%
-from lablib import phase, reconcile
-from lablib.calibration import batch_for, this_machine
-from lablib.course import print_text, recorded_comparison
+from lablib import reconcile
 from lablib.memory.measured_peak import measured_peak_bytes
-from lablib.models import GPTConfig, next_token_loss, num_parameters
 
 real = "nccl" if torch.cuda.device_count() else "gloo"
-here = this_machine(ranks=2, backend=real)
-sizes = {"num_layers": 4, "d_model": 256, "num_heads": 4, "vocab_size": 256}
-flops = 6 * num_parameters(GPTConfig(**sizes, max_seq_len=128)) * 16 * 128
-seq_len = batch_for(here, 128, flops)  # longer on a GPU
-gpt_config = GPTConfig(**sizes, max_seq_len=seq_len)
-cuts = {"1 of 16": 16, "4 of 4": 4, "16 of 1": 1}  # micro-batches, and the sequences of each
-
-
-def make_model():
-    device = torch.get_default_device()
-    return GPT(gpt_config, device=device), torch.zeros(
-        16, seq_len, dtype=torch.long, device=device
-    )
-
-
-def backward_of_16(model, tokens, micro_batch):
-    for part in tokens.split(micro_batch):
-        (next_token_loss(model(part), part) * (len(part) / 16)).backward()
-
-
-# %%
-def all_cuts():
-    with phase("setup"):
-        model, tokens = make_model()
-        backward_of_16(model, tokens, 4)  # a first, slow call
-    for name, micro_batch in cuts.items():
-        with phase(name):
-            backward_of_16(model, tokens, micro_batch)
-
-
+here = lab04.this_machine(ranks=2, backend=real)
+gpt_config = lab04.config_for(here)
 there = {"ranks": 1, "backend": real, "cluster": here, "without": "setup"}
 there["fidelity"] = "shapes" if real == "nccl" else "values"
-comparison = reconcile(all_cuts, **there, repeats=3 if quick else 7)
-recorded = recorded_comparison("04")
-for place, table in {
-    "here": comparison.table(),
-    "recorded": pd.DataFrame(recorded.rows),
-}.items():
-    seconds = table.set_index("name")
-    for side in ("predicted", "measured"):
-        said = ", ".join(
-            f"{name} {format_quantity(seconds[f'{side}_s'][name], 's')}" for name in cuts
-        )
-        ratio = seconds[f"{side}_s"]["16 of 1"] / seconds[f"{side}_s"]["1 of 16"]
-        print(f"{place}, {side}: {said}; last over first {ratio:.2f}")
-print_text(comparison.reading())
+comparison = reconcile(lab04.all_cuts, gpt_config, **there, repeats=3 if quick else 7)
+recorded = pd.DataFrame(lab04.recorded_comparison("04").rows)
+lab04.print_text(comparison.reading())
+lab04.seconds_by_cut({"here": comparison.table(), "recorded": recorded})
 
 
 # %%
-def one_cut(micro_batch):
-    backward_of_16(*make_model(), micro_batch)
-
-
 def peaks():
-    return [measured_peak_bytes(one_cut, micro_batch) for micro_batch in cuts.values()]
+    cuts = lab04.CUTS.values()
+    return [measured_peak_bytes(lab04.backward_of_16, gpt_config, size) for size in cuts]
 
 
 measured_bytes = launch(peaks, ranks=1, backend=real, trace=False).values[0]
 rows = {}
-for (name, micro_batch), held in zip(cuts.items(), measured_bytes, strict=True):
-    simulated = launch(one_cut, micro_batch, ranks=1, fidelity="shapes").memory.peak_bytes(0)
-    rows[name] = {"peak, predicted (B)": f"{simulated:,}", "measured (B)": f"{held:,}"}
+for (name, size), held in zip(lab04.CUTS.items(), measured_bytes, strict=True):
+    run = launch(lab04.backward_of_16, gpt_config, size, ranks=1, fidelity="shapes")
+    rows[name] = {"predicted (B)": f"{run.memory.peak_bytes(0):,}", "measured (B)": f"{held:,}"}
     rows[name]["of the first"] = f"{held / measured_bytes[0]:.2f}"
 print("you guessed", my_guess_memory, "of the memory and", my_guess_time, "times the seconds")
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Memory follows from the program. Here sixteen micro-batches hold less than a quarter; weights and their gradients are
-# the same for every cut. Seconds depend on the load of the computer. In the recording on a quiet one, the predictions
-# are 13 to 56 percent too long, and sixteen micro-batches took an eighth longer than one; half was predicted. The
-# calibration measured two ranks that compute at once; here one rank computes and has caches and memory alone. On a busy
-# computer neither seconds nor their ratio mean much.
+# Memory follows from the program. Here sixteen micro-batches hold less than a quarter. Seconds depend on the load of
+# the computer. In the recording on a quiet one, the predictions are 13 to 56 percent too long, and sixteen
+# micro-batches took an eighth longer than one; half was predicted. (The calibration measured two ranks that compute at
+# once; here one rank has caches and memory alone.)
 
 # %% [markdown] tags=["further"] minutes=2
 # ## Further: variable length
@@ -808,7 +726,7 @@ print(f"variable length takes {by_length / by_mask:.0%} of the FLOPs of the docu
 
 # %%
 large = small_runs.recorded_large_batch()
-show(lab04.figure_rates(large, "batch", "Loss after the same text"))
+lab04.show(lab04.figure_rates(large, "batch", "Loss after the same text"))
 print("the rules start from the lowest rate of batch 8; losses in nats per byte")
 lab04.best_rates_by_batch(large)
 
@@ -859,7 +777,7 @@ pd.DataFrame(rows).T
 # are right.
 
 # %%
-show(lab04.figure_coordinates(small_runs.recorded_coordinates()))
+lab04.show(lab04.figure_coordinates(small_runs.recorded_coordinates()))
 
 # %% [markdown]
 # In the standard way the changes of the blocks grow with the width, faster than in proportion; under muP they are
@@ -868,7 +786,7 @@ show(lab04.figure_coordinates(small_runs.recorded_coordinates()))
 
 # %%
 by_width = small_runs.recorded_rates()
-show(lab04.figure_rates(by_width, "width", "Loss by rate and width"))
+lab04.show(lab04.figure_rates(by_width, "width", "Loss by rate and width"))
 lab04.best_rates_by_width(by_width)
 
 # %% [markdown]
@@ -897,7 +815,7 @@ for name, base in (("standard", None), ("mup", NARROW)):
 # *scaler* holds a loss scale.
 
 # %%
-show_source(accumulation.accumulate, after=check.accumulate)
+lab04.show_source(accumulation.accumulate, after=check.accumulate)
 
 # %% [markdown]
 # A loss scale does not change the sum if it is the same for all micro-batches of a step: unscale once, after the last,
@@ -914,7 +832,7 @@ for name, scaler in {"without": None, "with a loss scale": LossScaler()}.items()
     if scaler:
         scaler.unscale_(optimizer)
     norm = clipping.clip_grad_norm_(scaled_model.parameters(), max_norm=0.5)
-    print(f"{name:18s} norm {norm:.6f}, clipped {gradient(scaled_model).norm():.6f}")
+    print(f"{name:18s} norm {norm:.6f}, clipped {lab04.gradient(scaled_model).norm():.6f}")
 
 # %% [markdown]
 # A sum of many micro-batches is a running sum, as in lab 02. Under `torch.autocast` the weights stay in FP32, and so do
@@ -928,7 +846,7 @@ for index in range(64):
     accumulation.accumulate(
         scaled_model, [next(batches(load_corpus(), 2, SEQ_LEN, seed=index))]
     )
-    singles.append(gradient(scaled_model))
+    singles.append(lab04.gradient(scaled_model))
 exact_sum, errors = torch.zeros_like(singles[0], dtype=torch.float64), {"FP32": [], "BF16": []}
 sums = {"FP32": exact_sum.float(), "BF16": exact_sum.bfloat16()}
 for one in singles:
@@ -937,7 +855,9 @@ for one in singles:
         sums[name] += one.to(sums[name].dtype)
         errors[name].append(float((sums[name].double() - exact_sum).norm() / exact_sum.norm()))
 axes = {"x_label": "micro-batches", "y_label": "error", "log_x": True, "log_y": True}
-show(figure_lines(range(1, 65), errors, **axes, title="A sum of gradients, rounded"))
+lab04.show(
+    lab04.figure_lines(range(1, 65), errors, **axes, title="A sum of gradients, rounded")
+)
 
 # %% [markdown]
 # So some frameworks add in FP32 for weights in any format. PyTorch does not do this automatically.
