@@ -4,8 +4,8 @@ lab00   possible messages between ranks
 lab01   memory over a step, six FLOPs, parts of a step
 lab02   exponents of gradients, and the ranges of number formats
 lab03   steps of a chain, copies to the host, ways to keep fewer activations
-lab04   packed documents, learning rates, critical batch, muP
-lab05   recorded runs of optimizers, and effects of an update
+lab04   cuts of a batch, packed documents, learning rates, critical batch, muP
+lab05   a narrow valley, recorded runs of optimizers, effects of an update
 lab06   tiles of a kernel, and tile quantization
 lab07   a loop fed by a loader
 lab11   recorded runs of compressed training

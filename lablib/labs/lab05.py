@@ -1,15 +1,24 @@
-"""Lab 05: effects of an optimizer's update on a gradient, and recorded runs of optimizers compared."""
+"""Lab 05: a narrow valley, effects of an update on a gradient, recorded runs, and steps of optimizers on a machine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from math import cos, pi, sin, sqrt
+from typing import Annotated, Any
 
+import pandas as pd
 import plotly.graph_objects as go
+import torch
+from torch import Tensor, nn
 
+from lablib.calibration import this_machine
+from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib.figures import show
 from lablib.figures.chart import (
     PLOT_PIXELS,
     Axis,
+    Mark,
     Panel,
     Positions,
     ReferenceLine,
@@ -21,9 +30,105 @@ from lablib.figures.chart import (
 )
 from lablib.figures.lines import figure_lines
 from lablib.figures.style import FAINT_INK, INK, series_look
-from lablib.signature import NonEmpty, checked
+from lablib.optim.adafactor import Adafactor
+from lablib.optim.adam8bit import Adam8bit
+from lablib.optim.adamw import AdamW
+from lablib.optim.lion import Lion
+from lablib.optim.muon import Muon
+from lablib.phases import phase
+from lablib.signature import NonEmpty, Range, checked
 from lablib.studies.optimizers import Difference, OptimizerResult
-from lablib.text.units import plural
+from lablib.text.units import format_quantity, plural
+from lablib.widgets import LogSlider, explore
+
+# Names of other packages that the notebook uses, as lab05.show.
+__all__ = ["LogSlider", "checks_for", "explore", "figure_lines", "print_text", "recorded_comparison", "show"]
+__all__ += ["show_source", "this_machine", "try_out"]
+
+
+@checked
+def figure_question(rate: Annotated[float, Range(gt=0, le=0.09)] = 0.085) -> go.Figure:
+    """Gradient descent in a valley of two weights, whose curvatures are 1 and 20, and lines of equal loss."""
+    flat, steep, w = 1.0, 20.0, (-4.0, 0.8)
+    turns = [2 * pi * k / 60 for k in range(61)]
+    xs: list[float | None] = []
+    ys: list[float | None] = []
+    for loss in (0.5, 2.0, 5.0, 10.0):
+        xs += [sqrt(2 * loss / flat) * cos(turn) for turn in turns] + [None]
+        ys += [sqrt(2 * loss / steep) * sin(turn) for turn in turns] + [None]
+    equal = Mark("equal loss", xs, ys, (), look={"mode": "lines", "line": {"color": FAINT_INK, "width": 1}})
+    path = [w]
+    for _ in range(25):
+        w = (1 - rate * flat) * w[0], (1 - rate * steep) * w[1]
+        path.append(w)
+    x, y = [x for x, _ in path], [y for _, y in path]
+    steps = line(0, "25 steps without state", x, y, [f"step {k}" for k in range(26)])
+    least = points(1, "lowest loss", [0.0], [0.0], ["<b>lowest loss</b>"], size=12)
+    sentence = "Steep across, flat along: the steps jump from side to side. What would a memory of past steps buy?"
+    across, up = Axis("first weight", span=(-5, 5)), Axis("second weight", span=(-1.2, 1.2))
+    columns = {"step": list(range(26)), "first weight": x, "second weight": y}
+    panel = Panel(across, up, [equal, steps, least])
+    return chart("Gradient descent in a valley", panel, sentence, columns, pixels=200)
+
+
+def gradient_sizes(model: nn.Module, names: Sequence[str], blocks: Sequence[int] = (0, 1)) -> pd.DataFrame:
+    """Root mean square of the gradient of each matrix in each block."""
+    sizes: dict[str, dict[str, str]] = {}
+    for name in names:
+        for block in blocks:
+            grad = model.get_parameter(f"blocks.{block}.{name}").grad
+            assert grad is not None
+            sizes.setdefault(name, {})[f"block {block}"] = f"{grad.square().mean().sqrt():.1e}"
+    return pd.DataFrame(sizes).T.rename_axis("rms of the gradient")
+
+
+def largest_over_rms(states: Sequence[Mapping[str, Tensor]], keys: Sequence[str] = ("exp_avg", "exp_avg_sq")) -> float:
+    """The largest number of all states, in units of its tensor's rms."""
+    means = [state[key] for state in states for key in keys]
+    return max(float(one.abs().max() / one.double().square().mean().sqrt()) for one in means)
+
+
+# --- Steps of optimizers on this machine ---
+
+STEPPED: dict[str, Callable[..., Any]] = {
+    "SGD": partial(torch.optim.SGD, lr=1e-3, foreach=True),
+    "Lion": Lion,
+    "AdamW": AdamW,
+    "Adafactor": Adafactor,
+    "Adam8bit": Adam8bit,
+    "Muon": Muon,
+}
+
+
+def steps(width: int, count: int = 8) -> None:
+    """A step of each of STEPPED, in a phase with its name, on `count` square matrices; first steps are in the setup."""
+    with phase("setup"):
+        device = torch.get_default_device()
+        weights = [nn.Parameter(torch.randn(width, width, device=device)) for _ in range(count)]
+        for weight in weights:
+            weight.grad = torch.randn_like(weight)
+        made = {name: make(weights) for name, make in STEPPED.items()}
+        for optimizer in made.values():
+            optimizer.step()
+    for name, optimizer in made.items():
+        with phase(name):
+            optimizer.step()
+
+
+def ratios_to_adamw(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Seconds of each step over AdamW's, and AdamW's in seconds; prints the errors of the predicted ratios."""
+    rows = {}
+    for place, table in tables.items():
+        seconds = table.set_index("name").loc[list(STEPPED), ["predicted_s", "measured_s"]]
+        ratios = seconds / seconds.loc["AdamW"]
+        off = ratios["predicted_s"] / ratios["measured_s"] - 1
+        print(f"{place}: predicted ratios are off by {off.min():+.0%} to {off.max():+.0%}")
+        for side in seconds:
+            row = {name: f"{ratio:.2f}" for name, ratio in ratios[side].items()}
+            row["AdamW"] = format_quantity(seconds[side].to_dict()["AdamW"], "s")
+            rows[f"{place}, {str(side).removesuffix('_s')}"] = row
+    return pd.DataFrame(rows).T
+
 
 # --- One update: `lablib.optim.effects` gives the arguments, in order ---
 

@@ -4,11 +4,31 @@
 # **Question.** What does an optimizer's state buy, and what does it cost?
 #
 # An *optimizer* turns gradients into changes of the weights. Nearly all optimizers keep numbers from step to step,
-# their *state*, which takes memory. You will build AdamW, the most common one, shrink its state, build a step that
-# treats a matrix as a whole, and choose an optimizer by evidence.
+# their *state*, which takes memory. You will build AdamW, shrink its state, build a step for matrices, and choose by
+# evidence.
 #
 # **Prerequisites.** Lab 01; helpful: labs 02 and 04. **Time.** 60 minutes, without the folded sections, called
 # *further*.
+
+# %%
+from lablib.labs import lab05
+
+lab05.show(lab05.figure_question())
+
+# %% tags=["parameters"]
+interactive: bool = True  # widgets, or static figures
+quick: bool = True  # a short training and few repeats
+
+# %% [markdown] minutes=5
+# ## One rate for all
+#
+# *Stochastic gradient descent* (SGD) subtracts from each weight w its gradient g, the slope of the loss, times a *rate*
+# lr: `w = w - lr g`. It has no state. Take a valley of 20 weights: the loss is the sum of `c w^2 / 2`, so each slope is
+# c w, with curvatures c from 0.01 to 100. Above which rate does the loss grow without end?
+
+# %%
+my_guess_rate = None  # such as 0.5
+print("guess:", my_guess_rate)
 
 # %%
 import math
@@ -19,40 +39,26 @@ import pandas as pd
 import torch
 from torch import nn
 
-from lablib import launch
-from lablib.course import checks_for, print_text, show_source, try_out
-from lablib.figures import figure_lines, show
-from lablib.labs import lab05
+from lablib import launch, reconcile
+from lablib.optim import blockwise
 from lablib.optim.adamw import AdamW
 from lablib.studies import optimizer_experiment as experiment
 
-check = checks_for("05")
+check = lab05.checks_for("05")
 check
 
-# %% tags=["parameters"]
-interactive: bool = True  # widgets, or static figures
-quick: bool = True  # a short training and few repeats
-
-# %% [markdown] minutes=5
-# ## One rate for all
-#
-# *Stochastic gradient descent* (SGD) subtracts from each weight w its gradient g, the slope of the loss, times a *rate*
-# lr: `w = w - lr g`. It has no state. But gradients differ in size from layer to layer. Here are some of a small GPT, a
-# language model, after 20 steps; *rms*, the root of the mean square, is a typical size of the numbers.
+# %% [markdown]
+# Gradients differ in size from layer to layer. Here are some of a small GPT, a language model, after 20 steps; *rms*,
+# the root of the mean square, is a typical size of the numbers.
 
 # %%
 training, looks = experiment.run("adamw", lr=8e-3, weight_decay=0.0, seed=1, num_steps=20)
-for name in ("attention.out.weight", "mlp.up.weight", "attention.query.weight"):
-    for block in (0, 1):
-        grad = training.model.get_parameter(f"blocks.{block}.{name}").grad
-        print(
-            f"block {block}, {name:23s} rms of the gradient {grad.square().mean().sqrt():.1e}"
-        )
+names = ("attention.out.weight", "mlp.up.weight", "attention.query.weight")
+lab05.gradient_sizes(training.model, names)
 
 # %% [markdown]
-# A rate small enough for the steepest weights hardly moves the others. See the effect in a valley of 20 weights: the
-# loss is the sum of `c w^2 / 2`, so the slope along each weight is c w. The curvatures c range from 0.01 to 100; the
-# weights start at random.
+# A rate small enough for the steepest weights hardly moves the others. The valley shows it; its weights start at
+# random.
 
 # %%
 curvatures = torch.logspace(-2, 2, 20)
@@ -71,10 +77,16 @@ def valley(make, lr, num_steps=100):
 
 for lr in (0.001, 0.016, 0.032):
     print(f"SGD at the rate {lr}: loss {valley(torch.optim.SGD, lr)[-1]:.3g} after 100 steps")
+print("you guessed", my_guess_rate)
 
 # %% [markdown]
-# *Momentum* keeps a decaying sum of past gradients; AdamW keeps a mean of them and a mean of their squares. Each
-# optimizer gets the best of ten rates: the one with the lowest maximum loss over the last 20 steps.
+# *Momentum* keeps a decaying sum of past gradients; AdamW keeps a mean of them and a mean of their squares. Each gets
+# the best of ten rates: the one with the lowest maximum loss over the last 20 steps. Which of SGD, momentum and AdamW
+# is lowest?
+
+# %%
+my_guess_lowest = None  # "SGD", "momentum" or "AdamW"
+print("guess:", my_guess_lowest)
 
 # %%
 makers = {"SGD": torch.optim.SGD, "momentum": partial(torch.optim.SGD, momentum=0.9)}
@@ -84,8 +96,10 @@ curves = {}
 for name, make in makers.items():
     curves[name] = min((valley(make, lr) for lr in rates), key=lambda losses: max(losses[-20:]))
     print(f"{name}: at most {max(curves[name][-20:]):.2g} in the last 20 steps")
+print("you guessed", my_guess_lowest)
 axes = {"x_label": "step", "y_label": "loss", "x_unit": "count", "y_unit": "", "log_y": True}
-show(figure_lines(range(100), curves, **axes, title="A valley: each at its best rate"))
+title = "A valley: each at its best rate"
+lab05.show(lab05.figure_lines(range(100), curves, **axes, title=title))
 
 # %% [markdown]
 # SGD must stay below the rate 2 / 100, or the steepest weight diverges; then the flattest needs thousands of steps.
@@ -106,8 +120,8 @@ show(figure_lines(range(100), curves, **axes, title="A valley: each at its best 
 
 # %% [markdown]
 # The term `lr lambda w` is *weight decay*: every weight loses the same share. It is *decoupled* from the gradient. With
-# *L2 regularization*, lambda w is added to g instead and goes through m and v: divided by the root of v, weights with
-# large gradients would hardly decay. The W in AdamW stands for this difference (Loshchilov and Hutter, 2017).
+# *L2 regularization*, lambda w is added to g instead: divided by the root of v, weights with large gradients would
+# hardly decay. The W in AdamW stands for this difference (Loshchilov and Hutter, 2017).
 
 # %% [markdown]
 # ### Exercise 1: AdamW
@@ -144,7 +158,7 @@ def first_step():
     return w
 
 
-try_out(first_step)
+lab05.try_out(first_step)
 
 # %% tags=["check"] points=3
 check.adamw_step(adamw_step)
@@ -153,7 +167,7 @@ check.adamw_step(adamw_step)
 # The library's version works on lists of tensors: one *batched* (foreach) operator for all weights at once.
 
 # %%
-show_source(AdamW.update, after=check.adamw_step)
+lab05.show_source(AdamW.update, after=check.adamw_step)
 
 # %% [markdown] minutes=4
 # ## The cost of the state
@@ -168,15 +182,13 @@ print("guess:", my_guess_GB)
 
 # %% [markdown]
 # Here is each optimizer's state for one matrix, measured in three ways: counted in its tensors, recorded by the
-# simulator, which tracks every allocation, and computed from a formula.
+# simulator, and computed from a formula.
 #
 # - *LAMB* and *Sophia* keep two means, as AdamW does; *Lion* and *Muon* keep one.
 # - *Adafactor* keeps row and column means of the squares, and no m.
 # - *Adam8bit* takes one byte per number, *AdamBF16* two.
-# - *GaLore* keeps a few directions, here a quarter of the width, with m and v in them; *Q-GaLore* stores all this in 8
-#   bits or fewer.
-# - *SOAP* keeps two means and four square matrices: two means of products of gradients, and the directions found in
-#   each of them.
+# - *GaLore* keeps a few directions, with m and v in them; *Q-GaLore* in 8 bits or fewer.
+# - *SOAP* keeps two means and four square matrices.
 
 
 # %%
@@ -214,28 +226,22 @@ pd.DataFrame(rows).T.round(3)
 # ## Eight bits in blocks
 #
 # A byte has 256 values. To *quantize* a state, divide by a *scale*, the largest |x|, and store for each number its
-# *code*, the index of the nearest of 256 values between -1 and 1. These lie densely near 0, in seven decades, because
-# states span many orders of magnitude. To read a number, multiply value and scale.
+# *code*, the index of the nearest of 256 values between -1 and 1. These lie densely near 0, because states span many
+# orders of magnitude. To read a number, multiply value and scale.
 
 # %%
-from lablib.optim import blockwise
-
 values = blockwise.codebook(is_signed=True)
 print("of 256 values:", "  ".join(f"{value:.2g}" for value in values[128::16]))
 mlp_up = training.model.get_parameter("blocks.0.mlp.up.weight")
 m = training.optimizers[0].state[mlp_up]["exp_avg"]
-sizes = m.abs()
-low = sizes[sizes > 0].min()
-print(
-    f"a state: {m.numel():,} numbers, {low:.1e} to {sizes.max():.1e},",
-    f"median {sizes.median():.1e}",
-)
+low, median = m.abs()[m != 0].min(), m.abs().median()
+print(f"a state: {m.numel():,} numbers, {low:.1e} to {m.abs().max():.1e}, median {median:.1e}")
 
 # %% [markdown]
 # One *outlier*, a number far larger than all others, sets the scale, and fewer values are left for the others. So the
-# state is cut into *blocks* of B numbers, each with its own scale: 1 + 4 / B bytes per number (Dettmers et al., 2021).
-# Guess for an outlier of 1,000 times the rms: how large is the error of the others, with one scale for all 16,384, and
-# with blocks of 256? (In percent: the norm of their errors over their norm.)
+# state is cut into *blocks* of B numbers, each with its own scale (Dettmers et al., 2021). For an outlier of 1,000
+# times the rms, how large is the error of the others, in percent of their norm: with one scale for all 16,384, and with
+# blocks of 256?
 
 # %%
 my_guess_errors = None  # two percentages
@@ -246,15 +252,11 @@ from lablib.optim.effects import block_errors
 
 outliers = [10.0**power for power in range(7)]
 _, errors = found = block_errors(m, outliers, (64, 256, 2048, m.numel()))
-show(lab05.figure_blocks(*found))
+lab05.show(lab05.figure_blocks(*found))
 print("you guessed", my_guess_errors)
 for name, line in errors.items():
-    print(
-        f"{name}: {line[0]:.1%} without, {line[3]:.1%} with an outlier of 1,000 times the rms"
-    )
-states = training.optimizers[0].state.values()
-means = [state[key] for state in states for key in ("exp_avg", "exp_avg_sq")]
-largest = max(float(one.abs().max() / one.double().square().mean().sqrt()) for one in means)
+    print(f"{name}: {line[0]:.1%}, with an outlier of 1,000 times the rms {line[3]:.1%}")
+largest = lab05.largest_over_rms(list(training.optimizers[0].state.values()))
 print(f"largest number of all states of this training: {largest:.0f} times its tensor's rms")
 
 # %% [markdown]
@@ -266,8 +268,7 @@ print(f"largest number of all states of this training: {largest:.0f} times its t
 #
 # Cut x, in the order of `x.flatten()`, into blocks of `block` numbers; the last may be shorter. (Two lines are given.)
 # Each has its own scale: the largest |x|, or 1 for a block of zeros. A code is the index of the value nearest to x /
-# scale. The values are in ascending order: `torch.bucketize(numbers, borders)` returns for each number how many borders
-# lie below it.
+# scale. `torch.bucketize(numbers, borders)` returns for each number how many borders lie below it.
 
 
 # %% tags=["exercise"]
@@ -293,7 +294,7 @@ def quantize_state(x, values, block):
 # %%
 # Try it. By hand: codes 4, 1 | 2, 4 | 4 and scales 8 | 0.1 | 3.
 few = torch.tensor([-1.0, -0.25, 0.0, 0.25, 1.0])
-try_out(quantize_state, torch.tensor([8.0, -2.1, 0.0, 0.1, 3.0]), few, block=2)
+lab05.try_out(quantize_state, torch.tensor([8.0, -2.1, 0.0, 0.1, 3.0]), few, block=2)
 
 # %% tags=["check"] points=3
 check.quantize_state(quantize_state)
@@ -304,7 +305,7 @@ check.quantize_state(quantize_state)
 # nearest value.
 
 # %%
-show_source(blockwise.quantize, after=check.quantize_state)
+lab05.show_source(blockwise.quantize, after=check.quantize_state)
 
 # %% [markdown] minutes=10
 # ## Muon: the same step in every direction
@@ -322,8 +323,8 @@ print(f"share of the squares in the strongest five: {share:.0%}")
 
 # %% [markdown]
 # So a gradient step changes the matrix in a few directions. *Muon* (Jordan et al., 2024) keeps one mean of gradients,
-# writes it as U S V^T with the singular values in S, and steps along U V^T, with all singular values 1. Computing U and
-# V is slow. *Newton-Schulz* needs only products: divide X by its norm, the root of the sum of squares, then repeat
+# writes it as U S V^T with the singular values in S, and steps along U V^T, with all singular values 1. *Newton-Schulz*
+# needs only products: divide X by its norm, then repeat
 #
 #     X = a X + b (X X^T) X + c (X X^T)^2 X
 #
@@ -341,9 +342,8 @@ print("guess:", my_guess_values)
 # ### Exercise 3: Newton-Schulz
 #
 # For an m x n matrix with m <= n one step costs 4 m^2 n + 2 m^3 FLOPs (additions and multiplications), if you begin
-# with X X^T, which is m x m, and multiply X only once more. The formula as written takes more: the budget is 6 m^2 n. A
-# tall matrix would have a needlessly large X X^T: the lines given transpose it, and transpose the result back. For a
-# matrix of zeros return zeros: do not divide 0 by 0. You may add up to 1e-7 to the norm.
+# with X X^T, which is m x m, and multiply X only once more: the budget is 6 m^2 n. The lines given transpose a tall
+# matrix, and the result back. For a matrix of zeros return zeros. You may add up to 1e-7 to the norm.
 
 
 # %% tags=["exercise"]
@@ -368,7 +368,7 @@ def orthogonalize(x, num_steps, coefficients):
 # %%
 # Try it. By hand: the norm is 5, so 0.6 and 0.8 at first; then s / 2 + s^3: 0.516 and 0.912.
 x = torch.diag(torch.tensor([3.0, 4.0]))
-try_out(orthogonalize, x, num_steps=1, coefficients=(0.5, 1, 0))
+lab05.try_out(orthogonalize, x, num_steps=1, coefficients=(0.5, 1, 0))
 
 # %% tags=["check"] points=3
 check.orthogonalize(orthogonalize)
@@ -377,7 +377,7 @@ check.orthogonalize(orthogonalize)
 from lablib.optim.effects import singular_values
 from lablib.optim.newton_schulz import COEFFICIENTS
 
-show(lab05.figure_singular_values(*singular_values(m)))
+lab05.show(lab05.figure_singular_values(*singular_values(m)))
 s = torch.tensor([0.5, 0.05, 0.0005])
 for _ in range(5):
     s = COEFFICIENTS[0] * s + COEFFICIENTS[1] * s**3 + COEFFICIENTS[2] * s**5
@@ -393,10 +393,11 @@ print("you guessed", my_guess_values)
 # ## A fair comparison
 #
 # Is AdamW beaten? Many published answers compare a tuned new optimizer with an AdamW at a rate that was not tuned. Here
-# the same search was used for all: rates in factors of two, at two decays, extended until the best was not at the edge;
-# the best and its neighbour again on another seed. In each run the rate grows for 120 of 400 steps, then falls. The
-# final runs used five *seeds* that the search did not use. A seed sets the first weights and the order of the text, the
-# same for all.
+# the same search was used for all: rates in factors of two, at two decays, extended until the best was not at the edge.
+
+# %% [markdown]
+# The final runs of 400 steps used five *seeds* that the search did not use. A seed sets the first weights and the order
+# of the text, the same for all.
 #
 # The loss is measured on *held-out* text, on which no run trained, in *nats per byte*: the mean of -ln p, with p the
 # model's probability of the next byte.
@@ -405,7 +406,7 @@ print("you guessed", my_guess_values)
 from lablib.studies.optimizers import about, difference, recorded_results
 
 results = recorded_results()
-print_text(about())
+lab05.print_text(about())
 of_adamw = results["adamw"]
 counts = {one.num_trials: name for name, one in results.items()}
 least, most = min(counts), max(counts)
@@ -420,13 +421,13 @@ print("  ".join(f"{loss:.3f}" for loss in of_adamw.losses.values()))
 
 # %%
 my_guess_better = None  # names, such as ["muon", "lion"]
-print_text(f"choose among {', '.join(sorted(results))}")
+lab05.print_text(f"choose among {', '.join(sorted(results))}")
 print("guess:", my_guess_better)
 
 # %%
 others = [name for name in results if name != "adamw"]
 apart = {name: difference(results[name].losses, of_adamw.losses) for name in others}
-show(lab05.figure_differences(apart, "adamw"))
+lab05.show(lab05.figure_differences(apart, "adamw"))
 better = [name for name, one in apart.items() if not one.is_noise and one.mean < 0]
 print("below AdamW, beyond noise:", ", ".join(better) or "none")
 print("you guessed", my_guess_better)
@@ -434,46 +435,45 @@ print("you guessed", my_guess_better)
 # %% [markdown]
 # A line that crosses 0 supports no claim, for any mean: *within noise* does not mean *equal*.
 #
-# Muon is below AdamW for the same tokens. Is it below for the same time? Its step takes longer. In the next figure the
-# axis is time, in units of the tokens that AdamW trains on in that time. (The curves use 64 held-out sequences, the
-# losses above 256: they differ by some hundredths.)
+# Muon is below AdamW for the same tokens. But its step takes longer: when AdamW is done, by how many nats is Muon below
+# or above it? (The next curves use 64 held-out sequences, the losses above 256.)
+
+# %%
+my_guess_nats = None  # negative if Muon is below
+print("guess:", my_guess_nats)
 
 # %%
 import numpy as np
 
 few = {name: results[name] for name in ("adamw", "muon", "adafactor")}
-show(lab05.figure_loss_curves(few))
+lab05.show(lab05.figure_loss_curves(few))
 muon, end = results["muon"], of_adamw.tokens[-1] * of_adamw.step_ratio
 then = np.interp(end, [muon.step_ratio * tokens for tokens in muon.tokens], muon.curve)
 print(f"when AdamW is done, at {of_adamw.curve[-1]:.3f} nats per byte, Muon is at {then:.3f}")
+print(f"Muon less AdamW: {then - of_adamw.curve[-1]:+.3f}; you guessed {my_guess_nats}")
 
 # %% [markdown]
-# When AdamW is done, Muon has about the same loss, before its rate has fallen. (Products in 16 bits are slow on this
-# CPU; in a large model they are small next to the model's own products.) And this is one small model, one text and 400
-# steps, 1.7 tokens per parameter where 20 are usual: only the beginning of a training. Other studies found that the
-# lead of Muon and SOAP shrinks with model size, from 1.4 times AdamW's speed to 1.1 (Wen et al., 2025), or persists, if
-# rates are scaled to larger models by the right rule (Qiu et al., 2025).
+# When AdamW is done, Muon has about the same loss, before its rate has fallen. And this is one small model, one text
+# and 400 steps, 1.7 tokens per parameter where 20 are usual. Other studies found that the lead of Muon and SOAP shrinks
+# with model size, from 1.4 times AdamW's speed to 1.1 (Wen et al., 2025), or persists (Qiu et al., 2025).
 
 # %% [markdown] minutes=7
 # ## Choose for a budget
 #
 # Now compare loss and memory. A step also holds temporary tensors, such as the root of v for all weights. The *need* of
-# an optimizer is both together: the bytes in addition to weights and gradients at the peak of a step. (State here:
-# Adam8bit 3.13 bytes and not 2.03, because embeddings and vectors stay in 32 bits.) Left and down is better; a bar goes
-# from the best to the worst seed. Move the budget.
+# an optimizer is both together: the bytes in addition to weights and gradients at the peak of a step. Left and down is
+# better; a bar goes from the best to the worst seed. Move the budget.
+
 
 # %%
-from lablib.widgets import LogSlider, explore
-
-
 def fitting(budget):
     return {k: one for k, one in results.items() if one.needed_bytes_per_parameter <= budget}
 
 
 label = "Bytes per parameter, without weights and gradients"
-budgets = LogSlider("budget", label, 1.0, 50.0, 50.0)
+budgets = lab05.LogSlider("budget", label, 1.0, 50.0, 50.0)
 figure = lab05.figure_loss_and_bytes
-explore(fitting, figure, [budgets], interactive=interactive, examples=[{"budget": 8.0}])
+lab05.explore(fitting, figure, [budgets], interactive, examples=[{"budget": 8.0}])
 
 # %% [markdown]
 # An optimizer within noise of the best may be as good, or it just has a wide interval: the noisiest optimizer would tie
@@ -499,8 +499,8 @@ for name in ("adafactor", "sophia"):
 # ### Exercise 4: choose
 #
 # Of the optimizers within the budget find the *best*, with the lowest mean loss. Another is *as good* if the interval
-# of its differences from the best ends at or below `margin`; the best itself counts as good, too. Among these take the
-# one that needs fewest bytes; if several need the same, the one with the lower mean loss.
+# of its differences from the best ends at or below `margin`; the best itself counts, too. Among these take the one that
+# needs fewest bytes; if several need the same, the one with the lower mean loss.
 
 
 # %% tags=["exercise"]
@@ -526,9 +526,9 @@ def choose_optimizer(losses, need, budget, margin):
 # And c loses 1 more.
 three = {"a": [2.0, 2.1, 2.2], "b": [2.0, 2.12, 2.21], "c": [3.0, 3.1, 3.3]}
 sizes = {"a": 8, "b": 4, "c": 1}
-try_out(choose_optimizer, three, sizes, budget=8, margin=0.05)  # b
-try_out(choose_optimizer, three, sizes, budget=8, margin=0.02)  # a
-try_out(choose_optimizer, three, sizes, budget=2, margin=0.05)  # only c fits
+lab05.try_out(choose_optimizer, three, sizes, budget=8, margin=0.05)  # b
+lab05.try_out(choose_optimizer, three, sizes, budget=8, margin=0.02)  # a
+lab05.try_out(choose_optimizer, three, sizes, budget=2, margin=0.05)  # only c fits
 
 # %% tags=["check"] points=2
 check.choose_optimizer(choose_optimizer)
@@ -541,87 +541,42 @@ from lablib.studies.optimizer_choice import choose
 
 for budget in (40.0, 8.0, 5.0):
     one = choose(results, budget)[0]
-    print_text(f"{budget:g} bytes per parameter, {one.name}: {one.reason}")
+    lab05.print_text(f"{budget:g} bytes per parameter, {one.name}: {one.reason}")
 
 # %% [markdown] minutes=5
 # ## Reconcile: predicted and measured
 #
 # How long does a step take? Nearly all of it is memory access: SGD reads w and g and writes w, 12 bytes per parameter,
-# AdamW at least 28. Muon adds products. Adam8bit reads and writes a quarter of AdamW's state. Guess: what is the ratio
-# of its step time to AdamW's? (A *makespan*, below, is a run's time from the first start to the last end.)
+# AdamW at least 28. Muon adds products. Adam8bit reads and writes a quarter of AdamW's state. What is the ratio of its
+# step time to AdamW's?
 
 # %%
 my_guess_ratio = None  # Adam8bit's step over AdamW's
 print("guess:", my_guess_ratio)
 
-
-# %%
-from lablib import phase, reconcile
-from lablib.calibration import this_machine
-from lablib.optim.adafactor import Adafactor
-from lablib.optim.adam8bit import Adam8bit
-from lablib.optim.lion import Lion
-from lablib.optim.muon import Muon
-
-stepped = {"SGD": partial(torch.optim.SGD, lr=1e-3, foreach=True), "Lion": Lion, "AdamW": AdamW}
-stepped |= {"Adafactor": Adafactor, "Adam8bit": Adam8bit, "Muon": Muon}
-print("steps of", ", ".join(stepped))
-
-
 # %%
 real = "nccl" if torch.cuda.device_count() else "gloo"
-here = this_machine(ranks=2, backend=real)
-count, width = 8, 256 if real == "gloo" else 4096  # matrices: larger on a GPU
-
-
-def steps():
-    with phase("setup"):  # first steps, which make the states; left out
-        device = torch.get_default_device()
-        weights = [nn.Parameter(torch.randn(width, width, device=device)) for _ in range(count)]
-        for weight in weights:
-            weight.grad = torch.randn_like(weight)
-        made = {name: make(weights) for name, make in stepped.items()}
-        for optimizer in made.values():
-            optimizer.step()
-    for name, optimizer in made.items():
-        with phase(name):
-            optimizer.step()
-
-
+here = lab05.this_machine(ranks=2, backend=real)
 options = {"ranks": 1, "backend": real, "cluster": here, "without": "setup"}
 options["fidelity"] = "shapes" if real == "nccl" else "values"
-comparison = reconcile(steps, **options, repeats=3 if quick else 7)
-print_text(comparison.reading())
+width = 256 if real == "gloo" else 4096  # of 8 square matrices: larger on a GPU
+comparison = reconcile(lab05.steps, width, **options, repeats=3 if quick else 7)
+lab05.print_text(comparison.reading())
 
 # %% [markdown]
 # Next to it a recorded run with two matrices of 1024 x 1024; its sentence includes the load of that machine:
 
 # %%
-from lablib.course import recorded_comparison
-from lablib.figures import format_quantity
-
-recorded = recorded_comparison("05")
-print_text(f"{recorded}")
-rows = {}
-for place, one in (("here", comparison.table()), ("recorded", pd.DataFrame(recorded.rows))):
-    seconds = one.set_index("name").loc[list(stepped), ["predicted_s", "measured_s"]]
-    ratios = seconds / seconds.loc["AdamW"]
-    off = ratios["predicted_s"] / ratios["measured_s"] - 1
-    print(f"{place}: predicted ratios are off by {off.min():+.0%} to {off.max():+.0%}")
-    for side in seconds:
-        row = {name: f"{ratios.loc[name, side]:.2f}" for name in stepped}
-        row["AdamW"] = format_quantity(seconds.loc["AdamW", side], "s")
-        rows[f"{place}, {side.removesuffix('_s')}"] = row
+recorded = lab05.recorded_comparison("05")
+lab05.print_text(f"{recorded}")
 print("a step over AdamW's, and AdamW's in seconds")
 print("you guessed", my_guess_ratio, "for Adam8bit / AdamW")
-pd.DataFrame(rows).T
+lab05.ratios_to_adamw({"here": comparison.table(), "recorded": pd.DataFrame(recorded.rows)})
 
 # %% [markdown]
 # The prediction divides the bytes that every operator reads and writes by the bandwidth. Each of AdamW's eight batched
 # operators goes through memory again, and coding in 8 bits takes many more: a smaller state is not a faster step. On
-# GPUs one *fused* kernel does it in one pass. On the quiet, recorded machine Muon's step is the longest, because of its
-# many products; on a busy one the order may differ. This was the optimizer's step alone; the 1.67 above was a training
-# step, with forward and backward.
+# GPUs one *fused* kernel does it in one pass. On the quiet, recorded machine Muon's step is the longest.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: ten intervals, and a second look
@@ -723,7 +678,7 @@ print("guess:", my_guess_step)
 from lablib.optim.effects import mean_steps
 
 signals = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0]
-show(lab05.figure_sign_of_noise(*mean_steps(signals, num_steps=400)))
+lab05.show(lab05.figure_sign_of_noise(*mean_steps(signals, num_steps=400)))
 print("you guessed", my_guess_step, "for 0.1")
 
 # %% [markdown]
@@ -752,7 +707,7 @@ later, _ = experiment.run("adamw", 8e-3, weight_decay=0.0, seed=1, num_steps=40,
 new = later.model.get_parameter(weight).grad
 random = torch.randn(new.shape, generator=torch.Generator().manual_seed(0))
 sources = {"its own": new, "20 steps old": old, "random": random}
-show(lab05.figure_projection(*lost_shares(new, sources, [1, 2, 4, 8, 16, 32, 64])))
+lab05.show(lab05.figure_projection(*lost_shares(new, sources, [1, 2, 4, 8, 16, 32, 64])))
 print("you guessed", my_guess_lost, "at rank 16")
 
 # %% [markdown]
@@ -821,11 +776,11 @@ print("each stepped in backward: peak of a step", peak_of(True))
 from lablib.studies.optimizers import PUBLISHED
 
 for one in PUBLISHED:
-    print_text(f"{one.claim} ({one.source})")
+    lab05.print_text(f"{one.claim} ({one.source})")
 
 # %%
 for name in apart:
-    print_text(apart[name].sentence(name, "adamw"))
+    lab05.print_text(apart[name].sentence(name, "adamw"))
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: conventions
