@@ -8,6 +8,7 @@ lab04   cuts of a batch, packed documents, learning rates, critical batch, muP
 lab05   a narrow valley, recorded runs of optimizers, effects of an update
 lab06   tiles of a kernel, and tile quantization
 lab07   a loop fed by a loader
+lab08   an all-reduce before and after, crossing of ring and tree, fit of a link
 lab11   recorded runs of compressed training
 lab12   matrices cut over ranks
 lab13   bubbles of schedules at equal memory

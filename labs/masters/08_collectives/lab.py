@@ -4,36 +4,15 @@
 # **Question.** What does an all-reduce cost?
 #
 # Processes that train copies of one model each compute different gradients, and all need the sum. One call computes it,
-# which can take longer than computing the gradients. You will build that call twice, predict its time with a formula of
-# two numbers, and find out which way is faster when.
+# which can take longer than computing the gradients. You will build that call twice, predict its time, and find out
+# which way is faster when.
 #
 # **Prerequisites.** Lab 00. **Time.** 59 minutes, without the folded sections, called *further*.
 
 # %%
-from functools import partial
-from statistics import median
+from lablib.labs import lab08
 
-import pandas as pd
-import torch
-import torch.distributed as dist
-
-from lablib import LINKS, Link, find_cluster, launch, parallel, phase, reconcile
-from lablib.cost import GroupNetwork, collective_cost
-from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
-from lablib.figures import (
-    figure_collective_cost,
-    figure_network,
-    figure_timeline,
-    figure_traffic,
-    figure_traffic_matrices,
-    format_quantity,
-    show,
-)
-from lablib.hardware import Dragonfly, FatTree, Torus
-from lablib.widgets import IntChoice, LogSlider, explore
-
-check = checks_for("08")
-check
+lab08.show(lab08.figure_question())
 
 # %% tags=["parameters"]
 backend: str = "sim"  # sim | gloo | nccl
@@ -46,16 +25,34 @@ quick: bool = True  # fewer sizes, a few seconds
 # ## The task
 #
 # A *rank* is one process of a distributed program, with its own GPU. A *collective* is a call that all ranks make
-# together. *All-reduce* is the collective that sums: every rank gives a tensor, and every rank gets the sum of all.
-#
+# together. *All-reduce* is the collective that sums. Eight ranks sum a tensor of 8 MB: all send it to rank 0, which
+# adds up and sends the sum back. How many MB are sent in total? And how many with the best algorithm, if ranks do the
+# adding?
+
+# %%
+my_guess_mb, my_best_mb = None, None  # megabytes, of all ranks together
+print(f"My guess in MB: {my_guess_mb} through rank 0, {my_best_mb} with the best algorithm")
+
+# %%
+from functools import partial
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+
+from lablib import Link, launch, parallel, reconcile
+from lablib.cost import GroupNetwork, collective_cost
+
+assert ranks >= 2, f"ranks must be 2 or more, a single rank has no peer: got {ranks}; try 8"
+check = lab08.checks_for("08")
+check
+
+# %% [markdown]
 # `launch` runs a function once on each rank. Here ranks and GPUs are simulated: messages and sums are real, and the
 # seconds are computed from the data of a machine, the `cluster`.
 
+
 # %%
-if ranks < 2:
-    raise ValueError(f"ranks must be 2 or more, a single rank has no peer: got {ranks}; try 8")
-
-
 def digits(all_reduce):
     """Rank r contributes 10^r, so that each decimal digit of the sum belongs to one rank."""
     x = torch.full((6,), 10 ** dist.get_rank())
@@ -68,23 +65,19 @@ print("rank 0 holds", summed_digits[0].tolist())
 print("rank 3 holds", summed_digits[3].tolist())
 
 # %% [markdown]
-# 1111 = 1 + 10 + 100 + 1000: it contains the part of each of the four ranks once. You will see this tensor again when
-# you try your own functions. Read it from the right, where rank 0 has its digit: a digit that is 0 or absent means that
-# the rank is missing; a 2 means that it was added twice.
-#
-# Guess before you compute. Eight ranks sum a tensor of 8 MB: all send it to rank 0, which adds up and sends the sum
-# back. How many MB are sent in total? And how many with the best algorithm, if ranks do the adding?
-
-# %%
-my_guess_mb, my_best_mb = None, None  # megabytes, of all ranks together
-print(f"My guess in MB: {my_guess_mb} through rank 0, {my_best_mb} with the best algorithm")
+# 1111 = 1 + 10 + 100 + 1000: it contains the part of each of the four ranks once. Read it from the right, where rank 0
+# has its digit: a digit that is 0 or absent means that the rank is missing; a 2 means that it was added twice.
 
 # %% [markdown] minutes=3
 # ## The cost of one message
 #
 # A *link* carries messages from one GPU to another. A message of S bytes takes about **T = α + S β** seconds (Hockney,
-# 1994). The *latency* α passes before the first byte arrives. Each byte then takes β, so the *bandwidth* is 1/β. NVLink
-# joins GPUs inside a machine. InfiniBand joins machines; NDR is its generation of 400 Gb/s.
+# 1994). The *latency* α passes before the first byte arrives. Each byte then takes β, so the *bandwidth* is 1/β.
+# NVLink, inside a machine, has α = 1.9 µs and 1/β = 450 GB/s. At which size is half of the time latency?
+
+# %%
+my_guess_half = None  # bytes
+print("guess:", my_guess_half)
 
 
 # %%
@@ -93,17 +86,21 @@ def message_s(link, size_bytes):
     return link.latency_s + size_bytes / link.bandwidth_bytes_per_s
 
 
-nvlink, infiniband = LINKS["nvlink4"], LINKS["infiniband-ndr"]
+nvlink, infiniband = lab08.LINKS["nvlink4"], lab08.LINKS["infiniband-ndr"]
 sizes_bytes = [2.0**k for k in range(4, 31)]
 curves, halves = {}, {}
 for link in (nvlink, infiniband):
     curves[link.name] = [message_s(link, size_bytes) for size_bytes in sizes_bytes]
     halves[f"α/β of {link.name}"] = link.latency_s * link.bandwidth_bytes_per_s
-show(figure_collective_cost(sizes_bytes, curves, halves, title="One message against its size"))
+title = "One message against its size"
+lab08.show(lab08.figure_collective_cost(sizes_bytes, curves, halves, title=title))
+half_bytes = nvlink.latency_s * nvlink.bandwidth_bytes_per_s
+print(f"half of the time on NVLink: {half_bytes:,.0f} B; you guessed {my_guess_half}")
 
 # %% [markdown]
-# At α/β bytes (Hockney's n½) a message spends half of its time on latency. Far below that size all messages cost the
-# same, α; far above it the bytes dominate, S β. This lab is about which of the two you pay.
+# InfiniBand joins machines; NDR is its generation of 400 Gb/s. At α/β bytes (Hockney's n½) a message spends half of its
+# time on latency. Far below that size all messages cost the same, α; far above it the bytes dominate, S β. This lab is
+# about which of the two you pay.
 
 # %% [markdown] minutes=4
 # ## A star
@@ -128,24 +125,13 @@ def star_all_reduce(tensor):
         dist.send(tensor, other)
 
 
-def summed(all_reduce, num_floats):
-    """The random numbers that this rank contributes, and its result."""
-    x = torch.randn(num_floats)
-    before = x.clone()
-    all_reduce(x)
-    return before, x
-
-
 here = {"ranks": ranks, "cluster": cluster, "backend": backend}  # where to run
-star_run = launch(summed, star_all_reduce, 2_000_000, **here)
+star_run = launch(lab08.summed, star_all_reduce, 2_000_000, **here)
 total = sum(before for before, _ in star_run.values)
 is_sum = [torch.allclose(after, total, atol=1e-4) for _, after in star_run.values]
 print("every rank holds the sum:", all(is_sum))
-show(
-    figure_traffic(
-        star_run.traffic, ranks, title="Star: bytes sent by each rank, 8 MB each time"
-    )
-)
+title = "Star: bytes sent by each rank, 8 MB each time"
+lab08.show(lab08.figure_traffic(star_run.traffic, ranks, title=title))
 
 # %% [markdown]
 # The load is unequal: all 2(n − 1) messages pass through rank 0, one after another, while the other links are idle.
@@ -155,42 +141,54 @@ show(
 # ## A ring
 #
 # Cut the tensor into n *chunks*, one per rank. In each step rank r sends one chunk to rank r + 1, receives another from
-# rank r − 1, and adds it to its own. Ranks and chunks are counted *mod n*, as on a clock: after n − 1 comes 0, as with
-# `% n` in Python. Here are the steps of four ranks.
+# rank r − 1, and adds it to its own. Ranks and chunks are counted *mod n*, as on a clock: after n − 1 comes 0. Here are
+# the steps of four ranks. Follow chunk 0: which rank has its complete sum?
 
 # %%
 sends = {f"rank {r} sends": [f"chunk {(r - s) % 4}" for s in range(3)] for r in range(4)}
 pd.DataFrame(sends, index=["step 0", "step 1", "step 2"])
 
-# %% [markdown]
-# Follow chunk 0: it starts at rank 0, collects the parts of ranks 1, 2 and 3, and is complete at rank 3. This first
-# half is called *reduce-scatter*: it leaves the sum scattered over the ranks, chunk 0 at rank 3, chunk 1 at rank 0, so
-# chunk r + 1 (mod n) at rank r. In the second half, *all-gather*, the complete chunks go round once more, and every
-# rank keeps a copy.
+# %%
+my_guess_rank = None  # 0, 1, 2 or 3
+print("guess:", my_guess_rank)
 
-# %% [markdown]
-# There is one trap. `dist.send` waits until its receiver calls `recv`. (With NCCL, the library for GPUs, the GPU waits,
-# while the CPU goes on.) If every rank first sends and then receives, no rank ever receives: a *deadlock*. The remedy
-# is to start both messages together, and then to wait for both. `exchange` does this: `isend` and `irecv` start a
-# message and return at once. `group_peer` is a rank's place in the *group*: the ranks that take part (`None`: all).
 
 # %%
-show_source(parallel.exchange)
+def scattered():
+    x = torch.full((4,), 10 ** dist.get_rank())  # four chunks of one number
+    parallel.ring_reduce_scatter(x.tensor_split(4), range(4), None)
+    return x.tolist()
+
+
+chunks = pd.DataFrame(launch(scattered, ranks=4, cluster=cluster).values)
+print(f"chunk 0 is complete at rank {chunks[0].idxmax()}; you guessed {my_guess_rank}")
+chunks.add_prefix("chunk ").rename_axis("rank")
+
+# %% [markdown]
+# The parts of ranks 1, 2 and 3 were added to chunk 0 on its way. This first half is called *reduce-scatter*: it leaves
+# the sum scattered over the ranks, chunk r + 1 (mod n) at rank r. In the second half, *all-gather*, the complete chunks
+# go round once more, and every rank keeps a copy.
+
+# %% [markdown]
+# There is one trap. `dist.send` waits until its receiver calls `recv`. If every rank first sends and then receives, no
+# rank ever receives: a *deadlock*. The remedy is to start both messages together, and then to wait for both. `exchange`
+# does this. `group_peer` is a rank's place in the *group*: the ranks that take part (`None`: all).
+
+# %%
+lab08.show_source(parallel.exchange)
 
 # %% [markdown]
 # With it, the first half of the ring takes six lines. Compare it with the table above: in step s, the i-th rank sends
 # chunk i − s, receives chunk i − s − 1 and adds it. `ring` lists the ranks in the order of the ring.
 
 # %%
-show_source(parallel.ring_reduce_scatter)
+lab08.show_source(parallel.ring_reduce_scatter)
 
 # %% [markdown]
 # **Exercise 1.** Write the ring: call `parallel.ring_reduce_scatter`, with `range(n)` as its `ring`; then write the
 # all-gather with `parallel.exchange`. The sum must be in `tensor` itself (*in place*) after 2(n − 1) steps of one chunk
-# each: for any size, any number of ranks, and any group (pass `group` on), for example the GPUs of one machine.
-# `tensor_split` cuts into *views*: writing to a chunk writes to the tensor.
-#
-# Stuck? Write `check.ring_all_reduce.hint()` into a new cell.
+# each, for any size, any number of ranks, and any group (pass `group` on). `tensor_split` cuts into *views*: writing to
+# a chunk writes to the tensor. Stuck? `check.ring_all_reduce.hint()`.
 
 
 # %% tags=["exercise"]
@@ -206,31 +204,29 @@ def ring_all_reduce(tensor, group=None):
     ### END SOLUTION
 
 
-# %% [markdown]
-# Try it before you check it. Each of four ranks should return six times 1111.
-
 # %%
-try_out(digits, ring_all_reduce, ranks=4, cluster=cluster)
+# Each of four ranks should return six times 1111.
+lab08.try_out(digits, ring_all_reduce, ranks=4, cluster=cluster)
 
 # %% tags=["check"] points=3
 check.ring_all_reduce(ring_all_reduce)
 
 # %%
-show_source(parallel.ring_all_gather, after=check.ring_all_reduce)
+lab08.show_source(parallel.ring_all_gather, after=check.ring_all_reduce)
 
 # %% [markdown] minutes=5
 # ## The cost of the ring
 #
-# The ring takes 2(n − 1) steps, and in each of them all ranks send S/n bytes at once. So each rank sends 2(n − 1)/n S
-# bytes, and the ring takes
+# The ring takes 2(n − 1) steps, and in each of them all ranks send S/n bytes at once. So it takes
 #
 # > **T = 2 (n − 1) (α + S/n β)**
 #
-# The simulator computes times of single messages and does not use this formula. Do they agree? Let the simulated GPUs
-# compute in no time, and put all of them on one machine (`devices_per_node` of them), joined by the same link,
-# `machine.intra`. From here on lablib's own ring runs, whether you have solved the exercise or not.
-#
-# The *makespan* of a run is the time from its start to the end of its last rank.
+# How many µs are 8 MB on 8 ranks with NVLink? The simulator computes times of single messages and does not use this
+# formula. Let the simulated GPUs compute in no time, on one machine.
+
+# %%
+my_guess_us = None  # µs; with α = 1.9 µs and 1/β = 450 GB/s
+print("guess:", my_guess_us)
 
 
 # %%
@@ -239,22 +235,22 @@ def ring_s(n, link, size_bytes):
     return 2 * (n - 1) * message_s(link, size_bytes / n)
 
 
-machine = find_cluster(cluster).free_compute().replace(devices_per_node=max(64, ranks))
+machine = lab08.find_cluster(cluster).free_compute().replace(devices_per_node=max(64, ranks))
 on_machine = {"ranks": ranks, "cluster": machine}
-ring_run = launch(summed, parallel.ring_all_reduce, 250_000 * ranks, **on_machine)
+ring_run = launch(lab08.summed, parallel.ring_all_reduce, 250_000 * ranks, **on_machine)
 formula_s = ring_s(ranks, machine.intra, 1_000_000 * ranks)
-print(
-    f"{ranks} MB, simulated: {ring_run.timeline.makespan_s:.9g} s, formula: {formula_s:.9g} s"
-)
+simulated_s = ring_run.timeline.makespan_s  # from the start to the end of the last rank
+print(f"{ranks} MB, simulated: {1e6 * simulated_s:.9g} µs, formula: {1e6 * formula_s:.9g} µs")
+print(f"you guessed {my_guess_us} µs")
 print(f"rank 0 sends {ring_run.traffic.sent_bytes(0) / 1e6:.4g} MB")
 title = f"Ring all-reduce of {ranks} MB: two of {ranks} ranks"
-show(figure_timeline(ring_run.timeline, ranks=[0, 1], title=title))
+lab08.show(lab08.figure_timeline(ring_run.timeline, ranks=[0, 1], title=title))
 
 # %% [markdown]
 # Each rank has a lane for sending and one for receiving (in the *world*, the group of all ranks), and both are full
-# from start to end. Its compute lane is empty, since computing takes no time here: all communication is *exposed*, not
-# hidden behind computing.
-#
+# from start to end. From here on lablib's own ring runs, whether you have solved the exercise or not.
+
+# %% [markdown]
 # Are fewer bytes possible? For each element n − 1 parts must be sent to its sum, and the sum to n − 1 ranks. That is
 # 2(n − 1) S in total, if ranks do the adding. The star sends as many, half of them from rank 0. The ring spreads them
 # evenly (Patarasuk and Yuan, 2009).
@@ -271,7 +267,7 @@ for n in (8, 1000):
 #
 # For a tiny tensor latency is almost the whole cost, and the ring pays it 2(n − 1) times. A *tree* has fewer rounds:
 # ranks pair up, and one of each pair sends its sum to the other and is done. After ⌈log₂ n⌉ rounds (rounded up) rank 0
-# holds the sum. The same rounds backwards bring it to all. Here are the rounds of six ranks.
+# holds the sum. The same rounds backwards bring it to all.
 
 # %%
 for k in range(3):  # log2 6, rounded up; in Python (6 - 1).bit_length()
@@ -280,8 +276,7 @@ for k in range(3):  # log2 6, rounded up; in Python (6 - 1).bit_length()
 print("then the same pairs backwards, from rank 0 to all")
 
 # %% [markdown]
-# In round k the partners are 2ᵏ apart; call that the *stride*. With six ranks, rank 4 has no partner in round 1: rank 6
-# does not exist.
+# In round k the partners are 2ᵏ apart, the *stride*. With six ranks, rank 4 has no partner in round 1.
 #
 # **Exercise 2.** Write the tree with `dist.send` and `dist.recv`: up to rank 0, and down again, in place. It takes 2
 # ⌈log₂ n⌉ rounds for any n, and each of the n − 1 pairs exchanges only two messages: one up, one down.
@@ -313,13 +308,13 @@ def tree_all_reduce(tensor, group=None):
 
 
 # %%
-try_out(digits, tree_all_reduce, ranks=6, cluster=cluster)
+lab08.try_out(digits, tree_all_reduce, ranks=6, cluster=cluster)
 
 # %% tags=["check"] points=3
 check.tree_all_reduce(tree_all_reduce)
 
 # %%
-show_source(parallel.tree_all_reduce, after=check.tree_all_reduce)
+lab08.show_source(parallel.tree_all_reduce, after=check.tree_all_reduce)
 
 # %% [markdown]
 # Every message is the whole tensor, so the tree takes
@@ -340,15 +335,13 @@ both_ways = (parallel.ring_all_reduce, ring_s), (parallel.tree_all_reduce, tree_
 rows = []
 for n in (2, 3, 5, 8, 16) if quick else (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32):
     for num_floats in (10 * n, 100_000 * n):
-        row = {"ranks": n, "tensor": format_quantity(4 * num_floats, "B")}
+        row = {"ranks": n, "tensor": lab08.format_quantity(4 * num_floats, "B")}
         for all_reduce, formula in both_ways:
-            run = launch(summed, all_reduce, num_floats, ranks=n, cluster=machine)
-            simulated_s, formula_s = (
-                run.timeline.makespan_s,
-                formula(n, machine.intra, 4 * num_floats),
-            )
+            run = launch(lab08.summed, all_reduce, num_floats, ranks=n, cluster=machine)
+            simulated_s = run.timeline.makespan_s
+            formula_s = formula(n, machine.intra, 4 * num_floats)
             assert abs(simulated_s / formula_s - 1) < 1e-9
-            row[all_reduce.__name__.split("_")[0]] = format_quantity(simulated_s, "s", 4)
+            row[all_reduce.__name__.split("_")[0]] = lab08.format_quantity(simulated_s, "s", 4)
         rows.append(row)
 pd.DataFrame(rows).set_index(["ranks", "tensor"])
 
@@ -358,9 +351,9 @@ pd.DataFrame(rows).set_index(["ranks", "tensor"])
 # message up and one down in six rounds.
 
 # %%
-tree_run = launch(summed, parallel.tree_all_reduce, 250, ranks=ranks, cluster=machine)
+tree_run = launch(lab08.summed, parallel.tree_all_reduce, 250, ranks=ranks, cluster=machine)
 title = f"Tree all-reduce of 1 kB, {ranks} ranks"
-show(figure_timeline(tree_run.timeline, ranks=range(min(ranks, 4)), title=title))
+lab08.show(lab08.figure_timeline(tree_run.timeline, ranks=range(min(ranks, 4)), title=title))
 
 # %% [markdown] minutes=7
 # ## The crossing
@@ -387,7 +380,7 @@ def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
 
 
 # %%
-try_out(crossing_size_bytes, 8, 1.9e-6, 450e9)
+lab08.try_out(crossing_size_bytes, 8, 1.9e-6, 450e9)
 
 # %% tags=["check"] points=2
 check.crossing_size_bytes(crossing_size_bytes)
@@ -398,22 +391,6 @@ check.crossing_size_bytes(crossing_size_bytes)
 
 
 # %%
-def crossing_bytes(ring, tree):
-    """Size at which these two functions of a size are equal; 0 if the tree never wins."""
-    low, high = 1.0, 1e12
-    for _ in range(60):
-        middle = (low * high) ** 0.5
-        low, high = (middle, high) if tree(middle) < ring(middle) else (low, middle)
-    return low if low > 1.0 else 0.0
-
-
-def cost_curves(ring, tree):
-    """Sizes, seconds of both, and the crossing: the data of the figure."""
-    sizes_bytes, crossing = [4.0 * 10 ** (k / 4) for k in range(33)], crossing_bytes(ring, tree)
-    curves = {"ring": list(map(ring, sizes_bytes)), "tree": list(map(tree, sizes_bytes))}
-    return sizes_bytes, curves, {"tree = ring": crossing} if crossing else {}
-
-
 def on_links(n, link):
     """Ring and tree of n ranks with equal links, as functions of the size."""
     return partial(ring_s, n, link), partial(tree_s, n, link)
@@ -421,7 +398,8 @@ def on_links(n, link):
 
 print(f"your guess: {my_crossing_bytes} B")
 title = "All-reduce of 8 ranks on NVLink"
-show(figure_collective_cost(*cost_curves(*on_links(8, nvlink)), title=title))
+found = lab08.cost_curves(*on_links(8, nvlink))
+lab08.show(lab08.figure_collective_cost(*found, title=title))
 
 # %% [markdown]
 # Below the crossing the tree wins, above it the ring. In your formula α/β has a factor that depends only on n: on any
@@ -431,38 +409,24 @@ show(figure_collective_cost(*cost_curves(*on_links(8, nvlink)), title=title))
 # ## Reconcile: predicted and measured
 #
 # Now the ring on real processes of this machine, which communicate through gloo, PyTorch's library for CPUs. No
-# catalogue lists its α and β, so measure them, with messages of 4 kB, which cost about α, and of 4 MB. Three rings are
-# 3 · 2(n − 1) steps, one after another. The ring before them is a warm-up: it is called *setup* and not counted.
+# catalogue lists its α and β, so measure them, with messages of 4 kB, which cost about α, and of 4 MB. How many times
+# as long will 1000 times the bytes take?
+
+# %%
+my_guess_times = None  # 1 if only latency counts, 1000 if only bytes count
+print("guess:", my_guess_times)
 
 # %%
 real = "gloo" if backend == "sim" else backend  # gloo: processes on this CPU
 there = {"ranks": min(ranks, 4), "backend": real}
 repeats = 5 if quick else 15
-
-
-def three_times(all_reduce, num_floats):
-    with phase("setup"):
-        x = torch.ones(num_floats)
-        all_reduce(x)
-    for _ in range(3):
-        all_reduce(x)
-
-
-def step_s(floats_each):
-    """Seconds of one step with messages of `floats_each` floats: the median of several runs."""
-    measure = partial(
-        launch, three_times, parallel.ring_all_reduce, floats_each * there["ranks"], **there
-    )
-    runs = [measure() for _ in range(repeats)]
-    seconds = [run.timeline.without("setup").makespan_s for run in runs]
-    return median(seconds) / (6 * (there["ranks"] - 1))
-
-
-small_s, large_s = step_s(1000), step_s(1_000_000)
+small_s = lab08.step_s(1000, repeats, **there)  # median; three rings after a warm-up
+large_s = lab08.step_s(1_000_000, repeats, **there)
 bandwidth = 3_996_000 / max(large_s - small_s, 1e-9)  # 4 MB less 4 kB
 your_link = Link("your link", small_s, bandwidth)
-print(f"α {format_quantity(small_s, 's')}, 1/β {format_quantity(bandwidth, 'B/s')}")
-print(f"1000 times the bytes take {large_s / small_s:.0f} times as long")
+print(f"α {lab08.format_quantity(small_s, 's')}, 1/β {lab08.format_quantity(bandwidth, 'B/s')}")
+print(f"1000 times the bytes take {large_s / small_s:.0f} times as long;", end=" ")
+print(f"you guessed {my_guess_times}")
 
 # %% [markdown]
 # The test is to predict a size that was not measured: messages of 1 MB. An *error* of −50% means that the predicted
@@ -474,24 +438,25 @@ my_error_pct = None  # percent
 print(f"My guess of the error: {my_error_pct} %")
 
 # %%
-your_machine = find_cluster("laptop" if real == "gloo" else cluster).replace(
+your_machine = lab08.find_cluster("laptop" if real == "gloo" else cluster).replace(
     name="your fit", intra=your_link, inter=your_link
 )
 how = {**there, "repeats": repeats, "without": "setup", "cluster": your_machine}
-comparison = reconcile(three_times, parallel.ring_all_reduce, 250_000 * there["ranks"], **how)
-print_text(comparison.reading())
-show(comparison.figure(ranks=[0, 1]))
+program = lab08.three_times, parallel.ring_all_reduce, 250_000 * there["ranks"]
+comparison = reconcile(*program, **how)
+print(f"error of the makespan: {comparison.error:+.0%}; you guessed {my_error_pct} %")
+lab08.print_text(comparison.reading())
+lab08.show(comparison.figure(ranks=[0, 1]))
 
 # %% [markdown]
 # Where the measured panel is hatched, a rank was waiting, for others or for the processor. α + S β includes neither.
-# The table below has the same comparison next to one recorded on another machine. Read the makespan first. It may fit
-# although its parts do not: α and β were fitted to makespans, so the predicted *send* includes the times measured as
-# waiting and *idle* (nothing to do). It also includes the additions, which the prediction adds again: all of *compute*
-# is too much.
+# Next, the same comparison recorded on another machine. Read the makespan first. It may fit although its parts do not:
+# α and β were fitted to makespans, so the predicted *send* includes waiting, *idle* and the additions, which the
+# prediction adds again as *compute*.
 
 # %%
-recorded = recorded_comparison("08")
-print_text(f"{recorded.sentence()} {recorded.reading}")
+recorded = lab08.recorded_comparison("08")
+lab08.print_text(f"{recorded.sentence()} {recorded.reading}")
 side_by_side = comparison.beside(recorded, ("predicted_s", "measured_s")).drop("exposed")
 (1000 * side_by_side).round(1).rename(columns=lambda name: name.replace("_s", ", ms,"))
 
@@ -501,30 +466,8 @@ side_by_side = comparison.beside(recorded, ("predicted_s", "measured_s")).drop("
 # Change latency, bandwidth and ranks, and watch the crossing. Can you find a network on which the tree is faster even
 # at 10 MB?
 
-
 # %%
-def network(num_ranks, latency_s, bandwidth):
-    """Data of the figure, for ranks joined by a link with your settings."""
-    return cost_curves(*on_links(num_ranks, Link("yours", latency_s, bandwidth)))
-
-
-def drawn(found):
-    """Every network on the same axes, so that changes can be seen."""
-    title = "All-reduce on your network"
-    return figure_collective_cost(*found, title=title, time_range_s=(1e-6, 1))
-
-
-explore(
-    network,
-    drawn,
-    [
-        IntChoice("num_ranks", "Ranks", (2, 4, 8, 16, 32, 64), 16),
-        LogSlider("latency_s", "Latency α", 1e-6, 1e-3, 4e-6, "s"),
-        LogSlider("bandwidth", "Bandwidth 1/β", 1e9, 1e12, 50e9, "B/s"),
-    ],
-    interactive=interactive,
-    examples=[{"latency_s": 4e-5}, {"num_ranks": 64}],
-)
+lab08.explore_network(ring_s, tree_s, interactive)
 
 # %% [markdown] minutes=1
 # ## Summary
@@ -607,7 +550,7 @@ def halving_doubling_all_reduce(tensor):
 
 
 # %%
-try_out(digits, halving_doubling_all_reduce, ranks=4, cluster=cluster)
+lab08.try_out(digits, halving_doubling_all_reduce, ranks=4, cluster=cluster)
 
 # %% tags=["check"] points=3
 check.halving_doubling_all_reduce(halving_doubling_all_reduce)
@@ -622,12 +565,12 @@ formulas["halving-doubling"] = (
     6 * nvlink.latency_s + 2 * 7 / 8 * 8e6 / nvlink.bandwidth_bytes_per_s
 )
 on_nvlink = {"ranks": 8, "cluster": machine.replace(intra=nvlink)}
-doubled_s = launch(summed, recursive_doubling, 2_000_000, **on_nvlink).timeline.makespan_s
+doubled_s = launch(lab08.summed, recursive_doubling, 2_000_000, **on_nvlink).timeline.makespan_s
 assert abs(doubled_s / formulas["recursive doubling"] - 1) < 1e-9
 pd.DataFrame(
     {
         "8 MB on 8 ranks": {
-            name: format_quantity(seconds, "s") for name, seconds in formulas.items()
+            name: lab08.format_quantity(seconds, "s") for name, seconds in formulas.items()
         }
     }
 )
@@ -670,12 +613,12 @@ two_nodes, tensor_bytes = GroupNetwork(nodes, range(2 * ranks)), 200_000 * ranks
 rows, traffics = [], {}
 for name in ("ring", "tree", "hierarchical"):
     all_reduce = getattr(parallel, f"{name}_all_reduce")
-    run = launch(summed, all_reduce, tensor_bytes // 4, ranks=2 * ranks, cluster=nodes)
+    run = launch(lab08.summed, all_reduce, tensor_bytes // 4, ranks=2 * ranks, cluster=nodes)
     cost = collective_cost("all_reduce", tensor_bytes, two_nodes, name)
     assert abs(run.timeline.makespan_s / cost.time_s - 1) < 1e-9
     traffics[name] = run.traffic
     words = (max(through_nics(run, nodes)), "B"), (cost.time_s, "s")
-    rows.append((name, *(format_quantity(value, unit) for value, unit in words)))
+    rows.append((name, *(lab08.format_quantity(value, unit) for value, unit in words)))
 pd.DataFrame(rows, columns=["algorithm", "busiest NIC sends", "takes"]).set_index("algorithm")
 
 # %% [markdown]
@@ -684,7 +627,7 @@ pd.DataFrame(rows, columns=["algorithm", "busiest NIC sends", "takes"]).set_inde
 # which squares of the hierarchy are across the lines?
 
 # %%
-show(figure_traffic_matrices(traffics, 2 * ranks, devices_per_node=ranks))
+lab08.show(lab08.figure_traffic_matrices(traffics, 2 * ranks, devices_per_node=ranks))
 
 # %% [markdown]
 # The ring fills one square per row. Each of the tree's squares is the whole tensor, and they are unequally spread: rank
@@ -731,13 +674,13 @@ def hierarchical_all_reduce(tensor, ranks_per_node):
 
 # %%
 two_by_three = machine.replace(devices_per_node=3)  # two nodes of three ranks
-try_out(digits, lambda x: hierarchical_all_reduce(x, 3), ranks=6, cluster=two_by_three)
+lab08.try_out(digits, lambda x: hierarchical_all_reduce(x, 3), ranks=6, cluster=two_by_three)
 
 # %% tags=["check"] points=3
 check.hierarchical_all_reduce(hierarchical_all_reduce)
 
 # %%
-show_source(parallel.hierarchical_all_reduce, after=check.hierarchical_all_reduce)
+lab08.show_source(parallel.hierarchical_all_reduce, after=check.hierarchical_all_reduce)
 
 # %% [markdown]
 # A library computes the cost of all algorithms and takes the fastest.
@@ -747,7 +690,11 @@ rows = []
 for size_bytes in (1e3, 1e5, 1e7, 1e9):
     cost = collective_cost("all_reduce", size_bytes, two_nodes, "auto")
     rows.append(
-        (format_quantity(size_bytes, "B"), cost.algorithm, format_quantity(cost.time_s, "s"))
+        (
+            lab08.format_quantity(size_bytes, "B"),
+            cost.algorithm,
+            lab08.format_quantity(cost.time_s, "s"),
+        )
     )
 pd.DataFrame(rows, columns=["tensor", "fastest on two nodes", "takes"]).set_index("tensor")
 
@@ -798,13 +745,13 @@ def is_equal_to_the_bit(run, order):
     return all(torch.equal(after, expected) for _, after in run.values)
 
 
-torchs = launch(summed, dist.all_reduce, 100_000, ranks=ranks, cluster=cluster)
+torchs = launch(lab08.summed, dist.all_reduce, 100_000, ranks=ranks, cluster=cluster)
 assert is_equal_to_the_bit(torchs, in_rank_order)
 assert is_equal_to_the_bit(
-    launch(summed, parallel.ring_all_reduce, 100_000, **here), in_ring_order
+    launch(lab08.summed, parallel.ring_all_reduce, 100_000, **here), in_ring_order
 )
 assert is_equal_to_the_bit(
-    launch(summed, parallel.tree_all_reduce, 100_000, **here), in_tree_order
+    launch(lab08.summed, parallel.tree_all_reduce, 100_000, **here), in_tree_order
 )
 print("all three equal their stated order, to the bit")
 
@@ -833,14 +780,14 @@ for name, order in (("ring", in_ring_order), ("tree", in_tree_order)):
 # that the wires above the leaves carry a quarter of the bandwidth of the nodes.
 
 # %%
-show(figure_network(FatTree(nodes_per_leaf=2, leaves_per_pod=2), 8))
+lab08.show(lab08.figure_network(lab08.FatTree(nodes_per_leaf=2, leaves_per_pod=2), 8))
 
 # %% [markdown]
 # A *dragonfly* joins switches (R, *routers*) into groups, with a wire between every two, and groups by long cables, one
 # for each pair of groups (Kim et al., 2008). A message passes few switches, but many messages share the long cables.
 
 # %%
-show(figure_network(Dragonfly(nodes_per_router=1, routers_per_group=3), 9))
+lab08.show(lab08.figure_network(lab08.Dragonfly(nodes_per_router=1, routers_per_group=3), 9))
 
 # %% [markdown]
 # A *torus* has no switches: every node is wired to its neighbours, and rows and columns close into rings. Messages to
@@ -849,7 +796,7 @@ show(figure_network(Dragonfly(nodes_per_router=1, routers_per_group=3), 9))
 # 2023).
 
 # %%
-show(figure_network(Torus((4, 4)), 16))
+lab08.show(lab08.figure_network(lab08.Torus((4, 4)), 16))
 
 # %% [markdown]
 # Here are 64 nodes of one GPU with the same InfiniBand NIC, wired in these ways. A ring need not follow the numbers of
@@ -879,20 +826,23 @@ for z in range(4):
     for y in back_x if z % 2 else there_x:
         wound += [16 * z + 4 * y + x for x in (back_x if (y + z) % 2 else there_x)]
 wirings = {
-    "fat tree": FatTree(),
-    "fat tree, 4 : 1": FatTree(oversubscription=4.0),
-    "dragonfly": Dragonfly(),
-    "torus 4 x 4 x 4": Torus((4, 4, 4)),
+    "fat tree": lab08.FatTree(),
+    "fat tree, 4 : 1": lab08.FatTree(oversubscription=4.0),
+    "dragonfly": lab08.Dragonfly(),
+    "torus 4 x 4 x 4": lab08.Torus((4, 4, 4)),
 }
 on_wiring = {name: on_net(wiring, range(64)) for name, wiring in wirings.items()}
-on_wiring["torus, along the wires"] = on_net(Torus((4, 4, 4)), wound)
+on_wiring["torus, along the wires"] = on_net(lab08.Torus((4, 4, 4)), wound)
 rows = []
 for name, (ring_on, tree_on) in on_wiring.items():
-    found = (crossing_bytes(ring_on, tree_on), ring_on(64e6), tree_on(64e6))
+    found = (lab08.crossing_bytes(ring_on, tree_on), ring_on(64e6), tree_on(64e6))
     rows.append(
         (
             name,
-            *(format_quantity(value, unit) for value, unit in zip(found, "Bss", strict=True)),
+            *(
+                lab08.format_quantity(value, unit)
+                for value, unit in zip(found, "Bss", strict=True)
+            ),
         )
     )
 pd.DataFrame(rows, columns=["network", "crossing", "64 MB by ring", "64 MB by tree"]).set_index(
