@@ -9,9 +9,11 @@ lab05   a narrow valley, recorded runs of optimizers, effects of an update
 lab06   tiles of a kernel, and tile quantization
 lab07   a loop fed by a loader
 lab08   an all-reduce before and after, crossing of ring and tree, fit of a link
-lab11   recorded runs of compressed training
+lab09   times of a data-parallel step, its calls and its scaling
+lab10   memory and bytes of each ZeRO stage
+lab11   a slow link, errors of quantized numbers, recorded runs of compressed training
 lab12   matrices cut over ranks
-lab13   bubbles of schedules at equal memory
+lab13   stages of a model, bubbles of schedules at equal memory
 lab14   orders of a mesh's axes, long sequences, mixtures of experts
 lab16   a slice of GPT-3, plans with a price, a leader board
 lab17   failures of a run, the cost of checkpoints, monitors, alerts of a night

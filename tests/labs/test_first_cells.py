@@ -20,6 +20,8 @@ NUMBERS = [
     "06",
     "07",
     "08",
+    "09",
+    "10",
     "16",
     "17",
 ]  # the other labs begin with all their imports

@@ -3,32 +3,15 @@
 #
 # **Question.** How do gradients hide behind backward?
 #
-# Several GPUs train one model, each on its own part of the batch. They must average their gradients, which takes time.
-# You build that step in three ways. In the last one the GPUs communicate while they compute. How much time does that
-# save?
+# Several GPUs train one model, each on its own part of the batch, and must average their gradients. You build that step
+# in three ways; in the last one the GPUs communicate while they compute.
 #
 # **Prerequisites.** Lab 08; helpful: lab 04. **Time.** 60 minutes, without the folded sections, called *further*.
 
 # %%
-import copy
-from contextlib import nullcontext
-from functools import cache, partial
+from lablib.labs import lab09
 
-import pandas as pd
-import torch
-import torch.distributed as dist
-
-from lablib import find_cluster, launch, parallel, phase, reconcile, studies
-from lablib.calibration import batch_for, this_machine
-from lablib.cost import GroupNetwork, collective_cost
-from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
-from lablib.data import batches, load_corpus, train_val_split
-from lablib.figures import figure_lines, figure_memory, figure_scaling, format_quantity, show
-from lablib.models import GPT, GPTConfig, model_config, next_token_loss, num_parameters
-from lablib.widgets import Choice, IntChoice, LogSlider, explore
-
-check = checks_for("09")
-check
+lab09.show(lab09.figure_question())
 
 # %% tags=["parameters"]
 backend: str = "sim"  # sim | gloo | nccl
@@ -42,26 +25,28 @@ quick: bool = True  # a short training and few repeats
 # %% [markdown] minutes=3
 # ## A model, and a part of the batch for each rank
 #
-# A small GPT (a language model) of four layers learns the source code of Python's standard library, which every machine
-# has. Each byte is one *token*. *Forward* computes the *loss*, the error of its prediction of the next token.
-# *Backward* computes the *gradient*: for each of the model's numbers, its *parameters*, how the loss changes with it.
+# A small GPT (a language model) learns Python's standard library; each byte is one *token*. *Forward* computes the
+# *loss*, the error of its predictions; *backward* the *gradient*: for each *parameter* of the model, how the loss
+# changes with it. There are 3.2 million parameters of 4 bytes. Guess: how large is the gradient?
 
 # %%
-node = find_cluster(cluster).devices_per_node
-assert 2 <= ranks <= node, (
-    f"ranks must be 2 to {node}, the GPUs of one node of {cluster}: got {ranks}."
-)
-corpus = load_corpus()
-train_text, _ = train_val_split(corpus)
-sequences, seq_len = 4, 64  # of one rank's part
-gpt_config = GPTConfig(
-    num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=seq_len
-)
-model = GPT(gpt_config, seed=0)
+my_guess_gradient = None  # MB
+print("guess:", my_guess_gradient)
+
+# %%
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+
+from lablib import launch, parallel, phase
+from lablib.models import GPT, next_token_loss
+
+check = lab09.checks_for("09")
+model = GPT(lab09.CONFIG, seed=0)
 gradient_bytes = sum(param.nbytes for param in model.parameters())
-num_gradients = len(list(model.parameters()))
-print(f"{gradient_bytes // 4:,} parameters in {num_gradients} tensors, 4 bytes each")
-print(f"the gradient is as large as the model: {format_quantity(gradient_bytes, 'B')}")
+print(f"{len(list(model.parameters()))} tensors, {gradient_bytes // 4:,} parameters")
+print(f"the gradient: {gradient_bytes / 1e6:.1f} MB; you guessed", my_guess_gradient)
 
 # %% [markdown]
 # A *rank* is one process with one GPU. In *data parallel* training each rank holds a *replica*, a full copy of the
@@ -69,65 +54,45 @@ print(f"the gradient is as large as the model: {format_quantity(gradient_bytes, 
 # order, so no sequence is read twice.
 
 # %%
-parts = []
-for rank in range(ranks):
-    stream = batches(
-        train_text, ranks * sequences, seq_len, seed=0, rank=rank, world_size=ranks
-    )
-    part = next(stream)
-    parts.append(part)
-    print(
-        f"rank {rank} reads {tuple(part.inputs.shape)}: {bytes(part.inputs[0, :48].tolist())}"
-    )
+parts = lab09.parts_of_batch(ranks, cluster)
+for rank, (inputs, _) in enumerate(parts):
+    print(f"rank {rank} reads {tuple(inputs.shape)}: {bytes(inputs[0, :48].tolist())}")
 
 # %% [markdown] minutes=3
 # ## A prediction
 #
-# `launch` computes with real numbers on this computer. A *simulator* gives each operation the time that it would take
-# on the GPUs of `cluster`. First one GPU: forward, then backward. `phase` names a part of a program; the phase "setup"
-# is left out of every time and picture in this lab. The time from the first start to the last end is the *makespan*.
+# `launch` computes with real numbers on this computer; a *simulator* gives each operation the time that it would take
+# on the GPUs of `cluster`. `phase` names a part of a program; "setup" is left out of all times and pictures. The time
+# from the first start to the last end is the *makespan*. First one GPU:
 
 
 # %%
-def prepare():
-    with phase("setup"):
-        device = torch.get_default_device()  # the rank's GPU, if there is one
-        inputs, targets = parts[dist.get_rank()]
-        return GPT(gpt_config, seed=0).to(device), inputs.to(device), targets.to(device)
-
-
 def step_of_one():
-    replica, inputs, targets = prepare()
+    replica, inputs, targets = lab09.prepare(parts)  # in phase "setup"
     next_token_loss(replica(inputs), targets).backward()
 
 
 alone = launch(step_of_one, ranks=1, cluster=cluster).timeline.without("setup")
-print(f"forward and backward of one GPU: {format_quantity(alone.makespan_s, 's')}")
+print(f"forward and backward of one GPU: {lab09.format_quantity(alone.makespan_s, 's')}")
 
 # %% [markdown]
 # n ranks read n times as much text in a step. But then they exchange gradients: each sends at least 2(n-1)/n times
-# their bytes, if ranks do the adding (Patarasuk and Yuan, 2009; lab 08). A switch that adds, as with NVIDIA's SHARP,
-# nearly halves that for many ranks. A *link* joins the GPUs: slots of the main board (PCIe), or NVLink.
+# their bytes, if ranks do the adding (Patarasuk and Yuan, 2009; lab 08). A *link* joins the GPUs: slots of the main
+# board (PCIe), or NVLink.
 
 # %%
-machine = find_cluster(cluster)
+link = lab09.find_cluster(cluster).intra
 sent_bytes = 2 * (ranks - 1) / ranks * gradient_bytes
-link = machine.intra
 send_s = sent_bytes / link.bandwidth_bytes_per_s
-print(
-    f"{ranks} GPUs on {link.name},",
-    f"{format_quantity(link.bandwidth_bytes_per_s, 'B/s')} each way",
-)
-print(f"sent per rank: {format_quantity(sent_bytes, 'B')}, in {format_quantity(send_s, 's')}")
+print(f"{ranks} GPUs, {link.name}: {link.bandwidth_bytes_per_s / 1e9:.3g} GB/s each way")
+print(f"sent per rank: {sent_bytes / 1e6:.1f} MB, in {lab09.format_quantity(send_s, 's')}")
 
 # %% [markdown]
 # *Scaling efficiency* is the time of a step on one GPU divided by the time on n GPUs: 100% is perfect. Write down two
-# guesses.
+# guesses: if gradients are exchanged after backward; and if the exchange overlaps with backward as well as possible.
 
 # %%
-# a share such as 0.5: the efficiency if gradients are exchanged after backward
-my_guess_naive = None
-my_guess_best = None  # the same, if the exchange overlaps with backward as well as possible
+my_guess_naive, my_guess_best = None, None  # shares such as 0.5
 print("guesses:", my_guess_naive, "and", my_guess_best)
 
 # %% [markdown] minutes=9
@@ -155,17 +120,9 @@ def average_gradients(module):
 
 
 # %%
-# Try it: one number of the gradient on each rank, before and after.
-# Which number must be on the right?
-def before_and_after():
-    replica, inputs, targets = prepare()
-    next_token_loss(replica(inputs), targets).backward()
-    before = float(replica.final_norm.weight.grad[0])
-    average_gradients(replica)
-    return f"{before:+.6f} before, {float(replica.final_norm.weight.grad[0]):+.6f} after"
-
-
-try_out(before_and_after, ranks=ranks, cluster=cluster)
+trial = {"ranks": ranks, "cluster": cluster}
+# One number of the gradient, before and after. Which number must be on the right?
+lab09.try_out(lab09.before_and_after, average_gradients, parts, **trial)
 
 # %% tags=["check"] points=2
 check.average_gradients(average_gradients)
@@ -179,7 +136,7 @@ check.average_gradients(average_gradients)
 
 # %%
 def naive_step():
-    replica, inputs, targets = prepare()
+    replica, inputs, targets = lab09.prepare(parts)
     next_token_loss(replica(inputs), targets).backward()
     with phase("average"):
         parallel.average_gradients(replica)
@@ -187,59 +144,42 @@ def naive_step():
 
 naive_run = launch(naive_step, ranks=ranks, cluster=cluster)
 naive = naive_run.timeline.without("setup")
-show(naive.figure(ranks=[0, 1], title="Naive: averaged after backward, one by one"))
+lab09.show(naive.figure(ranks=[0, 1], title="Naive: averaged after backward, one by one"))
 
 # %% [markdown]
 # All ranks do the same; two are drawn. F is forward, B backward, C communication, X the division. Each rank has two
 # lanes: its compute and, below, `world`, the communication among all ranks. C is *exposed*: the GPU waits for it and
 # computes nothing. See how many calls there are, and how short they are.
 
-
 # %%
-def report(name, step, guess=None):
-    efficiency = alone.makespan_s / step.makespan_s
-    num_calls = len(step.select(rank=0, stream="comm"))
-    exposed = format_quantity(step.exposed_s(0), "s")
-    print(f"{name}: {num_calls} all-reduces, {exposed} of exposed communication")
-    print(f"a step takes {format_quantity(step.makespan_s, 's')}, efficiency {efficiency:.0%}")
-    if guess is not None:
-        print(f"you guessed {guess:.0%}")
-
-
-report("naive", naive, my_guess_naive)
-print(f"sending alone should take {format_quantity(send_s, 's')}")
+lab09.report("naive", naive, alone, my_guess_naive)
+print(f"sending alone should take {lab09.format_quantity(send_s, 's')}")
 
 # %% [markdown] minutes=11
-# ## Buckets: fewer calls
+# ## One call for each gradient
 #
-# Communication takes longer than sending the bytes should (and each division is a kernel of a few microseconds). An
-# all-reduce must be started, and its messages cross the links in several rounds: each call costs this *latency*, even
-# for few bytes, and it grows with the number of ranks. (Small ones go through a tree, which has fewer rounds.) And most
-# gradients are tiny: the gradients of a layer's *biases* and *norms*, its vectors.
+# Communication takes longer than sending the bytes should. An all-reduce must be started, and its messages cross the
+# links in several rounds: each call costs this *latency*. The gradients of vectors (*biases* and *norms*) are tiny.
+# Guess: what share of the all-reduces takes at least twice the time of its bytes?
 
 # %%
-network = GroupNetwork(machine, range(ranks))
-counts = pd.Series([param.nbytes for param in model.parameters()]).value_counts().sort_index()
-rows = {}
-for size, count in counts.items():
-    one_s = collective_cost("all_reduce", size, network).time_s
-    bytes_s = 2 * (ranks - 1) / ranks * size / link.bandwidth_bytes_per_s
-    seconds = {
-        "one all-reduce": one_s,
-        "its bytes alone": bytes_s,
-        "all of this size": count * one_s,
-    }
-    in_words = {name: format_quantity(value, "s") for name, value in seconds.items()}
-    rows[format_quantity(size, "B")] = {"how many": count} | in_words
-pd.DataFrame(rows).T.rename_axis("gradient of")
+my_guess_latency = None  # percent of the all-reduces
+print("guess:", my_guess_latency)
+
+# %%
+print(f"{lab09.share_of_latency(model, cluster, ranks):.0%}; you guessed", my_guess_latency)
+lab09.table_of_calls(model, cluster, ranks)
+
+# %% [markdown]
+# Latency grows with the number of ranks. (Small messages go through a tree, which has fewer rounds.) Each division is a
+# kernel of a few microseconds, too.
 
 # %% [markdown]
 # ### Exercise 2: plan the buckets
 #
-# A *bucket* is one buffer for many gradients, which pay latency once. (Horovod calls this tensor fusion: Sergeev and
-# Del Balso, 2018.) Backward goes from the last layer to the first. So go from the last parameter to the first, with one
-# bucket open. Close it only when the next gradient does not fit, and open another. A gradient larger than a bucket gets
-# a separate bucket.
+# A *bucket* is one buffer for many gradients, which pay latency once. Backward begins at the last layer, so go from the
+# last parameter to the first, with one bucket open. Close it only when the next gradient does not fit, and open
+# another. A gradient larger than a bucket gets a separate bucket.
 
 
 # %% tags=["exercise"]
@@ -264,7 +204,7 @@ def plan_buckets(sizes_bytes, bucket_bytes):
 
 
 # %%
-try_out(plan_buckets, [40, 60, 8, 30, 20], bucket_bytes=100)  # by hand: [[4, 3, 2], [1, 0]]
+lab09.try_out(plan_buckets, [40, 60, 8, 30, 20], 100)  # by hand: [[4, 3, 2], [1, 0]]
 
 # %% tags=["check"] points=2
 check.plan_buckets(plan_buckets)
@@ -272,23 +212,19 @@ check.plan_buckets(plan_buckets)
 # %% [markdown]
 # To use a plan, gradients are copied into a bucket (*packed*), and one all-reduce averages them all; then each gradient
 # becomes a *view*, a part of its bucket's memory. Packing costs memory traffic, so it is useful only if latency costs
-# more. PyTorch's own class fills buckets of 25 MiB. This model's gradient is smaller than 25 MiB, so here buckets are
-# smaller, too.
+# more. (Horovod calls this tensor fusion: Sergeev and Del Balso, 2018. PyTorch fills buckets of 25 MiB.)
 
 # %%
 bucket_bytes = int(bucket_mb * 1e6)
 params = list(model.parameters())
 for number, bucket in enumerate(parallel.plan_buckets(params, bucket_bytes)):
-    size = format_quantity(sum(params[i].nbytes for i in bucket), "B")
-    print(
-        f"bucket {number}: {len(bucket):2d} gradients, {size},",
-        f"parameters {bucket[0]} to {bucket[-1]}",
-    )
+    sizes = [params[i].nbytes for i in bucket]
+    print(f"bucket {number}: {len(bucket):2d} gradients, {sum(sizes) / 1e6:.2f} MB")
 
 
 # %%
 def bucketed_step():
-    replica, inputs, targets = prepare()
+    replica, inputs, targets = lab09.prepare(parts)
     next_token_loss(replica(inputs), targets).backward()
     with phase("average"):
         parallel.average_gradients_in_buckets(replica, bucket_bytes=bucket_bytes)
@@ -296,25 +232,27 @@ def bucketed_step():
 
 bucketed_run = launch(bucketed_step, ranks=ranks, cluster=cluster)
 bucketed = bucketed_run.timeline.without("setup")
-show(
-    bucketed.figure(ranks=[0, 1], title="Bucketed: averaged after backward, a bucket at a time")
-)
-report("bucketed", bucketed)
+lab09.show(bucketed.figure(ranks=[0, 1], title="Bucketed: averaged after backward"))
+lab09.report("bucketed", bucketed, alone)
 
 # %% [markdown] minutes=16
-# ## Overlap: send while backward goes on
+# ## Ready before backward ends
 #
-# There are fewer calls, but all are still exposed. But the last layer's gradient is final long before backward ends. A
-# *hook* is a function that *autograd*, which runs backward, calls at such a moment. This one records the order.
+# There are fewer calls, but all are still exposed. A *hook* is a function that *autograd*, which runs backward, calls
+# when a gradient is final. Guess: of which of the model's tensors is the gradient the last to be final?
+
+# %%
+my_guess_last = None  # "token embedding", "first norm", "last norm" or another one
+print("guess:", my_guess_last)
 
 # %%
 order = []
-listener = copy.deepcopy(model)
+listener = GPT(lab09.CONFIG, seed=0)
 for name, param in listener.named_parameters():
     param.register_post_accumulate_grad_hook(lambda param, name=name: order.append(name))
 next_token_loss(listener(parts[0].inputs), parts[0].targets).backward()
 print("first:", *order[:4], sep="\n    ")
-print("last:", *order[-4:], sep="\n    ")
+print("last:", *order[-4:], f"(you guessed {my_guess_last})", sep="\n    ")
 
 # %% [markdown]
 # The hook receives the *parameter*; its gradient is in `param.grad`. The token embedding comes last. It shares its
@@ -356,37 +294,32 @@ def overlap(module):
 
 
 # %%
-# Try it: two steps on the same text. Both must return the result of exercise 1, on all ranks.
-def two_steps():
-    replica, inputs, targets = prepare()
-    finish, after = overlap(replica), []
-    for _ in range(2):
-        replica.zero_grad()
-        next_token_loss(replica(inputs), targets).backward()
-        finish()
-        after.append(f"{float(replica.final_norm.weight.grad[0]):+.6f}")
-    return " and ".join(after)
-
-
-try_out(two_steps, ranks=ranks, cluster=cluster)
+# Two steps on the same text. Both must return the result of exercise 1, on all ranks.
+lab09.try_out(lab09.two_steps, overlap, parts, **trial)
 
 # %% tags=["check"] points=3
 check.overlap(overlap)
 
 # %% [markdown]
 # The library's `DataParallel` does this with buckets. Its three phases: count ready gradients; launch a complete bucket
-# without waiting; when backward ends, wait for the remaining buckets. Below is the first, which calls the other two:
-# names that begin with `_` are private. `queue_callback` calls a function when backward ends, as in torch's class.
-# Buckets are sent in one fixed order, since all ranks must make the same calls in the same order. (PyTorch's first
-# bucket takes 1 MiB, so that sending begins early.)
+# without waiting; when backward ends, wait for the rest. Here is the first, which calls the other two
+# (`queue_callback` calls a function when backward ends). All ranks must make the same calls in the same order, so
+# buckets are sent in one fixed order.
 
 # %%
-show_source(parallel.DataParallel._on_gradient, after=check.overlap)
+lab09.show_source(parallel.DataParallel._on_gradient, after=check.overlap)
+
+# %% [markdown]
+# How many of these buckets' all-reduces end after backward has ended? Think of when the last bucket is complete.
+
+# %%
+my_guess_late = None  # a number of all-reduces
+print("guess:", my_guess_late)
 
 
 # %%
 def overlapped_step():
-    replica, inputs, targets = prepare()
+    replica, inputs, targets = lab09.prepare(parts)
     with phase("setup"):
         replica = parallel.DataParallel(replica, bucket_bytes=bucket_bytes)
     next_token_loss(replica(inputs), targets).backward()
@@ -394,28 +327,18 @@ def overlapped_step():
 
 overlapped_run = launch(overlapped_step, ranks=ranks, cluster=cluster)
 overlapped = overlapped_run.timeline.without("setup")
-show(overlapped.figure(ranks=[0, 1], title="Overlapped: buckets are sent during backward"))
+lab09.show(overlapped.figure(ranks=[0, 1], title="Overlapped: sent during backward"))
+print(lab09.late_calls(overlapped), "end after backward; you guessed", my_guess_late)
 
 # %% [markdown]
 # Now C runs beneath B. The C on the right came too late to be hidden: the last bucket is complete only when backward is
-# over, and the lane may still be busy with the one before. Compare the three, and your second guess.
+# over, and the lane may still be busy with the one before. (So PyTorch's first bucket takes only 1 MiB: sending begins
+# early.) Compare the three, and your guess of the best.
 
 # %%
 steps = {"naive": naive, "bucketed": bucketed, "overlapped": overlapped}
-rows = {}
-for name, step in steps.items():
-    communication_s = sum(
-        span.end_s - span.start_s for span in step.select(rank=0, stream="comm")
-    )
-    seconds = {
-        "step": step.makespan_s,
-        "communication": communication_s,
-        "exposed": step.exposed_s(0),
-    }
-    rows[name] = {column: format_quantity(value, "s") for column, value in seconds.items()}
-    rows[name]["efficiency"] = f"{alone.makespan_s / step.makespan_s:.0%}"
-report("at best", overlapped, my_guess_best)
-pd.DataFrame(rows).T
+lab09.report("at best", overlapped, alone, my_guess_best)
+lab09.table_of_steps(steps, alone)
 
 # %% [markdown]
 # The best stays below 100% for two reasons: exposed communication (the column *exposed*), and packing, which makes
@@ -451,8 +374,8 @@ def last_all_reduce_end(ready_s, bucket_s):
 
 
 # %%
-try_out(last_all_reduce_end, ready_s=[1.0, 5.0], bucket_s=[1.0, 2.0])
-try_out(last_all_reduce_end, ready_s=[1.0, 2.0], bucket_s=[4.0, 1.0])
+lab09.try_out(last_all_reduce_end, ready_s=[1.0, 5.0], bucket_s=[1.0, 2.0])
+lab09.try_out(last_all_reduce_end, ready_s=[1.0, 2.0], bucket_s=[4.0, 1.0])
 
 # %% tags=["check"] points=2
 check.last_all_reduce_end(last_all_reduce_end)
@@ -462,69 +385,51 @@ check.last_all_reduce_end(last_all_reduce_end)
 # It adds the copies of packing and, if all-reduces overlap, your rule; the other two ways need no rule, only a sum. The
 # table compares this formula with the simulator, which ran every rank.
 
-
 # %%
-def loss_of(module):
-    return next_token_loss(module(parts[0].inputs), parts[0].targets)
-
-
-profile = studies.profile_step(model, loss_of, machine.device)
-rows = {}
-for method, step in steps.items():
-    predicted_s = studies.predict_step(profile, machine, ranks, bucket_bytes, method).step_s
-    rows[method] = {
-        "formula": format_quantity(predicted_s, "s", 4),
-        "simulator": format_quantity(step.makespan_s, "s", 4),
-    }
-    rows[method]["error"] = f"{predicted_s / step.makespan_s - 1:+.2%}"
-pd.DataFrame(rows).T
+lab09.table_of_formulas(model, parts[0], cluster, ranks, bucket_bytes, steps)
 
 # %% [markdown] minutes=3
 # ## Reconcile: predicted and measured
 #
 # Now a step on real processes of this computer, connected by the library *gloo* (on GPUs by NCCL). To *calibrate* is to
-# measure how fast they compute and send; it takes half a minute once. `reconcile` predicts the program, runs it several
-# times, and compares; a step in phase "setup" is a warm-up. Guess: which of forward, backward and exposed communication
-# is furthest off, in percent?
+# measure how fast they compute and send, once, in half a minute. `reconcile` predicts, runs several times, and
+# compares. Guess: which of forward, backward and exposed communication is furthest off, in percent?
+
+# %%
+my_guess_off = None  # "forward", "backward" or "exposed"
+print("guess:", my_guess_off)
 
 
 # %%
 def warm_step(times):
     with phase("setup"):
-        replica, inputs, targets = prepare()
-        inputs, targets = inputs.repeat(times, 1), targets.repeat(times, 1)
+        replica, inputs, targets = lab09.prepare(parts)
+        inputs, targets = inputs.repeat(times, 1), targets.repeat(times, 1)  # more for a GPU
         replica = parallel.DataParallel(replica, bucket_bytes=bucket_bytes)
-        next_token_loss(replica(inputs), targets).backward()
+        next_token_loss(replica(inputs), targets).backward()  # a warm-up
         dist.barrier()
     next_token_loss(replica(inputs), targets).backward()
 
 
-real = "nccl" if backend == "nccl" else "gloo"
-machine = this_machine(ranks=real_ranks, backend=real)
-there = {"ranks": real_ranks, "backend": real, "cluster": machine, "without": "setup"}
-there["fidelity"] = "shapes" if real == "nccl" else "values"
-flops = 6 * num_parameters(gpt_config) * parts[0].inputs.numel()
-times = batch_for(machine, 1, flops)  # repeated on a GPU
-comparison = reconcile(warm_step, times, **there, repeats=3 if quick else 7)
-show(comparison.figure())
-print_text(comparison.reading())
+comparison = lab09.reconcile_here(warm_step, real_ranks, backend, repeats=3 if quick else 7)
+lab09.show(comparison.figure())
+lab09.print_text(comparison.reading())
 
 # %% [markdown]
-# In the picture a rank is *waiting* until another rank makes the same call, and *idle* when nothing runs. Next to your
-# numbers are recorded ones, with the load of their machine. An error is negative if the prediction is too short.
-# *Noise* is half the spread of the runs over their median: an error smaller than the noise has no meaning.
+# In the picture a rank is *waiting* until another rank makes the same call, and *idle* when nothing runs. Below, next
+# to your numbers, are recorded ones. An error is negative if the prediction is too short. *Noise* is half the spread of
+# the runs over their median: an error smaller than the noise has no meaning.
 
 # %%
-recorded = recorded_comparison("09")
-print_text(f"{recorded}")
-parts_of_a_step = ["forward", "backward", "exposed", "makespan"]
-comparison.beside(recorded).loc[parts_of_a_step].map("{:.0f}%".format).replace("nan%", "-")
+recorded = lab09.recorded_comparison("09")
+lab09.print_text(f"{recorded}\nYou guessed: {my_guess_off}")
+rows = comparison.beside(recorded).loc[["forward", "backward", "exposed", "makespan"]]
+rows.map("{:.0f}%".format).replace("nan%", "-")
 
 # %% [markdown]
-# In the recording the errors of forward and backward are about their noise. In percent *exposed* is furthest off:
-# nearly all of the sending was predicted to be hidden, and every delay is exposed. Gloo's threads move the bytes on the
-# two cores that run backward: in the prediction they take turns. Half of the difference in makespan is time that the
-# prediction does not include: one rank waits for the other, and Python works between operations.
+# In the recording the errors of forward and backward are about their noise, and *exposed* is furthest off: nearly all
+# of the sending was predicted to be hidden, so every delay is exposed. Half of the difference in makespan is time that
+# the prediction leaves out: one rank waits for the other, and Python works between operations.
 
 # %% [markdown]
 # On GPUs overlap is not quite free either. NCCL's kernels, which move the bytes, take some of the GPU's processors and
@@ -533,54 +438,23 @@ comparison.beside(recorded).loc[parts_of_a_step].map("{:.0f}%".format).replace("
 # %% [markdown] minutes=3
 # ## Explore: efficiency against ranks
 #
-# Now the formula alone, up to 64 GPUs, for this lab's model and for GPT-2 with its 124 million parameters. Change the
-# bucket, then the batch. When does overlap save nearly everything? When nothing?
+# Now the formula alone, up to 64 GPUs, for this lab's model and for GPT-2 with its 124 million parameters. Guess: from
+# which size of a bucket on does overlap save nothing for GPT-2? Then change bucket and batch below, and find out.
 
 # %%
-MODELS = {
-    "this lab's (3.2M)": gpt_config,
-    "GPT-2 (124M)": model_config("gpt2", max_seq_len=256),
-}
-
-
-@cache
-def profile_of(name, sequences, device_of):
-    shape = GPT(MODELS[name], device="meta")  # shapes without values
-    tokens = torch.zeros(sequences, MODELS[name].max_seq_len, dtype=torch.long, device="meta")
-    device = find_cluster(device_of).device
-    return studies.profile_step(shape, lambda gpt: next_token_loss(gpt(tokens), tokens), device)
-
-
-gpt2 = profile_of("GPT-2 (124M)", sequences=8, device_of="pcie-a100")
-forward, backward = format_quantity(gpt2.forward_s, "s"), format_quantity(gpt2.backward_s, "s")
-print(f"GPT-2 on one GPU of pcie-a100, 8 sequences: forward {forward}, backward {backward}")
+my_guess_bucket = None  # MB
+print("guess:", my_guess_bucket)
 
 # %%
-NUM_RANKS = [1, 2, 4, 8, 16, 32, 64]
-
-
-def efficiencies(bucket, sequences, name, machine):
-    one, where = profile_of(name, sequences, machine), find_cluster(machine)
-    efficiency = partial(studies.scaling_efficiency, one, where, bucket_bytes=int(bucket))
-    return {way: [efficiency(n, method=way) for n in NUM_RANKS] for way in steps}
-
-
-controls = [
-    LogSlider("bucket", "Bucket", 1e4, 1e9, 2e7, unit="B"),
-    IntChoice("sequences", "Sequences per rank", (1, 2, 4, 8, 16, 32), 8),
-    Choice("name", "Model", tuple(MODELS), "GPT-2 (124M)"),
-    Choice("machine", "Cluster", ("pcie-a100", "dgx-a100", "dgx-h100"), "pcie-a100"),
-]
-examples = [{"bucket": 1e9}, {"name": "this lab's (3.2M)"}]
-draw_scaling = partial(figure_scaling, NUM_RANKS)
-explore(efficiencies, draw_scaling, controls, interactive=interactive, examples=examples)
+print(lab09.gpt2_facts(), "You guessed", my_guess_bucket)
+lab09.explore_scaling(interactive)
 
 # %% [markdown]
 # <details><summary>When does overlap save nearly everything, and when nothing?</summary>
 #
-# With a bucket as large as the whole gradient, the only all-reduce starts when backward is over: nothing is hidden, and
-# overlapped equals bucketed. With a large batch backward is long: all but the last bucket are hidden. The last one of
-# GPT-2 is its embedding, 154 MB: no smaller bucket divides it.
+# With a bucket as large as the whole gradient, the only all-reduce starts when backward is over: nothing is hidden.
+# With a large batch backward is long: all but the last bucket are hidden. The last one of GPT-2 is its embedding, 154
+# MB: no smaller bucket divides it.
 #
 # </details>
 
@@ -620,13 +494,13 @@ def loss_of_part(replica, micro_batch):
 
 
 def accumulated():
-    replica, inputs, targets = prepare()
+    replica, inputs, targets = lab09.prepare(parts)
     micro_batches = list(zip(inputs.split(1), targets.split(1), strict=True))
     accumulate(parallel.DataParallel(replica), loss_of_part, micro_batches)
-    return f"{float(replica.final_norm.weight.grad[0]):+.6f}"
+    return f"{replica.final_norm.weight.grad[0].item():+.6f}"
 
 
-try_out(accumulated, ranks=ranks, cluster=cluster)
+lab09.try_out(accumulated, **trial)
 
 # %% tags=["check"] points=2
 check.accumulate(accumulate)
@@ -638,7 +512,9 @@ check.accumulate(accumulate)
 
 # %%
 def four_micro_batches(is_lazy):
-    replica = parallel.DataParallel(GPT(model_config("tiny", max_seq_len=seq_len), seed=0))
+    replica = parallel.DataParallel(
+        GPT(lab09.model_config("tiny", max_seq_len=lab09.SEQ_LEN), seed=0)
+    )
     inputs, targets = (
         tokens.to(torch.get_default_device()) for tokens in parts[dist.get_rank()]
     )
@@ -652,7 +528,7 @@ always, lazy = (launch(four_micro_batches, is_lazy, ranks=ranks) for is_lazy in 
 for name, run in [("always", always), ("no_sync", lazy)]:
     calls = [transfer for transfer in run.traffic.transfers if transfer.name == "all_reduce"]
     sent = sum(sum(call.sent_bytes) for call in calls) / ranks
-    print(f"{name:8s} all-reduces: {len(calls)}, sent per rank: {format_quantity(sent, 'B')}")
+    print(f"{name:8s} all-reduces: {len(calls)}, sent per rank: {sent / 1e6:.3g} MB")
 difference = float((always.values[0] - lazy.values[0]).abs().max())
 print(f"largest difference between the two gradients: {difference:.0e} (rounding in 32 bits)")
 
@@ -663,7 +539,7 @@ print(f"largest difference between the two gradients: {difference:.0e} (rounding
 # functions. Guess first: when in a step does a rank use the most memory?
 
 # %%
-show(figure_memory(naive_run.memory, timeline=naive, rank=0))
+lab09.show(lab09.figure_memory(naive_run.memory, timeline=naive, rank=0))
 
 # %% [markdown]
 # Activations accumulate during forward. Backward frees them, last layer first, and adds gradients. So memory peaks near
@@ -671,7 +547,7 @@ show(figure_memory(naive_run.memory, timeline=naive, rank=0))
 # change?
 
 # %%
-show(figure_memory(overlapped_run.memory, timeline=overlapped, rank=0))
+lab09.show(lab09.figure_memory(overlapped_run.memory, timeline=overlapped, rank=0))
 rows = {}
 for name, run in {
     "naive": naive_run,
@@ -680,16 +556,16 @@ for name, run in {
 }.items():
     held = run.memory.at_peak(0)
     rows[name] = {
-        "peak": format_quantity(run.memory.peak_bytes(0), "B"),
+        "peak": lab09.format_quantity(run.memory.peak_bytes(0), "B"),
         "in": run.memory.peak_phase(0),
     }
-    rows[name]["activations then"] = format_quantity(held["activation"], "B")
-    rows[name]["gradients and buckets then"] = format_quantity(held["gradient"], "B")
+    rows[name]["activations then"] = lab09.format_quantity(held["activation"], "B")
+    rows[name]["gradients and buckets then"] = lab09.format_quantity(held["gradient"], "B")
 print(
     "by formula parameters, gradients and buckets are",
-    f"{4 * num_parameters(gpt_config):,} bytes each",
+    f"{4 * lab09.num_parameters(lab09.CONFIG):,} bytes each",
 )
-pd.DataFrame(rows).T
+lab09.in_rows(rows)
 
 # %% [markdown]
 # Nothing at the peak: as soon as a bucket is packed, its gradients become views of it, and their own memory is free
@@ -705,7 +581,7 @@ pd.DataFrame(rows).T
 # by the gradient's own size, which hides a wrong scale.
 
 # %%
-small = model_config("tiny", max_seq_len=seq_len)
+small = lab09.model_config("tiny", max_seq_len=lab09.SEQ_LEN)
 METHODS = {
     "no average": lambda replica: replica,
     "overlapped": lambda replica: parallel.DataParallel(replica, bucket_bytes=100_000),
@@ -739,19 +615,21 @@ for method, wrap in METHODS.items():
 
 # %%
 local, num_nodes = 4, 2
-two_nodes = machine.replace(name="two nodes of four", devices_per_node=local)
-across = GroupNetwork(two_nodes, range(num_nodes * local))
+two_nodes = lab09.find_cluster(cluster).replace(
+    name="two nodes of four", devices_per_node=local
+)
+across = lab09.GroupNetwork(two_nodes, range(num_nodes * local))
 through_a_card = {  # the busiest network card of a node
     "ring": 2 * (num_nodes * local - 1) / (num_nodes * local) * gradient_bytes,
     "hierarchical": 2 * (num_nodes - 1) / num_nodes * gradient_bytes / local,
 }
 rows = {}
 for algorithm, size in through_a_card.items():
-    cost = collective_cost("all_reduce", gradient_bytes, across, algorithm=algorithm)
-    rows[algorithm] = {"time": format_quantity(cost.time_s, "s")}
-    rows[algorithm]["sent per rank"] = format_quantity(cost.sent_bytes[0], "B")
-    rows[algorithm]["through the busiest card"] = format_quantity(size, "B")
-pd.DataFrame(rows).T
+    cost = lab09.collective_cost("all_reduce", gradient_bytes, across, algorithm=algorithm)
+    rows[algorithm] = {"time": lab09.format_quantity(cost.time_s, "s")}
+    rows[algorithm]["sent per rank"] = lab09.format_quantity(cost.sent_bytes[0], "B")
+    rows[algorithm]["through the busiest card"] = lab09.format_quantity(size, "B")
+lab09.in_rows(rows)
 
 # %% [markdown]
 # A single *flat ring* passes the bytes from rank to rank, regardless of nodes: all bytes that leave a node leave
@@ -765,7 +643,7 @@ def hierarchical_step():
     with phase("setup"):
         average = parallel.HierarchicalAverage(parallel.node_mesh(ranks_per_node=local))
         replica = parallel.DataParallel(
-            GPT(gpt_config, seed=0), bucket_bytes=bucket_bytes, reduce=average
+            GPT(lab09.CONFIG, seed=0), bucket_bytes=bucket_bytes, reduce=average
         )
         inputs, targets = (
             tokens.to(torch.get_default_device()) for tokens in parts[dist.get_rank() % ranks]
@@ -775,7 +653,7 @@ def hierarchical_step():
 
 run = launch(hierarchical_step, ranks=num_nodes * local, cluster=two_nodes)
 step = run.timeline.without("setup")
-show(step.figure(ranks=[0, local], title="Hierarchical: ranks 0 and 4, on two nodes"))
+lab09.show(step.figure(ranks=[0, local], title="Hierarchical: ranks 0 and 4, on two nodes"))
 
 # %% [markdown]
 # The ranks form a *mesh*, a grid with the axes node and local. Each rank now has two communication lanes: `mesh_local`
@@ -790,33 +668,7 @@ show(step.figure(ranks=[0, local], title="Hierarchical: ranks 0 and 4, on two no
 # of ranks? Then take GPT-2.
 
 # %%
-BUCKETS = [10.0 ** (exponent / 4) for exponent in range(16, 37)]
-
-
-def step_times(num_ranks, sequences, name, machine):
-    one = profile_of(name, sequences, machine)
-    predict = partial(studies.predict_step, one, find_cluster(machine), num_ranks)
-    bucketed_s = [predict(int(bucket), "bucketed").step_s for bucket in BUCKETS]
-    overlapped_s = [predict(int(bucket), "overlapped").step_s for bucket in BUCKETS]
-    return {
-        "bucketed": bucketed_s,
-        "overlapped": overlapped_s,
-        "one GPU": [one.step_s] * len(BUCKETS),
-    }
-
-
-def draw(series):
-    return figure_lines(BUCKETS, series, "bucket", "step", x_unit="B", y_unit="s", log_x=True)
-
-
-others = [
-    IntChoice("num_ranks", "Ranks", (2, 4, 8, 16, 32, 64), 8),
-    IntChoice("sequences", "Sequences per rank", (1, 2, 4, 8, 16, 32), 4),
-    Choice("name", "Model", tuple(MODELS), "this lab's (3.2M)"),
-    controls[-1],
-]
-examples = [{"num_ranks": 2}, {"name": "GPT-2 (124M)", "sequences": 8}]
-explore(step_times, draw, others, interactive=interactive, examples=examples)
+lab09.explore_buckets(interactive)
 
 # %% [markdown]
 # <details><summary>Which size is best?</summary>

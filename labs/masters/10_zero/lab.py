@@ -3,38 +3,15 @@
 #
 # **Question.** Which rank needs which data, and when?
 #
-# In data parallel training every GPU holds a copy of everything. Most of these copies are needed only briefly, or
-# never. So each GPU keeps the piece that it updates, and gathers and frees the rest when needed. You build this in
-# three stages. How much memory does it save, and what does it cost in bytes and seconds?
+# In data parallel training every GPU holds a copy of everything, and needs most of it only briefly. So each GPU keeps
+# one piece, and gathers the rest when needed. You build this in three stages. What does it save, and cost?
 #
-# **Prerequisites.** Lab 09; helpful: labs 02, 03, 04 and 05. **Time.** 60 minutes, without the folded sections,
-# called *further*.
+# **Prerequisites.** Lab 09; helpful: labs 02, 03, 04 and 05. **Time.** 60 minutes, without sections called *further*.
 
 # %%
-from functools import partial
+from lablib.labs import lab10
 
-import numpy as np
-import pandas as pd
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
-
-from lablib import find_cluster, launch, parallel, phase, reconcile
-from lablib.calibration import batch_for, this_machine
-from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
-from lablib.figures import figure_lines, figure_memory, format_quantity, show
-from lablib.figures.describe import attach
-from lablib.hardware import Link
-from lablib.models import GPT, GPTConfig, find_transformer, next_token_loss, num_parameters
-from lablib.parallel.zero.bytes import BF16, FP32, MIXED, zero_bytes, zero_sent_bytes
-from lablib.parallel.zero.offload import offload_time
-from lablib.parallel.zero.sharded_muon_cost import muon_cost
-from lablib.studies import zero_latency
-from lablib.widgets import Choice, IntChoice, LogSlider, explore
-
-check = checks_for("10")
-check
+lab10.show(lab10.figure_question())
 
 # %% tags=["parameters"]
 backend: str = "sim"  # sim | gloo | nccl
@@ -47,89 +24,41 @@ quick: bool = True  # few repeats
 # %% [markdown] minutes=5
 # ## Memory of a replica
 #
-# A *rank* is one process with one GPU, and a *replica* its full copy of the model (lab 09). This GPT has about a
-# hundred million parameters. It computes in BF16, numbers of 2 bytes. The optimizer AdamW changes a *master copy* in
-# FP32, 4 bytes, since BF16 would round small changes away (lab 02). It also keeps two averages of each gradient, 8
-# bytes (lab 05).
+# A *replica* is a rank's full copy of the model (lab 09). This GPT computes in BF16, 2 bytes per number. The optimizer
+# AdamW changes a *master copy* in FP32, since BF16 would round small changes away (lab 02), and keeps two averages of
+# each gradient in FP32 (lab 05). Guess: how many bytes per parameter are that?
 
 # %%
-node = find_cluster(cluster).devices_per_node
-most = f"{node}, the GPUs of one node of {cluster}"
-assert 2 <= ranks <= node, f"ranks must be 2 to {most}: got {ranks}."
-config = GPTConfig(num_layers=8, d_model=1024, num_heads=8, vocab_size=1024, max_seq_len=512)
-num_params, sequences = num_parameters(config), 2  # sequences of one rank
-print(
-    f"{num_params:,} parameters; a rank reads {sequences * config.max_seq_len} tokens per step"
-)
-
-
-def make_replica(stage, options):
-    device = torch.get_default_device()  # the rank's GPU
-    if stage == 0:  # no sharding: every rank has everything, and averages with all
-        mesh = parallel.node_mesh(ranks_per_node=1)
-        options = {"group": mesh.get_group("local"), "replicate_group": mesh.get_group("node")}
-    options |= {"param_dtype": torch.bfloat16}
-    model = GPT(config, device=device)
-    return parallel.Zero(model, torch.optim.AdamW, max(stage, 1), **options)
-
-
-# %% [markdown]
-# `parallel.Zero` is the library's version of what you build. Its stage 0 is plain data parallel training. The program
-# below makes one step to fill the optimizer's memory, and then the step that we look at. `phase` names a part of a
-# program: "setup" is left out of pictures. In "rest" the ranks only wait for each other: it shows their memory from
-# backward to `zero_grad`. (`node_mesh` makes groups of ranks; in stage 0 each rank has its own group.)
-
+my_guess_replica = None  # bytes per parameter: parameters, gradients, master copy, averages
+print("guess:", my_guess_replica)
 
 # %%
-def program(stage, options):
-    with phase("setup"):
-        replica = make_replica(stage, dict(options))
-        shape = sequences, config.max_seq_len
-        tokens = torch.zeros(shape, dtype=torch.long, device=torch.get_default_device())
-        next_token_loss(replica(tokens), tokens).backward()
-        replica.step()
-        replica.zero_grad()
-    next_token_loss(replica(tokens), tokens).backward()
-    with phase("step"):
-        replica.step()
-    with phase("rest"):
-        dist.barrier()
-    return [unit.layout.numel for unit in replica.units]
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
 
+from lablib import parallel, phase
+from lablib.models import GPT, next_token_loss
 
-def run_stage(stage, **options):
-    simulated = {"ranks": ranks, "cluster": cluster, "fidelity": "shapes", "simulate": [0]}
-    return launch(program, stage, options, **simulated)
-
-
-runs = {"stage 0": run_stage(0)}
-
-# %% [markdown]
-# `launch` runs the program on simulated GPUs. With `fidelity="shapes"` tensors have shapes but no values, so this takes
-# seconds; and since all ranks do the same, `simulate=[0]` runs one of them. The *memory tracker* records the rank's
-# memory.
+check = lab10.checks_for("10")
+check
 
 # %%
-HELD = ["parameter", "gradient", "optimizer state"]
-
-
-def held_at_rest(run):
-    rest = run.timeline.select(0, phase="rest")[0]
-    held = run.memory.at(0, (rest.start_s + rest.end_s) / 2)
-    return {name: held[name] for name in HELD}
-
-
-def table_of(held_by):
-    table = pd.DataFrame(held_by).T / num_params
-    return table.assign(total=table.sum(axis=1)).map("{:.2f}".format)
-
-
-print(f"bytes per parameter that each of {ranks} ranks holds from backward to zero_grad")
-table_of({"stage 0": held_at_rest(runs["stage 0"])})
+simulated = {"ranks": ranks, "cluster": cluster}
+runs = {"stage 0": lab10.run_stage(0, **simulated)}
+print(f"{lab10.NUM_PARAMS:,} parameters; you guessed", my_guess_replica, "bytes for each")
+lab10.table_at_rest(runs)
 
 # %% [markdown]
-# Parameters: 2 in BF16 and 4 of the master copy. Gradients: 2. AdamW's averages: 8. Together 16 bytes per parameter, on
-# every rank (Rajbhandari et al., 2020, section 3.1, who count the master copy as optimizer state: 2 + 2 + 12).
+# The table shows bytes per parameter between backward and `zero_grad`. Parameters: 2 in BF16 and 4 of the master copy.
+# Gradients: 2. AdamW's averages: 8. Together 16, on every rank (Rajbhandari et al., 2020, section 3.1, who count the
+# master copy as optimizer state: 2 + 2 + 12).
+
+# %% [markdown]
+# `parallel.Zero` is the library's version of what you build; its stage 0 is data parallel training. The simulated
+# program makes a step that fills the optimizer's memory, in a phase "setup" that no picture shows, and a second step.
+# Tensors have shapes but no values, and one of the ranks runs: all do the same.
 
 # %% [markdown] minutes=2
 # ## A prediction
@@ -143,20 +72,16 @@ table_of({"stage 0": held_at_rest(runs["stage 0"])})
 # | master copy and averages | 12 |
 
 # %%
-# Bytes per parameter that must stay on each of the ranks from backward to zero_grad:
-my_guess_smallest = None
-# Bytes that a rank then sends per step, as a multiple of data parallel training's:
-my_guess_times = None
-print(
-    f"{ranks} ranks, guesses: {my_guess_smallest} bytes, {my_guess_times} times the bytes sent"
-)
+my_guess_smallest = None  # bytes per parameter that must stay on each rank at the table's time
+my_guess_times = None  # bytes sent per step, as a multiple of data parallel training's
+print(f"{ranks} ranks, guesses: {my_guess_smallest} bytes, {my_guess_times} times the bytes")
 
 # %% [markdown] minutes=7
 # ## Cut into pieces
 #
-# First the pieces. Write all N numbers of the model in one row, and cut the row for n ranks. A rank's piece is its
-# *shard*. N is seldom a multiple of n. So every shard has room for N/n numbers, rounded up, and shards are filled one
-# after another: the last ones may be shorter, or empty.
+# Write all N numbers of the model in one row, and cut the row for n ranks. A rank's piece is its *shard*. N is seldom a
+# multiple of n. So every shard has room for N/n numbers, rounded up, and shards are filled one after another: the last
+# ones may be shorter, or empty.
 #
 #     N = 10, n = 4, room for 3      0 1 2 | 3 4 5 | 6 7 8 | 9
 #     N = 5,  n = 4, room for 2      0 1   | 2 3   | 4     |
@@ -167,8 +92,7 @@ print(
 #
 # ### Exercise 1: bytes of a rank
 #
-# How many bytes does a rank hold? Count the numbers themselves, not the empty room. Stuck? Run
-# `check.bytes_of_rank.hint()` in a new cell.
+# How many bytes does a rank hold? Do not count the empty room. Stuck? Run `check.bytes_of_rank.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
@@ -189,7 +113,7 @@ def bytes_of_rank(num_params, ranks, rank, stage):
 # %%
 for stage in range(4):
     print(f"stage {stage}, 10 numbers on 4 ranks, rank 3:")
-    try_out(bytes_of_rank, 10, 4, 3, stage)  # by hand: 160, 52, 34, 16
+    lab10.try_out(bytes_of_rank, 10, 4, 3, stage)  # by hand: 160, 52, 34, 16
 
 # %% tags=["check"] points=2
 check.bytes_of_rank(bytes_of_rank)
@@ -197,14 +121,15 @@ check.bytes_of_rank(bytes_of_rank)
 # %% [markdown] minutes=9
 # ## Stage 1: each rank updates its shard
 #
-# After an all-reduce every rank does the same update of all parameters: n times the same work, from n equal copies of
-# the optimizer's state. Let each rank update only its shard. Then it needs only the mean gradient of that shard, and
-# afterwards the others' new parameters. These are two collectives:
+# After an all-reduce every rank does the same update of all parameters, from n equal copies of the optimizer's state.
+# Let each rank update only its shard. Then it needs only the mean gradient of that shard, and afterwards the others'
+# new parameters.
+
+# %% [markdown]
+# These are two collectives. (Tables call them `reduce_scatter_tensor` and `all_gather_into_tensor`, their older names.)
 #
 # - *reduce-scatter*: every rank gives n pieces; rank r gets the sum of all ranks' pieces r.
 # - *all-gather*: every rank gives one piece; all get all pieces, in the order of the ranks.
-#
-# Tables call them `reduce_scatter_tensor` and `all_gather_into_tensor`, their older names.
 
 # %%
 # torch 2.13 gave both a new name.
@@ -222,7 +147,7 @@ def two_halves():
     return f"has {full.tolist()}, gets {piece.tolist()}, gathers {gathered.tolist()}"
 
 
-try_out(two_halves, ranks=4)
+lab10.try_out(two_halves, ranks=4)
 
 # %% [markdown]
 # One after the other they are an all-reduce, as in lab 08's ring. In each half a rank sends (n-1)/n of the bytes. Stage
@@ -232,10 +157,9 @@ try_out(two_halves, ranks=4)
 # ### Exercise 2: a step of stage 1
 #
 # `flat` is one tensor with all parameters, its length a multiple of n; in 16 bits, for example. `master` is a copy of
-# this rank's shard in higher precision. `optimizer` was made for it: `optimizer.step()` changes `master` by
-# `master.grad`, which must have the dtype of `master`. A collective's output has the dtype of its input, and separate
-# memory. (The only overlap that NCCL, which runs on GPUs, allows: of the two tensors, the shard may be this rank's
-# piece of the full one.) The budget: (n-1)/n of `gradient`'s bytes, and of `flat`'s.
+# this rank's shard in higher precision. `optimizer.step()` changes `master` by `master.grad`, which must have the dtype
+# of `master`. A collective's output has the dtype of its input, and separate memory (on GPUs, too, except that the
+# shard may be this rank's piece of the full tensor). The budget: (n-1)/n of `gradient`'s bytes, and of `flat`'s.
 
 
 # %% tags=["exercise"]
@@ -265,35 +189,35 @@ def one_step():
     return flat.tolist()
 
 
-try_out(one_step, ranks=4)
+lab10.try_out(one_step, ranks=4)
 
 # %% tags=["check"] points=3
 check.stage_1_step(stage_1_step)
 
 # %%
-runs["stage 1"] = run_stage(1)
-print(f"bytes for each parameter on each of {ranks} ranks, from backward to zero_grad")
-table_of({name: held_at_rest(run) for name, run in runs.items()})
+runs["stage 1"] = lab10.run_stage(1, **simulated)
+lab10.table_at_rest(runs)
 
 # %% [markdown]
-# Only the optimizer's part shrinks: the master copy, counted as parameters, from 4 to 4/n, and its state from 8 to 8/n.
-# Every rank still has all parameters and gradients.
+# Bytes per parameter, as above. Only the optimizer's part shrinks: the master copy, counted as parameters, from 4 to
+# 4/n, and its state from 8 to 8/n. Every rank still has all parameters and gradients.
 
 # %% [markdown] minutes=13
 # ## Stage 2: shard gradients
 #
-# In stage 1 a rank still holds the full gradient until its step, and uses a shard of it. When is the rest needed? Only
-# until it has been reduced, which is possible in backward, gradient by gradient (lab 09). So reduce-scatter a gradient
-# when it is ready, keep the shard, free the rest. Then the full gradient is never in memory at once.
+# In stage 1 a rank still holds the full gradient until its step, and uses a shard of it. When is the rest needed? Until
+# it has been reduced, which is possible in backward, gradient by gradient (lab 09). So reduce-scatter a gradient when
+# it is ready, keep the shard, free the rest.
 
 # %% [markdown]
 # ### Exercise 3: keep a shard of each gradient
 #
-# Do it with hooks, as in lab 09: `param.register_post_accumulate_grad_hook(f)` calls `f(param)` when `param.grad` is
-# complete; you may wait in the hook. Here each parameter is cut separately: flatten its gradient, append zeros until n
-# divides its length (`F.pad(x, (0, k))` appends k), and reduce-scatter. Setting `param.grad = None` frees a gradient. A
-# second backward before the step, of another part of the batch (a *micro-batch*, lab 04), adds to the shards. The
-# budgets: the bytes of a reduce-scatter of each gradient, and peak memory.
+# `param.register_post_accumulate_grad_hook(f)` calls `f(param)` when `param.grad` is complete (lab 09); you may wait in
+# the hook. Each parameter is cut separately: flatten its gradient, append zeros until n divides its length (`F.pad(x,
+# (0, k))` appends k), and reduce-scatter. Setting `param.grad = None` frees a gradient.
+#
+# A second backward before the step, of another *micro-batch* (lab 04), adds to the shards. The budgets: the bytes of a
+# reduce-scatter of each gradient, and peak memory.
 
 
 # %% tags=["exercise"]
@@ -334,7 +258,7 @@ def two_backwards():
     return shards[layer.weight].tolist(), layer.weight.grad
 
 
-try_out(two_backwards, ranks=2)
+lab10.try_out(two_backwards, ranks=2)
 
 # %% tags=["check"] points=3
 check.shard_gradients(shard_gradients)
@@ -344,54 +268,40 @@ check.shard_gradients(shard_gradients)
 # runs while backward fills the next bucket. Below, `full` is the bucket's gradient.
 
 # %%
-show_source(parallel.Zero2._launch, after=check.shard_gradients)
+lab10.show_source(parallel.Zero2._launch, after=check.shard_gradients)
 
 # %% [markdown]
-# Now memory during a step, in stage 0 and in stage 2. F is forward, B backward, C communication, X other compute: here
-# the update. *Exposed* is communication during which the GPU computes nothing. A lane of links is named after its group
-# of ranks; `world` is all ranks. *Activations*, which backward needs, accumulate in forward (lab 03). Before you look:
-# where will the two differ, and where not at all?
+# *Activations*, which backward needs, accumulate in forward (lab 03). In the peak of a step, which kinds of memory are
+# smaller in stage 2 than in stage 0, and which are equal?
 
 # %%
-runs["stage 2"] = run_stage(2)
-
-
-def step_of(run):
-    return run.timeline.without("setup").without("rest")
-
-
-def curve_in_step(run):
-    """Times when the memory changes during the step, and its bytes."""
-    step, (times_s, held) = step_of(run), run.memory.curve(0)
-    since_s = times_s - step.origin_s
-    first = max(since_s.searchsorted(step.start_s, "right") - 1, 0)  # held as the step begins
-    last = since_s.searchsorted(step.end_s, "right")
-    return since_s[first:last] - step.start_s, sum(held.values())[first:last]
-
+my_guess_equal = None  # those of parameter, gradient, optimizer state, activation
+print("guess:", my_guess_equal)
 
 # %%
+runs["stage 2"] = lab10.run_stage(2, **simulated)
 for name in ("stage 0", "stage 2"):
-    run = runs[name]
-    title = f"Memory of a rank in a step, {name}"
-    figure = figure_memory(run.memory, timeline=step_of(run), rank=0, title=title)
-    most = format_quantity(curve_in_step(run)[1].max(), "B")
-    show(attach(figure, f"The most in this step: {most}.", figure.layout.meta["table"]))
+    lab10.show_memory(name, runs[name])
+print("the most of each kind in a step; you guessed as equal:", my_guess_equal)
+lab10.table_of_most({name: runs[name] for name in ("stage 0", "stage 2")})
 
 # %% [markdown]
-# Optimizer state and parameters are constant. In stage 0 gradients grow all through backward; during the update the
-# optimizer also needs them in FP32: 4 bytes more than the 16, at the peak. In stage 2 they stay small, and only a shard
-# is copied. Activations are equal: ZeRO does not cut them, as each rank has its own part of the batch. (Compare the
-# axes: activations reach 0.28 GB in both pictures. Our stage 0 is stage 1 on groups of one: so there are a lane
-# `mesh_local`, which sends nothing, and buffers of communication, up to one more copy of the gradients, which plain
-# data parallel training does not need.)
+# F is forward, B backward, C communication, X other compute: here the update. *Exposed* is communication during which
+# the GPU computes nothing. A lane of links is named after its group of ranks; `world` is all ranks.
+#
+# Activations are equal: ZeRO does not cut them, as each rank has its own part of the batch.
+
+# %% [markdown]
+# In stage 0 gradients grow all through backward; during the update the optimizer also needs them in FP32: 4 bytes more
+# than the 16, at the peak. In stage 2 they stay small, and only a shard is copied. (Our stage 0 is stage 1 on groups of
+# one: so there are a lane `mesh_local`, which sends nothing, and buffers of communication.)
 
 # %% [markdown] minutes=15
-# ## Stage 3: gather parameters when needed
+# ## Stage 3: shard parameters
 #
-# The parameters remain, 2 bytes each on every rank. When does a rank need all of them? Never all at once: a layer needs
-# only its own while it computes. So cut these too. A *unit* is a part of the model with parameters that are gathered
-# and freed together; here each block of the GPT is one. Before a unit computes, its shards are gathered; after it, the
-# full parameters are freed. Backward does the same again, in reverse.
+# A layer needs only its own parameters while it computes, so cut these too. A *unit* is a part of the model with
+# parameters that are gathered and freed together; here each block of the GPT is one. Before a unit computes, its shards
+# are gathered; after it, the full parameters are freed. Backward does the same in reverse.
 
 # %% [markdown]
 # But then each unit waits for its gather, unless the gather of the next unit starts before this one computes: it is
@@ -442,90 +352,51 @@ def three_units():
     return float(gather_ahead([own, 2 * own, 3 * own], lambda i, full, x: x * full.sum(), 1.0))
 
 
-try_out(three_units, ranks=4)
+lab10.try_out(three_units, ranks=4)
 
 # %% tags=["check"] points=3
 check.gather_ahead(gather_ahead)
 
 # %% [markdown]
 # Now stage 3 of the library, without prefetching and with it. (A picture's *makespan* is the time from its first event
-# to its last.) Which step will be shorter, stage 1's or stage 3's?
+# to its last.) Which step will be shorter, stage 1's or stage 3's with prefetching?
 
 # %%
-runs["stage 3"] = run_stage(3)
-waiting = run_stage(3, prefetch=False)
-show(step_of(waiting).figure(title="Stage 3: each unit waits for its gather"))
-show(step_of(runs["stage 3"]).figure(title="Stage 3: the next unit is prefetched"))
+my_guess_shorter = None  # "stage 1" or "stage 3"
+print("guess:", my_guess_shorter)
 
 # %%
-rows = {}
-for name, run in {**runs, "stage 3, no prefetch": waiting}.items():
-    step = step_of(run)
-    seconds = {"step": step.makespan_s, "exposed communication": step.exposed_s(0)}
-    rows[name] = {key: format_quantity(value, "s") for key, value in seconds.items()}
-pd.DataFrame(rows).T
+runs["stage 3"] = lab10.run_stage(3, **simulated)
+waiting = lab10.run_stage(3, **simulated, prefetch=False)
+lab10.show(lab10.step_of(waiting).figure(title="Stage 3: each unit waits for its gather"))
+lab10.show(lab10.step_of(runs["stage 3"]).figure(title="Stage 3: the next unit is prefetched"))
+print("you guessed", my_guess_shorter)
+lab10.table_of_steps({**runs, "stage 3, no prefetch": waiting})
 
 # %% [markdown]
-# In stages 1 and 2 the all-gather after the update is exposed, since the library waits for all of it. Stage 3 has none
-# there: it gathers parameters in the next forward, one unit ahead. So on 4 ranks of this machine stage 3's step is
-# shorter than stage 1's. With few ranks or slow links (`ranks: 2`, or 8 on `pcie-a100`), its third transfer is exposed,
-# and stage 1's step is shorter. And why does stage 0 take longest? Its optimizer updates everything on every rank,
-# which matters with so small a batch.
+# In stages 1 and 2 the all-gather after the update is exposed. Stage 3 gathers parameters in the next forward, one unit
+# ahead; with few ranks or slow links (`ranks: 2`, or 8 on `pcie-a100`) its third transfer is exposed. Stage 0's
+# optimizer updates everything on every rank, which matters with so small a batch.
 #
-# Now all stages in one picture. Its x axis is a share of each stage's own step.
-
+# Now all stages in one picture.
 
 # %%
-def memory_in_step(run, parts=150):
-    """Peak memory in each of many equal parts of the step."""
-    times_s, sizes = curve_in_step(run)
-    edges_s = step_of(run).makespan_s * np.arange(parts + 1) / parts
-    first = np.maximum(times_s.searchsorted(edges_s[:-1], "right") - 1, 0)
-    last = np.maximum(times_s.searchsorted(edges_s[1:], "right"), first + 1)
-    return [float(sizes[a:b].max()) for a, b in zip(first, last, strict=True)]
-
-
-share = [100 * (part + 0.5) / 150 for part in range(150)]
-curves = {name: memory_in_step(run) for name, run in runs.items()}
-units = {"x_unit": "%", "y_unit": "B"}
-title = "Memory of a rank in a step, all stages"
-figure = figure_lines(share, curves, "part of its own step", "memory", **units, title=title)
-most = [f"{name} {format_quantity(max(curve), 'B')}" for name, curve in curves.items()]
-show(attach(figure, f"The most in a step: {', '.join(most)}.", figure.layout.meta["table"]))
+lab10.show(lab10.figure_stages(runs))
 
 # %% [markdown]
-# Stage 1 saves most, of the optimizer's 12 bytes. The highest point decides whether a model fits. In stages 2 and 3
-# this is the peak of activations, which no stage cuts: there stage 2 saves much less than at rest.
+# The highest point decides whether a model fits. In stages 2 and 3 this is the peak of activations, which no stage
+# cuts: there stage 2 saves much less than at rest. Stage 1 saves most, of the optimizer's 12 bytes.
 
 # %% [markdown] minutes=4
 # ## Bytes stored and sent
 #
-# Memory is your exercise 1, with the empty room included. And how many bytes does a rank send in a step? Every
-# all-gather and every reduce-scatter sends (n-1)/n of its bytes, which are 2 N for N parameters. Stages 0 to 2 have
-# two, and stage 3 has three: parameters in forward, again in backward, and gradients. The *root*, all parameters
-# outside the blocks, such as the embedding, stays from forward to backward: it has two.
+# Memory is your exercise 1, with the empty room included. And what does a rank send in a step? Every all-gather and
+# every reduce-scatter sends (n-1)/n of its bytes, 2 N for N parameters. Stages 0 to 2 have two. Stage 3 has three:
+# parameters in forward, again in backward (except the *root*, those outside the blocks), and gradients.
 
 # %%
-plain = zero_sent_bytes(0, [num_params], ranks)
-SENDERS = ("all_reduce", "reduce_scatter_tensor", "all_gather_into_tensor")
-rows = {}
-for name, run in runs.items():
-    # of each unit; in stage 3 the first is the root
-    stage, numels = int(name[-1]), run.values[0]
-    root, numels = (numels[0], numels[1:]) if stage == 3 else (0, numels)
-    calls = [transfer for transfer in run.traffic.transfers if transfer.name in SENDERS]
-    sent = sum(call.sent_bytes[0] for call in calls) / 2  # of two steps
-    held = sum(held_at_rest(run).values())
-    sizes = [numel for numel in (root, *numels) if numel]
-    held_by_formula = zero_bytes(stage, sizes, ranks).total
-    sent_by_formula = zero_sent_bytes(stage, numels, ranks, root_numel=root)
-    found = {"held": held, "held by formula": held_by_formula}
-    found |= {"sent": sent, "sent by formula": sent_by_formula}
-    rows[name] = {key: format_quantity(size, "B", 4) for key, size in found.items()}
-    rows[name]["bytes per parameter"] = f"{held / num_params:.2f}"
-    rows[name]["times sent"] = f"{sent / plain:.2f}"
 print(f"you guessed {my_guess_smallest} bytes per parameter, {my_guess_times} times the bytes")
-pd.DataFrame(rows).T
+lab10.table_of_bytes(runs, ranks)
 
 # %% [markdown]
 # Stages 1 and 2 send as much as data parallel training: they add no traffic. Stage 3 adds half as much again, less the
@@ -535,48 +406,27 @@ pd.DataFrame(rows).T
 # %% [markdown] minutes=4
 # ## Explore: does it fit?
 #
-# The bytes of all stages against the number of ranks, with the memory of a GPU. Which stage does a model of 7 billion
-# parameters need on 8 GPUs of 80 GB? And 70 billion? Which limits do stages 1 and 2 approach with many ranks?
-# (Parameters, gradients and optimizer state together are the *states*.)
+# Parameters, gradients and optimizer state together are the *states*. Guess: which is the lowest stage whose states fit
+# into GPUs of 80 GB, for 7 billion parameters on 8 GPUs? And for 70 billion on 16?
 
 # %%
-NUM_RANKS = [2**k for k in range(11)]
-PRECISIONS = {
-    "BF16 with FP32 master (2 + 2 + 12)": MIXED,
-    "FP32 (4 + 4 + 8)": FP32,
-    "BF16 alone (2 + 2 + 4)": BF16,
-}
-GPUS = {find_cluster(name).device.name: name for name in ("dgx-h100", "hgx-h200")}
+my_guess_stages = None  # two stages, 0 to 3
+print("guess:", my_guess_stages)
 
-
-def states(params, precision, gpu):
-    def total(stage, n):
-        return zero_bytes(stage, [int(params)], n, PRECISIONS[precision]).total
-
-    lines = {f"stage {stage}": [total(stage, n) for n in NUM_RANKS] for stage in range(4)}
-    memory_bytes = find_cluster(GPUS[gpu]).device.memory_bytes
-    return lines | {"memory of the GPU": [memory_bytes] * len(NUM_RANKS)}
-
-
-def draw_states(lines):
-    axes = {"x_unit": "", "y_unit": "B", "log_x": True, "log_y": True}
-    return figure_lines(NUM_RANKS, lines, "ranks", "states of a rank", **axes)
-
-
-controls = [
-    LogSlider("params", "Parameters", 1e8, 1e12, 7e9),
-    Choice("precision", "Precision", tuple(PRECISIONS), next(iter(PRECISIONS))),
-    Choice("gpu", "GPU", tuple(GPUS), next(iter(GPUS))),
-]
-examples = [{"params": 7e10}, {"precision": "FP32 (4 + 4 + 8)"}]
-explore(states, draw_states, controls, interactive=interactive, examples=examples)
+# %%
+for params, n in [(7e9, 8), (70e9, 8), (70e9, 16)]:
+    print(f"{params / 1e9:.0f} billion on {n} GPUs: {lab10.first_that_fits(params, n)}")
+print("you guessed", my_guess_stages)
+lab10.explore_states(interactive)
 
 # %% [markdown]
-# <details><summary>Which stage?</summary>
+# Change the precision, too. Which limits do stages 1 and 2 approach with many ranks?
+
+# %% [markdown]
+# <details><summary>Which limits?</summary>
 #
-# 7 billion: plain data parallel training needs 112 GB and does not fit, stage 1 holds 38.5 GB. 70 billion: stage 3
-# holds 140 GB on 8 ranks, and fits only on 16, 70 GB, with little left for activations. Stages 1 and 2 approach 4 and 2
-# bytes per parameter, in FP32 8 and 4: the uncut bytes. From 30 and 70 ranks on they are within a tenth of that.
+# Stages 1 and 2 approach 4 and 2 bytes per parameter, in FP32 8 and 4: the uncut bytes. From 30 and 70 ranks on they
+# are within a tenth of that. 70 billion on 16 GPUs: little is left for activations.
 #
 # </details>
 
@@ -588,7 +438,7 @@ for billions, stage, n, gigabytes in [
     (70, 3, 8, 140),
     (70, 3, 16, 70),
 ]:
-    assert zero_bytes(stage, [billions * 10**9], n).total == gigabytes * 10**9
+    assert lab10.zero_bytes(stage, [billions * 10**9], n).total == gigabytes * 10**9
     print(f"{billions} billion, stage {stage}, {n} ranks: {gigabytes} GB")
 
 # %% [markdown] tags=["further"] minutes=8
@@ -631,7 +481,7 @@ def two_shards():
     return float(norm), shard.tolist()
 
 
-try_out(two_shards, ranks=2)
+lab10.try_out(two_shards, ranks=2)
 
 # %% tags=["check"] points=2
 check.clip_shards(clip_shards)
@@ -648,42 +498,7 @@ check.clip_shards(clip_shards)
 # network, then the ranks. Below how many tokens are gathers exposed even with overlap?
 
 # %%
-TOKENS = [2**k for k in range(8, 18)]
-REACHED = 0.5  # of the GPU's peak: assumed
-
-
-def exposed_share(bandwidth, num_ranks, name, grouping):
-    machine = find_cluster("dgx-h100")
-    network = Link("network", machine.inter.latency_s, bandwidth)
-    sizes = zero_latency.unit_params(find_transformer(name), grouping)
-    time = zero_latency.zero3_time(sizes, machine.replace(inter=network), num_ranks)
-    flops_per_s = REACHED * machine.device.peak("bfloat16")
-    lines = {"overlapped": [], "not overlapped": []}
-    for tokens in TOKENS:
-        compute_s = 6 * sum(sizes) * tokens / flops_per_s
-        for line, overlaps in zip(lines.values(), (True, False), strict=True):
-            step_s = zero_latency.step_s(
-                time, sum(sizes), flops_per_s, tokens, overlaps=overlaps
-            )
-            line.append(100 * (1 - compute_s / step_s))
-    return lines
-
-
-def draw_share(lines):
-    axes = {"x_unit": "", "y_unit": "%", "log_x": True}
-    return figure_lines(
-        TOKENS, lines, "tokens of a rank's batch", "exposed share of the step", **axes
-    )
-
-
-controls = [
-    LogSlider("bandwidth", "Network, each GPU", 1e9, 4e11, 5e10, unit="B/s"),
-    IntChoice("num_ranks", "Ranks", (8, 16, 64, 256, 1024), 64),
-    Choice("name", "Model", ("gpt3-6.7b", "gpt3-175b"), "gpt3-6.7b"),
-    Choice("grouping", "A unit is a", ("layer", "parameter"), "layer"),
-]
-examples = [{"bandwidth": 1e10}, {"num_ranks": 1024, "grouping": "parameter"}]
-explore(exposed_share, draw_share, controls, interactive=interactive, examples=examples)
+lab10.explore_tokens(interactive)
 
 # %% [markdown]
 # <details><summary>How many?</summary>
@@ -704,12 +519,7 @@ for bandwidth, n, grouping, tokens in [
     (1e10, 64, "layer", 6400),
     (5e10, 1024, "parameter", 13000),
 ]:
-    h100 = find_cluster("dgx-h100")
-    slow = h100.replace(inter=Link("network", h100.inter.latency_s, bandwidth))
-    sizes = zero_latency.unit_params(find_transformer("gpt3-6.7b"), grouping)
-    time = zero_latency.zero3_time(sizes, slow, n)
-    flops_per_s = REACHED * h100.device.peak("bfloat16")
-    fewest = zero_latency.smallest_batch(time, sum(sizes), flops_per_s)
+    fewest = lab10.fewest_tokens(bandwidth, n, grouping)
     assert abs(fewest / tokens - 1) < 0.02, (bandwidth, n, grouping, fewest)
     print(f"{bandwidth:.0e} B/s, {n} ranks, a unit is a {grouping}: {fewest:,.0f} tokens")
 
@@ -721,14 +531,16 @@ for bandwidth, n, grouping, tokens in [
 # times, and compares; a step in phase "setup" is a warm-up. Guess: will compute hide the gathers on this machine?
 
 # %%
-small = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=64)
+my_guess_hidden = None  # "yes" or "no"
+print("guess:", my_guess_hidden)
 
 
+# %%
 def small_step(batch):
     with phase("setup"):
         device = torch.get_default_device()
-        tokens = torch.zeros(batch, small.max_seq_len, dtype=torch.long, device=device)
-        replica = parallel.Zero(GPT(small, seed=0).to(device), torch.optim.AdamW, 3)
+        tokens = torch.zeros(batch, 64, dtype=torch.long, device=device)
+        replica = parallel.Zero(GPT(lab10.SMALL, seed=0).to(device), torch.optim.AdamW, 3)
         next_token_loss(replica(tokens), tokens).backward()
         replica.step()
         replica.zero_grad()
@@ -738,24 +550,18 @@ def small_step(batch):
         replica.step()
 
 
-# %%
-real = "nccl" if backend == "nccl" else "gloo"
-machine = this_machine(ranks=real_ranks, backend=real)
-batch = batch_for(machine, 4, 6 * num_parameters(small) * 4 * 64)  # larger on a GPU
-there = {"ranks": real_ranks, "backend": real, "cluster": machine, "without": "setup"}
-there["fidelity"] = "shapes" if real == "nccl" else "values"  # predict from shapes alone
-comparison = reconcile(small_step, batch, **there, repeats=3 if quick else 7)
-show(comparison.figure())
-print_text(comparison.reading())
+comparison = lab10.reconcile_here(small_step, real_ranks, backend, repeats=3 if quick else 7)
+lab10.show(comparison.figure())
+lab10.print_text(comparison.reading())
 
 # %%
-recorded = recorded_comparison("10")
-print_text(f"{recorded}")
-parts_of_a_step = ["forward", "backward", "step", "exposed", "makespan"]
-comparison.beside(recorded).loc[parts_of_a_step].map("{:.0f}%".format).replace("nan%", "-")
+recorded = lab10.recorded_comparison("10")
+lab10.print_text(f"{recorded}\nYou guessed: {my_guess_hidden}")
+rows = comparison.beside(recorded).loc[["forward", "backward", "step", "exposed", "makespan"]]
+rows.map("{:.0f}%".format).replace("nan%", "-")
 
 # %% [markdown]
-# The recording's machine was busy: its seconds are rough. An error is negative if the prediction is too short. Calls
+# The recording's machine was busy. An error is negative if the prediction is too short. Calls
 # and bytes are equal on both sides; seconds are not. In the recording *exposed* is furthest off in percent: gathers
 # that were predicted to be hidden are not. Gathers and reduce-scatters took twice as long as predicted, since the
 # processes compute at the same time, and most of that is exposed. The prediction also omits the clearing of new memory,
@@ -769,6 +575,8 @@ comparison.beside(recorded).loc[parts_of_a_step].map("{:.0f}%".format).replace("
 
 
 # %%
+from functools import partial
+
 from torch.distributed.fsdp import fully_shard
 
 
@@ -786,8 +594,8 @@ def with_zero(model):
 def step_with(way):
     with phase("setup"):
         device = torch.get_default_device()
-        tokens = torch.arange(4 * small.max_seq_len, device=device).view(4, -1) % 256
-        replica, optimizer = way(GPT(small, seed=0).to(device))
+        tokens = torch.arange(4 * lab10.SMALL.max_seq_len, device=device).view(4, -1) % 256
+        replica, optimizer = way(GPT(lab10.SMALL, seed=0).to(device))
         next_token_loss(replica(tokens), tokens).backward()  # records the order of the units
         optimizer.step()
         optimizer.zero_grad()
@@ -800,13 +608,13 @@ def step_with(way):
 
 rows = {}
 for name, way in {"fully_shard": with_fsdp, "Zero, stage 3": with_zero}.items():
-    run = launch(step_with, way, ranks=2, cluster=cluster, device="cuda")
+    run = lab10.launch(step_with, way, ranks=2, cluster=cluster, device="cuda")
     step = run.timeline.without("setup")
     seconds = {"step": step.makespan_s, "exposed": step.exposed_s(0)}
-    rows[name] = {key: format_quantity(value, "s") for key, value in seconds.items()}
+    rows[name] = {key: lab10.format_quantity(value, "s") for key, value in seconds.items()}
     rows[name] |= {"loss of the second step": f"{run.values[0]:.6f}"}
-    show(step.figure(ranks=[0], title=name))
-pd.DataFrame(rows).T
+    lab10.show(step.figure(ranks=[0], title=name))
+lab10.in_rows(rows)
 
 # %% [markdown]
 # The order of gathers is the same, though FSDP2 starts them earlier, and the loss is the same. (The small B in its
@@ -816,16 +624,18 @@ pd.DataFrame(rows).T
 # settings.
 
 # %%
-shapes = [tuple(param.shape) for param in GPT(config, device="meta").blocks[0].parameters()]
+shapes = [
+    tuple(param.shape) for param in GPT(lab10.CONFIG, device="meta").blocks[0].parameters()
+]
 rows = {}
 for n in (8, 1000):
     for cost in parallel.compare_layouts(shapes, n):
         padding, copied = (
-            format_quantity(x, "B") for x in (cost.padding_bytes, cost.copied_bytes)
+            lab10.format_quantity(x, "B") for x in (cost.padding_bytes, cost.copied_bytes)
         )
         rows[f"{n} ranks, {cost.layout}"] = {"padding": padding, "copied in a step": copied}
 print("one block of this lab's model, in BF16")
-pd.DataFrame(rows).T
+lab10.in_rows(rows)
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: two nodes
@@ -837,7 +647,7 @@ pd.DataFrame(rows).T
 
 # %%
 LOCAL, NODES = 4, 2
-machine = find_cluster(cluster)
+machine = lab10.find_cluster(cluster)
 
 
 def two_nodes(link, is_hybrid):
@@ -847,21 +657,26 @@ def two_nodes(link, is_hybrid):
         with phase("setup"):
             mesh = parallel.node_mesh(ranks_per_node=LOCAL)
         groups = {"group": mesh.get_group("local"), "replicate_group": mesh.get_group("node")}
-        return program(3, groups if is_hybrid else {})
+        return lab10.program(3, groups if is_hybrid else {})
 
     simulated = {"ranks": LOCAL * NODES, "cluster": two, "fidelity": "shapes", "simulate": [0]}
-    return launch(hybrid_program, **simulated)
+    return lab10.launch(hybrid_program, **simulated)
 
 
 rows = {}
-for link in (machine.inter, Link("Ethernet, 25 Gb/s", 5e-6, 3.125e9)):
+for link in (machine.inter, lab10.Link("Ethernet, 25 Gb/s", 5e-6, 3.125e9)):
     for name, is_hybrid in {"over all ranks": False, "hybrid": True}.items():
         run = two_nodes(link, is_hybrid)
-        seconds = {"step": step_of(run).makespan_s, "exposed": step_of(run).exposed_s(0)}
-        row = {key: format_quantity(value, "s") for key, value in seconds.items()}
-        row["bytes per parameter"] = f"{sum(held_at_rest(run).values()) / num_params:.2f}"
+        seconds = {
+            "step": lab10.step_of(run).makespan_s,
+            "exposed": lab10.step_of(run).exposed_s(0),
+        }
+        row = {key: lab10.format_quantity(value, "s") for key, value in seconds.items()}
+        row["bytes per parameter"] = (
+            f"{sum(lab10.held_at_rest(run).values()) / lab10.NUM_PARAMS:.2f}"
+        )
         rows[f"{link.name}: {name}"] = row
-pd.DataFrame(rows).T
+lab10.in_rows(rows)
 
 # %% [markdown]
 # If compute hides the network, hybrid sharding gains nothing and costs memory, and its update takes longer, of 1/L
@@ -877,7 +692,9 @@ pd.DataFrame(rows).T
 # that each matrix is whole on one rank, and back.
 
 # %%
-blocks = GPT(config, device="meta").blocks  # the embeddings stay with AdamW
+from lablib.parallel.zero.sharded_muon_cost import muon_cost
+
+blocks = GPT(lab10.CONFIG, device="meta").blocks  # the embeddings stay with AdamW
 shapes = [tuple(param.shape) for param in blocks.parameters() if param.ndim == 2]
 layout = parallel.FlatLayout(tuple(map(str, range(len(shapes)))), tuple(shapes), ranks)
 found = [{piece.name: piece.numel for piece in layout.pieces(rank)} for rank in range(ranks)]
@@ -886,11 +703,11 @@ rows = {}
 for way in ("owner", "gather", "exchange"):
     cost = muon_cost(way, shapes, counts)
     rows[way] = {
-        "bytes sent per rank": format_quantity(max(cost.sent_bytes), "B"),
-        "FLOPs per rank": format_quantity(max(cost.flops), "FLOP"),
-        "momentum kept per rank": format_quantity(max(cost.state_numbers), ""),
+        "bytes sent per rank": lab10.format_quantity(max(cost.sent_bytes), "B"),
+        "FLOPs per rank": lab10.format_quantity(max(cost.flops), "FLOP"),
+        "momentum kept per rank": lab10.format_quantity(max(cost.state_numbers), ""),
     }
-pd.DataFrame(rows).T
+lab10.in_rows(rows)
 
 # %% [markdown]
 # Gathering repeats the same products on every rank. Exchanging sends least, from three ranks on, in stage 3: each rank
@@ -906,6 +723,8 @@ pd.DataFrame(rows).T
 # GB/s for all 8 GPUs of a node, and 2048 tokens on each GPU:
 
 # %%
+from lablib.parallel.zero.offload import offload_time
+
 params, tokens, flops_per_s = 7e9, 2048, 150e12
 backward_s = 4 * params * tokens / flops_per_s
 rows = {}
@@ -913,12 +732,12 @@ for n in (1, 8, 64):
     host = {"link_bytes_per_s": 25e9, "host_bytes_per_s": 400e9 / min(n, 8)}  # of each GPU
     time = offload_time(params, n, units=33, backward_s=backward_s, **host)
     rows[f"{n} rank{'s' * (n > 1)}"] = {
-        "saved on the GPU": format_quantity(time.saved_bytes, "B"),
-        "step on the host": format_quantity(time.host_s, "s"),
-        "exposed": format_quantity(time.exposed_s, "s"),
-        "forward and backward": format_quantity(1.5 * backward_s, "s"),
+        "saved on the GPU": lab10.format_quantity(time.saved_bytes, "B"),
+        "step on the host": lab10.format_quantity(time.host_s, "s"),
+        "exposed": lab10.format_quantity(time.exposed_s, "s"),
+        "forward and backward": lab10.format_quantity(1.5 * backward_s, "s"),
     }
-pd.DataFrame(rows).T
+lab10.in_rows(rows)
 
 # %% [markdown]
 # The 8 ranks of one node step no faster on the host than one rank alone: they share its memory. On more nodes there are
@@ -936,7 +755,7 @@ import tempfile
 
 from lablib.parallel.zero.checkpoint import load_checkpoint, save_checkpoint
 
-tiny = GPTConfig(num_layers=2, d_model=64, num_heads=2, vocab_size=256, max_seq_len=16)
+tiny = lab10.GPTConfig(num_layers=2, d_model=64, num_heads=2, vocab_size=256, max_seq_len=16)
 part = (torch.arange(12 * tiny.max_seq_len).view(12, -1) * 7) % 256  # the batch of all ranks
 
 
@@ -972,9 +791,9 @@ def load_and_two(folder):
 
 
 with tempfile.TemporaryDirectory() as folder:
-    launch(two_and_save, f"{folder}/saved", ranks=4, trace=False)
-    said, loss = launch(load_and_two, f"{folder}/saved", ranks=3, trace=False).values[0]
-whole = launch(four_steps, ranks=4, trace=False).values[0]
+    lab10.launch(two_and_save, f"{folder}/saved", ranks=4, trace=False)
+    said, loss = lab10.launch(load_and_two, f"{folder}/saved", ranks=3, trace=False).values[0]
+whole = lab10.launch(four_steps, ranks=4, trace=False).values[0]
 print(f"4 steps in stage 3 on 4 ranks: loss {whole:.12f}")
 print(f"{said}, 2 more in stage 1 on 3 ranks: loss {loss:.12f}")
 
