@@ -16,13 +16,17 @@ def test_a_lab_is_proven_with_any_seed(lab: Lab):
     assert [(proof.exercise, proof.findings) for proof in proofs] == [("mean", []), ("size", [])]
 
 
-def test_one_wrong_answer_of_each_message_can_be_enough(lab: Lab):
+def test_one_wrong_answer_of_each_message_and_two_right_ones_can_be_enough(lab: Lab):
     """A proof of many minutes is run whole at night (`make test-all`); the first of each message always."""
+    right = answers_of(lab).right["size"][0]
+    added = f'RIGHT_ANSWERS["size"] += [{right!r}] * 2 + [("is wrong", "size_bytes = 41")]'
+    lab.wrong_answers.write_text(f"{lab.wrong_answers.read_text()}\n{added}\n")
     wrong = answers_of(lab).wrong["mean"]
     again = [replace(one, label=f"{one.label}, again") for one in wrong]
     assert _one_of_each([*wrong, *again]) == wrong and _one_of_each(again[:1] * 2) == again[:1] * 2
     for whole, short in zip(prove(lab), prove(lab, every_answer=False), strict=True):
         assert not short.findings and short.tried <= whole.tried
+        assert len(whole.findings) == (whole.exercise == "size")
 
 
 def test_nothing_is_recorded(lab: Lab, tmp_path: Path):
@@ -50,6 +54,16 @@ def test_only_needed_cells_run_before_an_exercise(lab: Lab):
     )
     *_, exercise, check, _ = master.cells
     assert [cell.line for cell in needed_cells(master, exercise, check)] == [0, 2, 4]
+
+
+@pytest.mark.parametrize("before", ["half = 0.5\n", "half = 0.5; ", "half = 'é' and 0.5; "])
+def test_what_a_needed_cell_ends_in_is_not_evaluated(lab: Lab, before: str):
+    _, parameters, first, *_ = read_master(lab).cells
+    check = read_master(lab).exercises[1][1]
+    ends = replace(first, source=f"{before}draw_figure(\n    half)")
+    exercise = replace(first, source="size_bytes = int(half * 80)")
+    master = Master(lab, (parameters, first, ends, exercise, check))
+    assert try_answer(master, exercise, check, exercise.source).status == "passed"
 
 
 def test_a_check_must_be_given_its_answer_by_name(lab: Lab):

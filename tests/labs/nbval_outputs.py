@@ -1,6 +1,6 @@
 """A pytest plugin beside nbval: writes the outputs of the cells that nbval ran, one JSON list a cell.
 
-    pytest -p nbval_outputs --nbval-lax --outputs FILE.json lab.ipynb
+    pytest -p tests.labs.nbval_outputs --nbval-lax --outputs FILE.json lab.ipynb
 
 nbval runs a notebook and keeps nothing; with this, one run shows that nbval passes and what the cells printed.
 """

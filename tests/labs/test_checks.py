@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 
 def test_the_check_is_proven(lab: Lab, exercise_name: str, pytestconfig: pytest.Config):
-    """With every wrong answer under `--all`; else with one for each message."""
+    """With every answer under `--all`; else with one wrong one for each message, and two right ones."""
     for proof in prove(lab, exercise_name, every_answer=bool(pytestconfig.getoption("--all"))):
         assert not proof.findings, "\n\n".join(proof.findings)
 

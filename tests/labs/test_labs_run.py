@@ -6,9 +6,7 @@ solved here. With `--all` (`make test-all`) every lab does, at every setting, un
 """
 
 import json
-import os
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -18,6 +16,7 @@ from lablib.course.building.build import check_built
 from lablib.course.building.master import read_master
 from lablib.course.places import Lab, find_labs
 from lablib.course.running.execute import run_lab
+from tests.labs.forks import Forks, forks
 
 ROOT = Path(__file__).parents[2]
 MIN_EXERCISES = 3
@@ -66,17 +65,17 @@ def test_a_lab_has_exercises(lab: Lab):
     assert len(read_master(lab).exercises) >= MIN_EXERCISES
 
 
+@pytest.fixture(scope="module")
+def processes() -> Iterator[Forks]:
+    """With the libraries of notebooks, and without lablib: a notebook's first cell imports it, as for a learner."""
+    with forks("torch._dynamo", "pandas", "plotly.graph_objects", "ipywidgets", "ipykernel.kernelapp", "nbval") as one:
+        yield one
+
+
 @pytest.mark.timeout(1500)  # lab 05 has taken 600 s on a slow machine
-def test_the_learners_lab_runs_unsolved_in_nbval(lab: Lab, tmp_path: Path):
-    """A learner's own settings of pytest do not matter here, so the project's are left out too (`-c`)."""
-    command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(lab.labs), "-p", "no:cacheprovider"]
-    plugin = ["-p", "nbval_outputs", "--outputs", str(tmp_path / "outputs.json")]
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [*command, *plugin, "--nbval-lax", "--nbval-current-env", "-q", str(lab.notebook)],
-        cwd=lab.labs, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+def test_the_learners_lab_runs_unsolved_in_nbval(lab: Lab, processes: Forks, tmp_path: Path):
+    failed = processes.run("run_in_nbval", str(lab.notebook), str(tmp_path / "outputs.json"), output=tmp_path / "said")
+    assert not failed, failed[-4000:]
     cells = json.loads((tmp_path / "outputs.json").read_text())
     results = check_results([(cell["tags"], cell["outputs"]) for cell in cells])
     assert len(results) == len(read_master(lab).exercises)

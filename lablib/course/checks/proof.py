@@ -13,8 +13,9 @@ cell is run if it binds a name that a later needed cell uses.
     exercise: def mean(x): ...      <- replaced by the answer
     check.mean(mean)                <- evaluated
 
-So a proof takes the time of its check, not the time of the lab. A cell that changes a value in place without binding
-its name is not found; bind the name again there (`x = filled(x)`).
+The expression that ends a needed cell is left out: it shows a figure or a run, and binds nothing. So a proof takes the
+time of its check, not the time of the lab. A cell that changes a value in place without binding its name is not found;
+bind the name again there (`x = filled(x)`).
 
 `wrong_answers.py` in the lab's folder holds `WRONG_ANSWERS`, exercise -> [(label, answer, part of its message), ...],
 and `RIGHT_ANSWERS`, exercise -> [(label, answer), ...]: right answers in an unusual style.
@@ -42,6 +43,7 @@ from lablib.course.places import Lab
 from lablib.errors import unknown_name
 
 MIN_WRONG = 2
+FEW_RIGHT = 2  # right answers of a short proof, next to the solution
 _RIGHT = "RIGHT_ANSWERS"
 SETTINGS = {"backend": "sim", "interactive": False, "quick": True}
 
@@ -95,12 +97,13 @@ def answers_of(lab: Lab) -> Answers:
 def prove(lab: Lab, only: str = "", seeds: Sequence[int] = (0,), *, every_answer: bool = True) -> Iterator[Proof]:
     """Prove every exercise of a lab, or the one called `only`, with each seed of the inputs.
 
-    `every_answer`: try every wrong answer; otherwise the first for each message. Raises CourseError: no such exercise,
-    or a master, checks or answers that do not match.
+    `every_answer`: try every answer; otherwise the first wrong one for each message, and the first two right ones.
+    Raises CourseError: no such exercise, or a master, checks or answers that do not match.
     """
     master, answers = read_master(lab), answers_of(lab)
     if not every_answer:
-        answers = Answers({name: _one_of_each(wrong) for name, wrong in answers.wrong.items()}, answers.right)
+        wrong = {name: _one_of_each(listed) for name, listed in answers.wrong.items()}
+        answers = Answers(wrong, {name: listed[:FEW_RIGHT] for name, listed in answers.right.items()})
     used = [check.check_name or "" for _, check in master.exercises]
     problem = _problem(lab, used, answers)
     if problem:
@@ -196,7 +199,7 @@ def try_answer(
     namespace: dict[str, Any] = {"__name__": f"lab_{master.lab.number}", "display": lambda *shown, **options: None}
     with contextlib.chdir(master.lab.labs), contextlib.redirect_stdout(io.StringIO()):
         for cell in needed_cells(master, exercise, check):
-            execute(master, cell, cell.source, namespace)
+            execute(master, cell, _without_last_value(cell.source), namespace)
             if cell.tagged("parameters"):
                 namespace.update(SETTINGS)
         if isinstance(answer, str):
@@ -230,6 +233,15 @@ def execute(master: Master, cell: Cell, source: str, namespace: dict[str, Any]) 
     filename = f"<lab {master.lab.number}, cell in line {cell.line}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     exec(compile(source, filename, "exec"), namespace)
+
+
+def _without_last_value(source: str) -> str:
+    """A cell's source without the expression that ends it."""
+    statements = ast.parse(source).body
+    if not statements or not isinstance(last := statements[-1], ast.Expr):
+        return source
+    lines = source.splitlines(keepends=True)[: last.lineno]
+    return "".join(lines[:-1]) + lines[-1].encode()[: last.col_offset].decode()
 
 
 def _answer_name(master: Master, check: Cell) -> str:
