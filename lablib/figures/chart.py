@@ -183,30 +183,34 @@ def chart(
     panels = [panels] if isinstance(panels, Panel) else list(panels)
     heights = [pixels] if isinstance(pixels, int) else list(pixels)
     is_column = len(heights) > 1
-    figure = _grid(panels, heights)
+    figure, places = _grid(panels, heights)
     room = TITLE_PIXELS if any(panel.title for panel in panels) else 0
     height = sum(heights) + style.PAPER_PIXELS + room
-    figure.update_layout(style.base_layout(title, height, **{"showlegend": True} | layout))
-    figure.update_layout(margin_t=style.TOP_PIXELS + room)
-    figure.update_annotations(font_size=13)
+    whole = style.base_layout(title, height, **{"showlegend": True} | layout)
+    whole["margin"] = {**whole["margin"], "t": style.TOP_PIXELS + room}
+    units = []
     names, seen = [mark.name for panel in panels for mark in panel.marks if mark.name], set()
     is_repeated = len(panels) > 1 or len(names) > len(set(names))
-    for number, panel in enumerate(panels):
-        where: dict[str, Any] = {"row": 1 + number * is_column, "col": 1 + number * (not is_column)}
+    for number, (panel, where) in enumerate(zip(panels, places, strict=True)):
         values = {side: _values(panels, panel, side) for side in "xy"}
-        units = {"x": panel.x.scale(values["x"]), "y": panel.y.scale(values["y"])}
+        units.append({"x": panel.x.scale(values["x"]), "y": panel.y.scale(values["y"])})
         for mark in panel.marks:
             group = {"legendgroup": f"series: {mark.name}", "showlegend": mark.name not in seen} if mark.name else {}
-            figure.add_trace(_trace(mark, panel, units).update(group if is_repeated else {}), **where)
+            figure.add_trace(_trace(mark, panel, units[-1]).update(group if is_repeated else {}), **where)
             seen.add(mark.name)
-        figure.update_xaxes(panel.x.drawn(values["x"]), **where)
-        figure.update_yaxes(panel.y.drawn(values["y"]), **where)
-        for rule in panel.rules:
-            _add_rule(figure, rule, panel, units, where)
+        x, y = panel.x.drawn(values["x"]), panel.y.drawn(values["y"])
         if is_column and panel is not panels[-1]:
-            figure.update_xaxes(title_text="", **where)
+            x["title"] = {**x["title"], "text": ""}
         if not is_column and number and panel.y == panels[0].y:
-            figure.update_yaxes(title_text="", **where)
+            y["title"] = {**y["title"], "text": ""}
+        suffix = str(number + 1) if number else ""
+        whole |= {
+            f"{side}axis{suffix}": whole.get(f"{side}axis{suffix}", {}) | drawn for side, drawn in (("x", x), ("y", y))
+        }
+    style.lay_out(figure, whole)
+    for panel, unit, where in zip(panels, units, places, strict=True):
+        for rule in panel.rules:
+            _add_rule(figure, rule, panel, unit, where)
     return attach(figure, sentence or NOTHING, _table(panels[0]) if columns is None else columns, notes)
 
 
@@ -221,12 +225,19 @@ def check_lengths(x: Values, series: Mapping[str, Values]) -> None:
             raise ValueError(f"{name!r} must have one value for each of the {len(x)} positions: got {len(values)}.")
 
 
-def _grid(panels: Sequence[Panel], heights: Sequence[int]) -> go.Figure:
+def _grid(panels: Sequence[Panel], heights: Sequence[int]) -> tuple[go.Figure, list[dict[str, Any]]]:
+    """A figure with a pair of axes for each panel, and where each is: arguments of plotly's `add_trace`."""
     if len(heights) > 1:
-        return make_subplots(rows=len(panels), shared_xaxes=True, vertical_spacing=0.06, row_heights=list(heights))
+        grid = make_subplots(rows=len(panels), shared_xaxes=True, vertical_spacing=0.06, row_heights=list(heights))
+        return grid, [{"row": 1 + number, "col": 1} for number in range(len(panels))]
+    if len(panels) == 1 and not panels[0].title:  # the same axes as a grid of one, without its work
+        axes = {"xaxis": {"anchor": "y", "domain": [0.0, 1.0]}, "yaxis": {"anchor": "x", "domain": [0.0, 1.0]}}
+        return go.Figure(layout=axes), [{}]
     is_shared = all(panel.y == panels[0].y for panel in panels)
     titles, gap = [panel.title for panel in panels], 0.04 if is_shared else 0.1
-    return make_subplots(cols=len(panels), shared_yaxes=is_shared, subplot_titles=titles, horizontal_spacing=gap)
+    grid = make_subplots(cols=len(panels), shared_yaxes=is_shared, subplot_titles=titles, horizontal_spacing=gap)
+    grid.update_annotations(font_size=13)
+    return grid, [{"row": 1, "col": 1 + number} for number in range(len(panels))]
 
 
 def _values(panels: Sequence[Panel], panel: Panel, side: str) -> list[Any]:
@@ -236,7 +247,8 @@ def _values(panels: Sequence[Panel], panel: Panel, side: str) -> list[Any]:
 
 
 def _trace(mark: Mark, panel: Panel, units: Mapping[str, Unit]) -> Any:
-    look: dict[str, Any] = {"name": mark.name} if mark.name else {"showlegend": False}
+    look: dict[str, Any] = {"xaxis": "x", "yaxis": "y"}  # of a figure without a grid
+    look |= {"name": mark.name} if mark.name else {"showlegend": False}
     hover = mark.hover
     if hover is None:
         pairs = [(panel.x.words(x, 3), panel.y.words(y, 4)) for x, y in zip(mark.x, mark.y, strict=True)]

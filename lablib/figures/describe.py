@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from lablib.figures.style import add_room
+from lablib.figures.style import merged
 from lablib.signature import checked
 from lablib.text.markup import in_picture, plain
 
@@ -41,12 +41,13 @@ def attach(
     lengths = {len(values) for values in columns.values()}
     assert len(lengths) <= 1, f"columns of different lengths: {lengths}"
     lines = textwrap.wrap(summary, SUBTITLE_COLUMNS)
-    figure.update_layout(
-        meta={"summary": summary, "table": columns},
-        title_subtitle={"text": "<br>".join(map(plain, lines)), "font": {"size": 12, "color": "#5A5A5A"}},
-    )
-    add_room(figure, 16 * (len(lines) - 1))
-    parts: list[Any] = [figure.layout, *figure.data]  # pyright: ignore[reportGeneralTypeIssues]
+    subtitle = {"text": "<br>".join(map(plain, lines)), "font": {"size": 12, "color": "#5A5A5A"}}
+    more_pixels, now = 16 * (len(lines) - 1), figure.layout.to_plotly_json()
+    changes = {"margin": {"t": now["margin"]["t"] + more_pixels}, "height": now["height"] + more_pixels}
+    changes |= {"meta": {"summary": summary, "table": columns}, "title": {"subtitle": subtitle}}
+    laid_out = merged(now, changes)
+    figure.layout = laid_out | {name: _without_tags(value) for name, value in laid_out.items() if name != "meta"}
+    parts: list[Any] = list(figure.data)  # pyright: ignore[reportGeneralTypeIssues]
     for part in parts:
         for name, value in part.to_plotly_json().items():
             if name != "meta" and (shown := _without_tags(value)) is not value:

@@ -185,6 +185,20 @@ def base_layout(title: str, height: int, **more: Any) -> dict[str, Any]:
     return layout | more
 
 
+def lay_out(figure: go.Figure, layout: Mapping[str, Any]) -> None:
+    """`figure.update_layout(layout)` for groups of properties, in a third of the time.
+
+    Plotly updates property by property, and looks up the path of each several times. Lists are replaced.
+    """
+    figure.layout = merged(figure.layout.to_plotly_json(), layout)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested properties of both; where both have one, that of `above`."""
+    both = [name for name in above if isinstance(below.get(name), Mapping) and isinstance(above[name], Mapping)]
+    return {**below, **above, **{name: merged(below[name], above[name]) for name in both}}
+
+
 def axis(title: str, **more: Any) -> dict[str, Any]:
     """An axis with its title (with the unit), outside ticks and a faint grid."""
     look = {"ticks": "outside", "ticklen": 4, "tickcolor": FAINT_INK, "linecolor": FAINT_INK, "gridcolor": GRID}
@@ -216,7 +230,8 @@ def heading(figure: go.Figure, text: str, x: float = 0, y: float = 1, size: int 
 
 def add_room(figure: go.Figure, pixels: int) -> None:
     """More room between title and plot, in a figure that is higher by as much."""
-    figure.update_layout(margin_t=figure.layout.margin.t + pixels, height=figure.layout.height + pixels)  # pyright: ignore
+    top, height = figure.layout.margin.t, figure.layout.height  # pyright: ignore[reportAttributeAccessIssue]
+    lay_out(figure, {"margin": {"t": top + pixels}, "height": height + pixels})
 
 
 def texts(x: Sequence[Any], y: Sequence[Any], text: Sequence[str], font: Mapping[str, Any], **more: Any) -> go.Scatter:

@@ -16,7 +16,7 @@ from tests.fuzz.anything import anything, like
 from tests.fuzz.held import outcome
 from tests.fuzz.samples import SAMPLES, methods, public
 
-EXAMPLES = 15
+EXAMPLES = settings().max_examples // 5  # of each of a thousand calls: 8, and 20 new ones with --all
 SLOW = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
 
 # Not called here, each for its reason. Keep it short.

@@ -21,7 +21,7 @@ from tests.fuzz.anything import anything, like
 from tests.fuzz.held import outcome
 from tests.fuzz.samples import SAMPLES
 
-EXAMPLES = 15
+EXAMPLES = settings().max_examples // 5  # of each of a thousand calls: 8, and 20 new ones with --all
 
 
 def as_run(plan: pipeline.Plan) -> Timeline:

@@ -15,7 +15,17 @@ from lablib.figures.describe import attach
 from lablib.figures.run.lanes import Lane, extent, lanes_of, pixels, ranks_to_show
 from lablib.figures.run.memory import HIDDEN_AXIS
 from lablib.figures.run.timeline import Drawing, bubble_bars, drawing_of, lane_axis, letters, work_bars
-from lablib.figures.style import FAINT_INK, LOOKS, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, named_rows, texts
+from lablib.figures.style import (
+    FAINT_INK,
+    LOOKS,
+    MEMORY_LOOKS,
+    PAPER_PIXELS,
+    axis,
+    base_layout,
+    lay_out,
+    named_rows,
+    texts,
+)
 from lablib.pipeline.replay import Replay
 from lablib.record.rank_text import ranks_in_words
 from lablib.run import COMPUTE
@@ -99,12 +109,13 @@ def draw_pipeline(
     strip_names = [f"{small} {most[lane.rank]}</span>  <b>rank {lane.rank}</b>" for lane in lanes]
     across = [seconds.of(-0.003 * until_s), seconds.of(1.003 * until_s) or 1.0]
     share = strips / height
-    figure.update_layout(
-        xaxis=axis(axis_title("time", seconds), range=across),
-        xaxis2=HIDDEN_AXIS,
-        yaxis=named_rows(extent(lanes)[::-1], [lane.y for lane in lanes], strip_names) | {"domain": [0, share]},
-        yaxis2=lane_axis(lanes) | {"domain": [share + GAP_PIXELS / height, 1]},
-    )
+    axes = {
+        "xaxis": axis(axis_title("time", seconds), range=across),
+        "xaxis2": HIDDEN_AXIS,
+        "yaxis": named_rows(extent(lanes)[::-1], [lane.y for lane in lanes], strip_names) | {"domain": [0, share]},
+        "yaxis2": lane_axis(lanes) | {"domain": [share + GAP_PIXELS / height, 1]},
+    }
+    lay_out(figure, axes)
     return drawn
 
 

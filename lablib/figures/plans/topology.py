@@ -7,7 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
-from lablib.figures.style import INK, PAPER_PIXELS, base_layout, halo, series_look
+from lablib.figures.style import INK, PAPER_PIXELS, base_layout, halo, lay_out, series_look
 from lablib.signature import checked
 from lablib.text.units import plural
 
@@ -76,11 +76,8 @@ def figure_topology(
     )
     figure.add_traces([_kind(things, kind, number) for number, kind in enumerate(_distinct(n.kind for n in things))])
     hidden: dict[str, Any] = {"visible": False}
-    figure.update_layout(
-        xaxis=hidden | _room([v for t in figure.data for v in t.x]),
-        yaxis=hidden | _room([v for t in figure.data for v in t.y]),
-    )
-    figure.update_layout(margin_b=48, margin_l=20, margin_r=20)
+    axes = {f"{side}axis": hidden | _room([v for t in figure.data for v in t[side]]) for side in "xy"}
+    lay_out(figure, axes | {"margin": {"b": 48, "l": 20, "r": 20}})
     ends = {"from": [e.a for e in links], "to": [e.b for e in links], "level": [e.level for e in links]}
     return attach(figure, summary or _summary(things, links), ends)
 

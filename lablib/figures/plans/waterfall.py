@@ -28,6 +28,7 @@ from lablib.figures.style import (
     axis,
     base_layout,
     halo,
+    lay_out,
     texts,
 )
 from lablib.signature import checked
@@ -86,10 +87,8 @@ def figure_waterfall(prediction: Prediction, title: str = "") -> go.Figure:
     figure = go.Figure(layout=base_layout(title, height, barmode="overlay", showlegend=True))
     figure.add_traces([*_bars(pieces, unit), _steps(pieces, unit), _labels(pieces, unit, p.step_time_s)])
     ticks = {"tickvals": list(rows.values()), "ticktext": [*parts, "<b>step</b>"], "ticks": "", "showgrid": False}
-    figure.update_layout(
-        xaxis=axis(axis_title("time", unit), range=[0, 1.02 * unit.of(p.step_time_s)]),
-        yaxis=axis("", range=[len(rows) - 0.45, -0.55], **ticks),
-    )
+    across = axis(axis_title("time", unit), range=[0, 1.02 * unit.of(p.step_time_s)])
+    lay_out(figure, {"xaxis": across, "yaxis": axis("", range=[len(rows) - 0.45, -0.55], **ticks)})
     seconds = [p.parts[part] for part in parts]
     columns = {
         "part": parts,

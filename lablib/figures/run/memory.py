@@ -22,6 +22,7 @@ from lablib.figures.style import (
     axis,
     base_layout,
     empty_axis,
+    lay_out,
     shares_in_words,
 )
 from lablib.hardware.device import Device
@@ -72,14 +73,14 @@ def figure_memory(
     top = pixels(lanes) + GAP_PIXELS if lanes else 0
     heading = title or f"Memory of rank {rank}"
     figure = go.Figure(layout=base_layout(heading, top + PLOT_PIXELS + PAPER_PIXELS, barmode="overlay"))
-    figure.update_layout(showlegend=True, margin_b=figure.layout.margin.b + (22 if lanes else 0))  # pyright: ignore
+    lay_out(figure, {"showlegend": True, "margin": {"b": figure.layout.margin.b + (22 if lanes else 0)}})  # pyright: ignore
     steps = _steps(times_s, held, window)
     if len(times_s):
         _draw(figure, steps, window, seconds, device)
     else:
         title = axis_title("time since launch", seconds)
         across = axis(title, range=[seconds.of(edge) for edge in window]) if end_s > window[0] else empty_axis(title)
-        figure.update_layout(xaxis=across, yaxis=empty_axis("memory (B)"))
+        lay_out(figure, {"xaxis": across, "yaxis": empty_axis("memory (B)")})
         if end_s > window[0]:  # plotly leaves out axes without a trace
             figure.add_scatter(x=[seconds.of(window[0])], y=[0], opacity=0, showlegend=False, hoverinfo="skip")
     if timeline and lanes:
@@ -171,11 +172,9 @@ def _draw(figure: go.Figure, steps: Curve, window: tuple[float, float], seconds:
         label |= {"bgcolor": "rgba(255,255,255,0.85)"}
         line: dict[str, Any] = {"line": {"dash": "dot", "color": FAINT_INK, "width": 1.5}, "annotation": label}
         figure.add_hline(y=unit.of(device.memory_bytes), annotation_position="top left", **line)
-    across = [seconds.of(window[0]), seconds.of(window[1]) or 1.0]
-    figure.update_layout(
-        xaxis=axis(axis_title("time since launch", seconds), range=across),
-        yaxis=axis(axis_title("memory", unit), range=[0, unit.of(ceiling) or 1.0]),
-    )
+    ends = [seconds.of(window[0]), seconds.of(window[1]) or 1.0]
+    across = axis(axis_title("time since launch", seconds), range=ends)
+    lay_out(figure, {"xaxis": across, "yaxis": axis(axis_title("memory", unit), range=[0, unit.of(ceiling) or 1.0])})
 
 
 def _longest(times_s: np.ndarray, is_thick: np.ndarray, at_least_s: float) -> float | None:
@@ -213,12 +212,13 @@ def _draw_above(
     spans = [span for span in timeline.select(rank) if not span.is_waiting]
     figure.add_traces(lane_traces(timeline, drawing_of(spans, lanes, seconds, window), xaxis="x2", yaxis="y2"))
     lowest = 1 - share
-    figure.update_layout(
-        yaxis_domain=[0, lowest],
-        xaxis_range=[seconds.of(window[0]), seconds.of(window[1]) or 1.0],
-        xaxis2=HIDDEN_AXIS,
-        yaxis2=lane_axis(lanes) | {"domain": [lowest + share * GAP_PIXELS / (pixels(lanes) + GAP_PIXELS), 1]},
-    )
+    axes = {
+        "xaxis": {"range": [seconds.of(window[0]), seconds.of(window[1]) or 1.0]},
+        "xaxis2": HIDDEN_AXIS,
+        "yaxis": {"domain": [0, lowest]},
+        "yaxis2": lane_axis(lanes) | {"domain": [lowest + share * GAP_PIXELS / (pixels(lanes) + GAP_PIXELS), 1]},
+    }
+    lay_out(figure, axes)
 
 
 def _summary(

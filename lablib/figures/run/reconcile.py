@@ -13,7 +13,7 @@ from lablib.figures.describe import attach
 from lablib.figures.run.bars import KINDS, picture_of
 from lablib.figures.run.lanes import lanes_of, pixels, ranks_to_show
 from lablib.figures.run.timeline import drawing_of, lane_axis, lane_index, lane_traces
-from lablib.figures.style import PAPER_PIXELS, add_room, axis, base_layout, heading
+from lablib.figures.style import PAPER_PIXELS, add_room, axis, base_layout, heading, lay_out
 from lablib.record.timeline import length
 from lablib.run import Timeline
 from lablib.signature import checked
@@ -75,11 +75,11 @@ def figure_reconcile(
 
     share = panel / (2 * panel + PANEL_GAP_PIXELS)
     for number, domain in enumerate(([1 - share, 1], [0, share])):
-        figure.update_layout({f"yaxis{number + 1}": lane_axis(lanes) | {"domain": domain, "anchor": f"x{number + 1}"}})
+        lay_out(figure, {f"yaxis{number + 1}": lane_axis(lanes) | {"domain": domain, "anchor": f"x{number + 1}"}})
         quantity = "share of the makespan" if normalize else "time since launch"
         across = axis(axis_title(quantity, units[number]), range=[-0.003 * ends[number], 1.015 * ends[number]])
         linked = {"matches": "x"} if number and ends[0] == ends[1] else {}
-        figure.update_layout({f"xaxis{number + 1}": across | {"anchor": f"y{number + 1}"} | linked})
+        lay_out(figure, {f"xaxis{number + 1}": across | {"anchor": f"y{number + 1}"} | linked})
         heading(figure, f"<b>{labels[number]}</b>  {format_quantity(both[number].makespan_s, 's')}", y=domain[1])
     own = _columns(predicted, measured, labels)
     summary = _summary(both, labels, own, normalize, same_axis) if summary is None else summary

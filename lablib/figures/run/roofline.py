@@ -24,7 +24,7 @@ import plotly.graph_objects as go
 
 from lablib.figures.chart import Axis
 from lablib.figures.describe import attach
-from lablib.figures.style import FAINT_INK, PAPER_PIXELS, base_layout, halo, series_look, texts
+from lablib.figures.style import FAINT_INK, PAPER_PIXELS, base_layout, halo, lay_out, series_look, texts
 from lablib.hardware.device import Device
 from lablib.run import Timeline
 from lablib.signature import checked
@@ -97,7 +97,8 @@ def figure_roofline(timeline: Timeline, device: Device, title: str = "", summary
         Axis(label, unit, log=True).drawn(values)
         for label, unit, values in (("intensity", "FLOP/B", [first, last]), ("speed", "FLOP/s", heights))
     )
-    figure.update_layout(xaxis=_without(x_axis, first, edge) if has_edge else x_axis, yaxis=y_axis, showlegend=True)
+    x_axis = _without(x_axis, first, edge) if has_edge else x_axis
+    lay_out(figure, {"xaxis": x_axis, "yaxis": y_axis, "showlegend": True})
     return attach(figure, summary or _summary(points, device), _columns(points, total_s, device))
 
 

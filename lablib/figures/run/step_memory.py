@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
 from lablib.figures.run.memory import memory_band
-from lablib.figures.style import INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, shares_in_words
+from lablib.figures.style import INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, lay_out, shares_in_words
 from lablib.signature import checked
 from lablib.text.units import Unit, axis_title, format_quantity, unit_for
 
@@ -136,13 +136,12 @@ def _peak_mark(step: StepMemory, unit: Unit, seconds: Unit) -> go.Scatter:
 def _lay_out(figure: go.Figure, step: StepMemory, unit: Unit, seconds: Unit, ceiling: float) -> None:
     end = seconds.of(step.end_s)
     title = axis_title("time of one step, by rooflines", seconds)
-    figure.update_layout(
-        showlegend=True,
-        hovermode="x",
-        xaxis=axis("", domain=[0, BAR_SHARE], showgrid=False),
-        xaxis2=axis(title, range=[0, end], domain=[BAR_SHARE + GAP_SHARE, 1], anchor="y"),
-        yaxis=axis(axis_title("memory", unit), range=[0, unit.of(ceiling)]),
-    )
+    axes = {
+        "xaxis": axis("", domain=[0, BAR_SHARE], showgrid=False),
+        "xaxis2": axis(title, range=[0, end], domain=[BAR_SHARE + GAP_SHARE, 1], anchor="y"),
+        "yaxis": axis(axis_title("memory", unit), range=[0, unit.of(ceiling)]),
+    }
+    lay_out(figure, {"showlegend": True, "hovermode": "x"} | axes)
     is_late = step.start_s[step.peak_index] > step.end_s / 2
     figure.add_annotation(
         x=seconds.of(float(step.start_s[step.peak_index])),

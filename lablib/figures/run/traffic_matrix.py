@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
-from lablib.figures.style import FAINT_INK, INK, PAPER_PIXELS, add_room, axis, base_layout, heading
+from lablib.figures.style import FAINT_INK, INK, PAPER_PIXELS, TOP_PIXELS, axis, base_layout, heading, lay_out
 from lablib.record.traffic import Traffic
 from lablib.signature import Count, checked
 from lablib.text.markup import plain
@@ -97,8 +97,8 @@ def _figure(
     num_cells, num_panels = len(names), len(traffics)
     pixels = min(max(180, 40 * num_cells), 460 if num_panels == 1 else 520 // num_panels + 60)
     figure = go.Figure(layout=base_layout(title, PAPER_PIXELS + pixels, showlegend=False))
-    figure.update_layout(margin_b=64)
-    add_room(figure, 24 if any(traffics) else 0)
+    room = 24 if any(traffics) else 0
+    lay_out(figure, {"margin": {"t": TOP_PIXELS + room, "b": 64}, "height": PAPER_PIXELS + pixels + room})
     width = (1 - GAP * (num_panels - 1)) / num_panels
     shapes: list[dict[str, Any]] = []  # added at once: one by one is slow
     for panel, name in enumerate(traffics):
@@ -107,14 +107,14 @@ def _figure(
         if scale and cells[name].any():
             has_bar = not figure.data  # one bar explains the colours of all
             figure.add_trace(_heat(cells[name], names, scale, num_panels, showscale=has_bar, xaxis=x, yaxis=y))
-        figure.update_layout(_axes(names, size, block, panel, num_panels, [left, left + width], mesh))
+        lay_out(figure, _axes(names, size, block, panel, num_panels, [left, left + width], mesh))
         if name:
             heading(figure, f"<b>{plain(name)}</b>", left)
         for edge, line in _lines(size, block, per_node, mesh):
             at = edge - 0.5
             shapes.append({"x0": 0, "x1": 1, "xref": f"{x} domain", "y0": at, "y1": at, "yref": y} | line)
             shapes.append({"y0": 0, "y1": 1, "yref": f"{y} domain", "x0": at, "x1": at, "xref": x} | line)
-    figure.update_layout(shapes=shapes)
+    lay_out(figure, {"shapes": shapes})
     of_ranks = names if mesh is not None and block == 1 else [str(rank) for rank in range(size)]
     sentences = [_summary(one, sent[name], block, per_node, of_ranks) for name, one in traffics.items()]
     if any(traffics):
