@@ -13,8 +13,9 @@ lab09   times of a data-parallel step, its calls and its scaling
 lab10   memory and bytes of each ZeRO stage
 lab11   a slow link, errors of quantized numbers, recorded runs of compressed training
 lab12   matrices cut over ranks
-lab13   stages of a model, bubbles of schedules at equal memory
-lab14   orders of a mesh's axes, long sequences, mixtures of experts
+lab13   bubbles of schedules at equal memory
+lab14   orders of a mesh's axes
+lab15   long sequences, mixtures of experts
 lab16   a slice of GPT-3, plans with a price, a leader board
 lab17   failures of a run, the cost of checkpoints, monitors, alerts of a night
 lab18   a capstone step by step: choices, locked predictions, runs, report

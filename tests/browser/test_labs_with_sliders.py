@@ -14,6 +14,7 @@ LONG = [
     "11_compression.ipynb",
     "13_pipeline_parallel.ipynb",
     "14_combining.ipynb",
+    "15_longer_and_wider.ipynb",
     "16_cost.ipynb",
     "17_production.ipynb",
     "18_capstone.ipynb",

@@ -14,7 +14,7 @@ from lablib.batches.packing import best_fit
 from lablib.data.loading.loader import Loader
 from lablib.data.loading.loader_timeline import run_loop
 from lablib.errors import DeadlockError, Wait
-from lablib.labs import lab02, lab03, lab04, lab05, lab06, lab07, lab11, lab12, lab13, lab14, lab16
+from lablib.labs import lab02, lab03, lab04, lab05, lab06, lab07, lab11, lab12, lab13, lab14, lab15, lab16
 from lablib.memory.ways_to_fit import Way
 from lablib.pipeline import Plan, equal_memory, replay
 from lablib.pipeline.schedules import make
@@ -114,13 +114,13 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "matrices": lab12.figure_matrices(
             {"X": torch.tensor([[1.0, -2.0]]), "W": torch.ones(2, 1)}, {"W": (0, 2)}, "", "Cut."
         ),
-        "context times": lab14.figure_context_times(
+        "context times": lab15.figure_context_times(
             [4096, 8192], {"ring": [0.2, 0.9], "ulysses": [0.5, 0.8]}, "attention"
         ),
-        "expert load": lab14.figure_expert_load([[1.0, 3.0], [2.0, 2.0]], [0, 1], "experts"),
-        "rank loads": lab14.figure_rank_loads({"in order": [3.0, 1.0], "balanced": [2.0, 2.0]}, "ranks"),
+        "expert load": lab15.figure_expert_load([[1.0, 3.0], [2.0, 2.0]], [0, 1], "experts"),
+        "rank loads": lab15.figure_rank_loads({"in order": [3.0, 1.0], "balanced": [2.0, 2.0]}, "ranks"),
         "question": lab16.figure_question(),
-        "expert times": lab14.figure_expert_times([AgainstDense(2, None, plan, plan, 99e9)], "mixture"),
+        "expert times": lab15.figure_expert_times([AgainstDense(2, None, plan, plan, 99e9)], "mixture"),
         "when compression pays": figures.figure_when_compression_pays([1e9, 1e10], {"batch 1": [2.0, 0.9]}, 2e9),
         "batch splits": figures.figure_batch_splits([plan]),
         "loading": lab07.figure_loading(

@@ -16,7 +16,7 @@ from lablib.data.loading.loaded_run import Cause
 from lablib.data.loading.loader import Copy, Loader
 from lablib.data.loading.loader_timeline import run_loop
 from lablib.figures import describe, table
-from lablib.labs import lab02, lab03, lab04, lab05, lab06, lab07, lab11, lab12, lab14
+from lablib.labs import lab02, lab03, lab04, lab05, lab06, lab07, lab11, lab12, lab14, lab15
 from lablib.memory.ways_to_fit import Way
 from lablib.parallel import Mesh
 from lablib.precision.exponents import ExponentCounts
@@ -324,7 +324,7 @@ def test_one_order_is_one_sentence():
 
 
 def test_each_way_is_a_line_and_the_nearest_to_a_fair_share_is_named():
-    figure = lab14.figure_context_times([4096, 8192], {"ring": [0.2, 0.9], "ulysses": [0.5, 0.8]}, "")
+    figure = lab15.figure_context_times([4096, 8192], {"ring": [0.2, 0.9], "ulysses": [0.5, 0.8]}, "")
     assert [(trace.name, list(trace.y)) for trace in figure.data] == [("ring", [0.2, 0.9]), ("ulysses", [0.5, 0.8])]
     assert [shape.y0 for shape in figure.layout.shapes] == [1.0]
     assert "4,096 tokens ulysses, 50%; 8,192 tokens ring, 90%" in describe(figure)
@@ -332,7 +332,7 @@ def test_each_way_is_a_line_and_the_nearest_to_a_fair_share_is_named():
 
 
 def test_each_square_is_an_experts_load_over_the_mean_of_its_step():
-    figure = lab14.figure_expert_load([[1, 3], [10, 10], [0, 0]], [0, 10, 30], "")
+    figure = lab15.figure_expert_load([[1, 3], [10, 10], [0, 0]], [0, 10, 30], "")
     np.testing.assert_allclose(figure.data[0].z, [[0.5, 1, 1], [1.5, 1, 1]])
     assert list(figure.layout.xaxis.ticktext) == ["0", "10", "30"]
     assert describe(figure).startswith("The busiest of 2 experts over the mean: 1.50 at step 0, 1.00 at step 30;")
@@ -342,16 +342,16 @@ def test_each_square_is_an_experts_load_over_the_mean_of_its_step():
 def test_more_steps_than_can_be_drawn_are_means_of_blocks():
     """No token is lost: the means, weighted by the steps of a block, are the means of all steps."""
     counts = np.random.default_rng(0).integers(0, 100, (1000, 64))
-    figure = lab14.figure_expert_load(counts.tolist(), range(1000), "")
+    figure = lab15.figure_expert_load(counts.tolist(), range(1000), "")
     z = np.array(figure.data[0].z)
-    assert z.size <= lab14.MAX_SQUARES and z.shape[0] == 64
+    assert z.size <= lab15.MAX_SQUARES and z.shape[0] == 64
     first = counts[:16].mean(axis=0)
     np.testing.assert_allclose(z[:, 0], first / first.mean())
     assert "means of 16 steps" in describe(figure)
 
 
 def test_bars_of_a_rank_stand_side_by_side_under_one_mean():
-    figure = lab14.figure_rank_loads({"in order": [30.0, 10.0], "balanced": [20.0, 20.0]}, "")
+    figure = lab15.figure_rank_loads({"in order": [30.0, 10.0], "balanced": [20.0, 20.0]}, "")
     assert [list(bar.y) for bar in figure.data] == [[30.0, 10.0], [20.0, 20.0]]
     assert figure.data[0].x[0] < 0 < figure.data[1].x[0] and figure.data[0].width == 0.4
     assert figure.layout.shapes[0].y0 == 20.0
@@ -361,7 +361,7 @@ def test_bars_of_a_rank_stand_side_by_side_under_one_mean():
 
 def test_where_a_model_does_not_fit_its_line_has_no_point_but_a_cross():
     compared = against_dense(OLMOE, "dgx-h100", [1, 2], tensor=1, micro_batch=2, zero_stage=3)
-    figure = lab14.figure_expert_times(compared, "")
+    figure = lab15.figure_expert_times(compared, "")
     lines = {trace.name: trace for trace in figure.data}
     assert list(lines["mixture"].x) == ["2"] and list(lines["dense, as many FLOPs"].x) == ["1", "2"]
     assert list(lines["a model does not fit"].x) in (["1"], ["1", "2"])

@@ -22,6 +22,8 @@ NUMBERS = [
     "08",
     "09",
     "10",
+    "14",
+    "15",
     "16",
     "17",
 ]  # the other labs begin with all their imports

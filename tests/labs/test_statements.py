@@ -57,7 +57,7 @@ def test_lab_13_names_the_least_seconds_within_limits(limits: tuple[int, ...], s
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False, width=32))
-def test_lab_14_a_part_without_keys_may_have_any_finite_output(output: float):
+def test_lab_15_a_part_without_keys_may_have_any_finite_output(output: float):
     none, seen = torch.tensor([[output]]), torch.tensor([[1.0]])
     for o, lse in (
         merge_attention(none, torch.tensor([-torch.inf]), seen, torch.tensor([0.5])),

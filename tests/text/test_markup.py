@@ -34,7 +34,7 @@ from lablib.figures.describe import describe
 from lablib.figures.show import caption_html, picture_bundle
 from lablib.hardware import Cluster, Device, FatTree, Link, load_cluster
 from lablib.kernels.accesses import Access, Launch, Operand
-from lablib.labs import lab02, lab03, lab04, lab05, lab06, lab07, lab11, lab12, lab13, lab14, lab16, lab17, lab18
+from lablib.labs import lab02, lab03, lab04, lab05, lab06, lab07, lab11, lab12, lab13, lab14, lab15, lab16, lab17, lab18
 from lablib.memory.ways_to_fit import Way
 from lablib.parallel import Mesh
 from lablib.pipeline import Plan, equal_memory, replay
@@ -216,10 +216,10 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_tensor_times": lambda: figures.figure_tensor_times([1, 2], [2.0, 1.0], [0.0, 0.5], 1, title=MARK),
     "figure_placements": lambda: lab14.figure_placements([PLACED], title=MARK),
     "figure_matrices": lambda: lab12.figure_matrices({MARK: torch.ones(1, 2)}, {MARK: (1, 2)}, MARK, MARK),
-    "figure_context_times": lambda: lab14.figure_context_times([1024, 2048], {MARK: [0.5, 0.9]}, title=MARK),
-    "figure_expert_load": lambda: lab14.figure_expert_load([[1.0, 2.0]], [0], title=MARK),
-    "figure_rank_loads": lambda: lab14.figure_rank_loads({MARK: [1.0, 2.0]}, title=MARK),
-    "figure_expert_times": lambda: lab14.figure_expert_times([against_dense_model()], title=MARK),
+    "figure_context_times": lambda: lab15.figure_context_times([1024, 2048], {MARK: [0.5, 0.9]}, title=MARK),
+    "figure_expert_load": lambda: lab15.figure_expert_load([[1.0, 2.0]], [0], title=MARK),
+    "figure_rank_loads": lambda: lab15.figure_rank_loads({MARK: [1.0, 2.0]}, title=MARK),
+    "figure_expert_times": lambda: lab15.figure_expert_times([against_dense_model()], title=MARK),
     "figure_night": lambda: lab17.figure_night([(0.0, 9.0), (60.0, None)], 12.0, {MARK: [60.0]}),
     "figure_equal_memory": lambda: lab13.figure_equal_memory({4.0: [replace(AFFORDED, schedule=MARK)]}, title=MARK),
     "figure_when_compression_pays": lambda: figures.figure_when_compression_pays(SIZES, {MARK: [2.0, 1.0]}, title=MARK),

@@ -3,42 +3,20 @@
 #
 # **Question.** Which axis goes where?
 #
-# Labs 09, 10, 12 and 13 each split one thing over GPUs: the batch, the optimizer's state, matrices, layers. One of them
-# can be enough, even for the 175 billion parameters of GPT-3: on 512 A100s, ZeRO-3 (lab 10) with full recomputation
-# (lab 03) fits into memory. Most runs of that size still combine several. Then every GPU is in several groups, and some
-# groups must communicate over slow wires. Which ones? You place them. Then you add two more kinds of parallelism: for
-# long sequences and for experts.
+# Labs 09, 10, 12 and 13 each split one thing over GPUs: the batch, the optimizer's state, matrices, layers. Most runs
+# of 100 billion parameters and more combine several. Then every GPU is in several groups, and some groups must
+# communicate over slow wires. Which ones? You place them.
 #
-# **Prerequisites.** Labs 10, 12 and 13; helpful: labs 01, 03, 04 and 06. **Time.** 60 minutes, without the folded
-# sections, called *further*.
+# **Prerequisites.** Labs 10, 12 and 13; helpful: labs 01, 03 and 04. **Time.** 60 minutes, without the folded sections,
+# called *further*.
 
 # %%
-import itertools
-import math
-from functools import partial
-
-import pandas as pd
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-from lablib import find_cluster, launch, parallel, phase, reconcile, studies
-from lablib.calibration import batch_for, this_machine
-from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
-from lablib.figures import format_quantity, show
 from lablib.labs import lab14
-from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
-from lablib.parallel import Mesh
-from lablib.plan import Parallel, axis_by_axis
-from lablib.studies.expert_runs import recorded_expert_runs
-from lablib.widgets import placement_calculator
 
-check = checks_for("14")
-check
+lab14.show(lab14.figure_question())
 
 # %% tags=["parameters"]
 backend: str = "sim"  # sim | gloo | nccl
-ranks: int = 4  # ranks that share the sequence of the ring: 2, 4 or 8
 real_ranks: int = 4  # ranks that run as real processes on this machine, an even number
 cluster: str = "dgx-h100"  # dgx-h100 | dgx-a100 | hgx-h200 | pcie-a100
 interactive: bool = True  # widgets, or static figures
@@ -54,8 +32,8 @@ quick: bool = True  # few repeats
 # | data | the batch | gradients | 09, 10 |
 # | pipeline | the layers | activations between stages | 13 |
 # | tensor | each matrix | activations inside layers | 12 |
-# | context | each sequence | keys and values (below) | here |
-# | expert | experts, which are MLPs (below) | tokens | here |
+# | context | each sequence | keys and values | 15 |
+# | expert | experts, which are MLPs | tokens | 15 |
 
 # %% [markdown]
 # With three kinds of splitting, the ranks form a box with three *axes*, a *mesh*. Each rank has a *coordinate* on each
@@ -63,6 +41,21 @@ quick: bool = True  # few repeats
 # x 2 x 2 ranks:
 
 # %%
+import itertools
+import math
+from functools import partial
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+
+from lablib import launch, parallel, phase, studies
+from lablib.course import print_text, try_out
+from lablib.figures import format_quantity, show
+from lablib.models import GPTConfig
+from lablib.parallel import Mesh
+
+check = lab14.checks_for("14")
 mesh = Mesh(data=2, pipeline=2, tensor=2)
 pd.DataFrame({f"rank {rank}": mesh.coordinates(rank) for rank in range(8)})
 
@@ -106,14 +99,54 @@ for axis in mesh.axes:
 # So rank 5 communicates with 1 (data), 7 (pipeline) and 4 (tensor). In a program on ranks, `mesh.group("tensor")` makes
 # the process group; torch has `torch.distributed.device_mesh`.
 
-# %% [markdown] minutes=8
+# %% [markdown] minutes=19
 # ## One step on all axes
 #
 # Four labs in one step: the batch cut in two (09), layers in two stages that run 1F1B (13), matrices cut in two (12),
 # the optimizer's state shared by the data ranks (ZeRO-1, 10). And the gradient is clipped: all ranks need the norm of
-# the *whole* gradient. The weight of a layer norm is whole on all tensor ranks; its gradient must count once, so only
-# one rank adds it to the norm.
+# the *whole* gradient. A matrix has different parts on the ranks of its tensor group; the weight of a layer norm is
+# whole on each of them, and still counts once. And all data ranks have the same gradients.
 #
+# ### Exercise 2: the norm of the whole gradient
+#
+# The budget: two calls, and no more than 64 bytes sent by a rank.
+
+
+# %% tags=["exercise"]
+def whole_norm(gradients, mesh):
+    """The norm of the model's gradient, the same on every rank: the root of the sum of squares.
+
+    gradients: list of pairs (this rank's gradient, axes), perhaps empty. Ranks with other
+        coordinates on one of these axes have other parts, or other gradients; ranks with the
+        same coordinates on all of them have copies. Gradients may be in 16 bits; they stay
+        unchanged.
+    mesh: `mesh.coordinates(rank)` is axis -> coordinate, `mesh.sizes` axis -> size.
+    """
+    ### BEGIN SOLUTION
+    total = torch.zeros(1, dtype=torch.float64)
+    for gradient, axes in gradients:
+        copies = math.prod(size for axis, size in mesh.sizes.items() if axis not in axes)
+        total += gradient.double().square().sum() / copies
+    dist.all_reduce(total)
+    return total.sqrt()
+    ### END SOLUTION
+
+
+# %%
+# Try it: a matrix whose halves, 3 and 4, are on two tensor ranks; a weight of 12, on both.
+# All are also on 2 data ranks. The norm is the root of 9 + 16 + 144: 13.
+def four_ranks():
+    box = Mesh(data=2, tensor=2)
+    half = torch.tensor([3.0 + box.coordinates(dist.get_rank())["tensor"]])
+    return whole_norm([(half, ["tensor"]), (torch.tensor([12.0]), [])], box)
+
+
+try_out(four_ranks, ranks=4)
+
+# %% tags=["check"] points=3
+check.whole_norm(whole_norm)
+
+# %% [markdown]
 # `Combination` checks the sizes before any rank starts. `CombinedStep` is this rank's part: it combines the parts of
 # those labs. Is the result right? Three steps in float64, each returning loss and norm:
 
@@ -207,14 +240,14 @@ by_axis.rename(columns={"count": "calls", "sum": "sent in total", "max": "larges
 # Pipeline sends only the activations at a stage's end. The bytes do not determine the seconds: some are sent while a
 # rank computes, some cannot be.
 
-# %% [markdown] minutes=14
+# %% [markdown] minutes=15
 # ## The order of the axes
 #
 # Inside a node links are fast, between nodes they are slow. Rank r is on node r // 8, if a node has 8 ranks. So the
 # order of the axes decides which ranks share a node: the last axis has neighbours, the first has ranks that are far
 # apart. In most collectives a rank sends to the next one of its group, and the last to the first (a ring, lab 08).
 #
-# ### Exercise 2: the order of the axes
+# ### Exercise 3: the order of the axes
 #
 # Given the bytes that a rank sends along each axis in a step, find the order in which the fewest bytes cross between
 # nodes. (A pipeline's last stage sends nothing to the first; treat it as a ring anyway. And a library may add up inside
@@ -275,7 +308,7 @@ pd.DataFrame(table).T
 
 # %% [markdown]
 # Here the order with the fewest bytes is also the fastest. Rows come in pairs: with two nodes only the *first* axis
-# crosses nodes. (The bytes are fewer than exercise 2 counts, and differ from the run above: this software adds up
+# crosses nodes. (The bytes are fewer than exercise 3 counts, and differ from the run above: this software adds up
 # inside each node first, splits pipeline's messages over the tensor ranks, and adds up gradients in 32 bits.)
 #
 # The seconds are from the *planner*. It runs nothing; it has formulas for the software of large runs, on real machines,
@@ -301,6 +334,8 @@ pd.DataFrame(table).T
 # dotted lines the groups of the last axis.
 
 # %%
+from lablib.widgets import placement_calculator
+
 placement_calculator(interactive)
 
 # %% [markdown]
@@ -325,273 +360,7 @@ for wires, order, milliseconds in [
     assert abs(one.step_time_s * 1e3 / milliseconds - 1) < 0.005, (wires, order)
     print(one.sentence())
 
-# %% [markdown] minutes=10
-# ## Long sequences
-#
-# In attention each token, a *query*, looks at the *keys* of all tokens up to itself, and takes a mean of their *values*
-# with weights exp(score) (lab 06). All other parts of a GPT work on each token separately. So cut the sequence: each
-# rank has some tokens, and the whole model. It needs only the keys and values of the other ranks.
-#
-# No rank needs them all at once. *Ring attention* sends them round a ring: in each round a rank works with the keys
-# that it has, and sends them on to the next rank at the same time. After n rounds it has used all keys, part by part.
-# How are the parts combined into one softmax?
-
-# %% [markdown]
-# For each part and each query a rank keeps two things: the mean o of its values, and one number, the *log-sum-exp* l =
-# log(sum of exp(score)) over its keys. exp(l) is the weight of the whole part.
-#
-# ### Exercise 3: merge two attentions
-#
-# From (o1, l1) of some keys and (o2, l2) of others, make (o, l) of all of them. Scores may be 1000: their exp
-# overflows. A query without keys in one part has `l = -inf` there, and o may be any finite number. Every query has keys
-# in at least one part.
-
-
-# %% tags=["exercise"]
-def merge(o1, l1, o2, l2):
-    """Attention over the keys of both parts: a pair (o, l), new tensors.
-
-    o1, o2: [..., t, K]. l1, l2: [..., t].
-    """
-    ### BEGIN SOLUTION
-    weight = torch.sigmoid(l2 - l1)[..., None]
-    return o1 + weight * (o2 - o1), torch.logaddexp(l1, l2)
-    ### END SOLUTION
-
-
-# %%
-# One query. Part 1: a key of score 0 and value 10. Part 2: two keys of score 0, values 1 and 3.
-# The mean of all three is 4.667; l is log 3 = 1.099.
-one = torch.tensor([[10.0]]), torch.tensor([0.0])
-two = torch.tensor([[2.0]]), torch.tensor([2.0]).log()
-try_out(merge, *one, *two)
-
-# %% tags=["check"] points=2
-check.merge(merge)
-
-# %%
-show_source(parallel.merge_attention, after=check.merge)
-
-# %% [markdown]
-# So a ring needs memory only for a few ranks' keys. In backward the keys go round once more, followed by their
-# gradients. Does it work? Compare the library's ring on ranks with one device: its output and the gradient of the
-# queries.
-
-# %%
-draw = torch.Generator().manual_seed(0)
-HEADS = (4, 2, 2)  # of queries, keys, values
-Q, K, V = (torch.randn(1, heads, 64, 8, generator=draw, dtype=torch.float64) for heads in HEADS)
-Q.requires_grad_()
-whole = F.scaled_dot_product_attention(Q, K, V, is_causal=True, enable_gqa=True)
-(whole_grad,) = torch.autograd.grad(whole.square().sum(), Q)
-print("one device: output", list(whole.shape), "gradient", list(whole_grad.shape))
-
-# %%
-assert ranks in (2, 4, 8), f"ranks must be 2, 4 or 8: got {ranks}."
-order = parallel.contiguous_order(64, ranks)
-
-
-def ring():
-    here, own = torch.get_default_device(), order.tokens(dist.get_rank())
-    q, k, v = (x.detach()[:, :, own].to(here).requires_grad_() for x in (Q, K, V))
-    out = parallel.ring_attention(q, k, v, order)
-    out.square().sum().backward()
-    return out.detach().cpu(), q.grad.cpu()
-
-
-outputs, gradients = zip(*launch(ring, ranks=ranks).values, strict=True)
-print(f"output off by {(torch.cat(outputs, 2) - whole).abs().max().item():.0e}")
-print(f"gradient off by {(torch.cat(gradients, 2) - whole_grad).abs().max().item():.0e}")
-
-# %% [markdown]
-# So where does the context axis go? It sends keys and values in every layer, but a ring sends them while it computes.
-# Take Llama 3 8B on 8 tensor, 4 context and 2 data ranks, sequences of 65,536 tokens. Which order is best, which is
-# worst?
-
-# %%
-my_guess_best = None  # from far to near, such as ("context", "tensor", "data")
-my_guess_worst = None
-print("guesses: best", my_guess_best, "worst", my_guess_worst)
-
-# %%
-long_step = {"batch": 2, "seq_len": 65_536, "zero_stage": 1}
-box = Mesh(data=2, context=4, tensor=8)
-placed = studies.placements("llama-3-8b", box, cluster, **long_step)
-table = {}
-for one in placed:
-    times = {"step": one.step_time_s}
-    times |= {f"waits for {axis}": one.exposed_s[axis] for axis in one.mesh.axes}
-    table[", ".join(one.mesh.axes)] = {k: format_quantity(v, "s") for k, v in times.items()}
-print("guesses: best", my_guess_best, "worst", my_guess_worst)
-pd.DataFrame(table).T
-
-# %% [markdown]
-# Tensor belongs inside the node, again; across nodes it doubles the step. The ring is hidden at any place, so it may go
-# across. Llama 3 has `Mesh(data, pipeline, context, tensor)` in our notation, though it gathers keys instead of sending
-# them round (section 3.3.2).
-
-# %% [markdown] minutes=13
-# ## Experts
-#
-# A *mixture of experts* has E MLPs, the experts, instead of one. A small matrix, the *router*, gives each token a score
-# for each expert; only the best one (or k) processes it, and the expert's output is multiplied by a *weight* computed
-# from that score, so that the router can learn. The model has E times the MLP's parameters, and with one expert for
-# each token it computes no more. The experts are spread over ranks. So tokens must be sent to them, and back.
-#
-# In an *all-to-all* a rank sends a different piece to each rank, and gets one from each. Messages must be equally
-# large, or their sizes must be sent first. The older way (of the models Switch and GShard) is a fixed number of places
-# for each expert, its *capacity*: a token that comes too late is dropped, and only the layer's residual sum keeps it.
-# The gradient of an exchange is sent back by another exchange.
-
-
-# %%
-class Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        arrived = torch.empty_like(x, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(arrived, x.contiguous())
-        return arrived
-
-    @staticmethod
-    def backward(ctx, grad):
-        return Exchange.forward(ctx, grad)
-
-
-def exchanged(x):
-    """Row block r of n goes to rank r; block r of the result has come from rank r."""
-    return Exchange.apply(x)
-
-
-def sent_by_all():
-    own = torch.tensor([10.0 * dist.get_rank() + i for i in range(2)])
-    return own.tolist(), exchanged(own).tolist()
-
-
-try_out(sent_by_all, ranks=2)
-
-# %% [markdown]
-# ### Exercise 4: tokens to their experts, and back
-#
-# Expert e has `capacity` places for each rank's tokens, and the first tokens get them. Rank r of n has the E / n
-# experts from r E / n on. The budget is two calls of `exchanged`, which pass gradients back. A token without a place
-# gets zeros, and places without a token hold zeros. One way: number the tokens of each expert in order,
-# `F.one_hot(choice, num_experts).cumsum(0) - 1`; number i of expert e, if i < capacity, goes to row e * capacity + i of
-# a box [num_experts * capacity, D]. One exchange sends the box out, the other brings it back.
-
-
-# %% tags=["exercise"]
-def mixture(x, choice, weight, run_experts, num_experts, capacity):
-    """weight times the expert's output for each token: [t, D].
-
-    x: [t, D], own tokens. choice: [t], the expert of each, 0 to num_experts - 1.
-    weight: [t]. run_experts: this rank's experts, to be called once; takes their tokens,
-    [ranks, experts of this rank, capacity, D], and returns the same shape.
-    """
-    ### BEGIN SOLUTION
-    n = dist.get_world_size()
-    earlier = F.one_hot(choice, num_experts).cumsum(0) - 1
-    number = earlier.gather(1, choice[:, None])[:, 0]
-    kept = number < capacity
-    place = (choice * capacity + number)[kept]
-    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, x[kept])
-    done = run_experts(exchanged(box).view(n, -1, capacity, x.shape[1]))
-    back = exchanged(done.flatten(0, 2))
-    out = weight[kept, None] * back[place]
-    return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], out)
-    ### END SOLUTION
-
-
-# %%
-# 2 ranks, one expert each: expert 0 adds 100, expert 1 adds 200. One place each.
-# Rank 0's tokens (values 1 and 2) both choose expert 1: only the first has a place.
-# Expected: rank 0 [[201.0], [0.0]], rank 1 [[103.0], [204.0]].
-def small_mixture():
-    rank = dist.get_rank()
-    x = torch.tensor([[1.0], [2.0]]) if rank == 0 else torch.tensor([[3.0], [4.0]])
-    choice = torch.tensor([1, 1]) if rank == 0 else torch.tensor([0, 1])
-    weight = torch.tensor([1.0, 1.0])
-    return mixture(x, choice, weight, lambda boxes: boxes + 100 * (rank + 1), 2, 1).tolist()
-
-
-try_out(small_mixture, ranks=2)
-
-# %% tags=["check"] points=3
-check.mixture(mixture)
-
-# %% [markdown]
-# (Much of today's code has no fixed places: it sends the counts first, then that number of rows.)
-#
-# Experts on several ranks are one more axis of the mesh. It cuts the batch, as data does: ranks along *data* and
-# *expert* have different tokens. Take `Mesh(data=2, expert=2)`, with the mean of the 4 ranks' losses as the loss.
-# Attention's gradients are summed over 4 ranks and divided by 4. And an expert's gradients? Over how many ranks must
-# they be summed after backward, and by which number divided?
-
-# %%
-my_guess_summed = None  # ranks
-my_guess_divided = None
-print("guesses:", my_guess_summed, "and", my_guess_divided)
-
-
-# %%
-def mixture_gradients(is_alone):
-    """The gradients of one expert matrix of a small GPT with 4 experts, 2 for a token."""
-    box = Mesh(data=2, expert=2)
-    model = parallel.with_experts(GPT(SMALL, dtype=torch.float64), num_experts=4, k=2)
-    tokens = text[0].to(torch.get_default_device())
-    if not is_alone:
-        model = parallel.ExpertParallel(box.group("expert")).parallelize(model)
-        tokens = tokens.chunk(4)[dist.get_rank()]
-    next_token_loss(model(tokens[:, :-1]), tokens[:, 1:]).backward()
-    summed = model.blocks[0].mlp.experts.up.grad.clone()
-    if not is_alone:
-        dist.all_reduce(summed, group=box.group("data"))
-    return summed.cpu()
-
-
-whole = launch(mixture_gradients, True, ranks=1).values[0]
-found = launch(mixture_gradients, False, ranks=4).values
-print(f"one device: {len(whole)} experts; a rank of four: {len(found[0])}")
-
-# %%
-for rank, own in enumerate(found):
-    experts = 2 * (rank % 2) + torch.arange(2)
-    times = (own / whole[experts]).mean()
-    where = f"rank {rank}, experts {experts.tolist()}: summed over data"
-    print(f"{where}, {times:.6f} times one device's gradient")
-print("guesses:", my_guess_summed, "and", my_guess_divided)
-
-# %% [markdown]
-# Two ranks hold a copy of an expert: the sum is over *data*, 2 ranks. But through the exchange each copy has processed
-# the tokens of all ranks of its expert group: the sum covers 4 losses, so it is divided by 4. With a division by 2
-# training still works: with SGD the experts learn twice as fast; Adam hides it, and clipping uses a wrong norm.
-
-# %% [markdown]
-# How much does an expert axis cost? Each rank has 8192 tokens of width 4096, each goes to 2 of 16 experts of hidden
-# width 14,336. Must its ranks be inside a node, like tensor's, or may they be across, like data's? Simulated, one layer
-# in both passes on more and more ranks (*exposed*: not hidden behind compute):
-
-# %%
-MOE = parallel.ExpertSizes(tokens=8192, d_model=4096, d_ff=14_336, num_experts=16, k=2)
-machine, table = find_cluster(cluster), {}
-for n in [1, 2, 4, 8, 16]:
-    cost = studies.expert_cost(MOE, machine, n)
-    products_s = cost.seconds_of(*studies.PRODUCTS)
-    row = {
-        "products": products_s,
-        "moves, router": cost.compute_s - products_s,
-        "exposed": cost.exposed_s,
-    }
-    table[f"{n} ranks"] = {key: format_quantity(value, "s") for key, value in row.items()}
-print(f"{cluster}: {machine.devices_per_node} ranks on a node")
-pd.DataFrame(table).T
-
-# %% [markdown]
-# Every layer has two exchanges in forward and two in backward, and nothing is computed during them: like tensor, expert
-# belongs inside the node. If both do not fit, tensor goes first, and expert must hide its messages: send one half of
-# the batch while the other is computed (*further*). DeepSeek-V3 has 64 expert ranks on 8 nodes, and no tensor axis at
-# all.
-
-# %% [markdown] minutes=5
+# %% [markdown] minutes=16
 # ## A plan for 175 billion
 #
 # GPT-3 with 18 bytes per parameter (gradients are added up in 32 bits here), on 512 A100 of 80 GB; 1,536 sequences in a
@@ -605,6 +374,8 @@ my_guess_data = None
 print("guesses:", my_guess_tensor, my_guess_pipeline, my_guess_data)
 
 # %%
+from lablib.plan import Parallel, axis_by_axis, predict
+
 steps = axis_by_axis("gpt3-175b", "dgx-a100", batch=1536, gpus=512)
 table = {}
 for number, one in enumerate(steps, 1):
@@ -628,6 +399,67 @@ for number, one in enumerate(steps, 1):
 # Tensor first, up to the node. Then stages until it fits; then replicas; ZeRO-1 frees memory and takes no time; that
 # memory allows fewer stages, in smaller pieces (*chunks*, interleaved 1F1B of lab 13).
 #
+# But does a run of this size need three axes? ZeRO-3 alone splits all states over the 512 GPUs, and gathers each layer
+# when it is needed (lab 10); with full recomputation (lab 03) it fits. How long does its step take, as a multiple of
+# the last row's?
+
+# %%
+my_guess_zero = None  # such as 2.0
+print("guess:", my_guess_zero)
+
+# %%
+alone = Parallel(data=512, zero_stage=3)
+table = {}
+for micro_batch, recompute in ((1, "none"), (1, "full"), (3, "none"), (3, "full")):
+    kind = {"micro_batch": micro_batch, "recompute": recompute}
+    one = predict("gpt3-175b", "dgx-a100", alone, 1536, **kind)
+    table[f"ZeRO-3, {micro_batch} sequences at a time, recompute {recompute}"] = {
+        "memory per GPU": format_quantity(one.peak_memory_bytes, "B"),
+        "fits": "yes" if one.fits else "no",
+        "step": format_quantity(one.step_time_s, "s"),
+        "times the last row": f"{one.step_time_s / steps[-1].step_time_s:.2f}",
+    }
+print("guess:", my_guess_zero)
+pd.DataFrame(table).T
+
+# %% [markdown]
+# 1.07: closer than most would guess, with one axis and no bubble. It depends on the batch: with 1,536 sequences each
+# GPU has three, and computes long enough to hide the gathering of weights. With fewer sequences per GPU, or slower
+# links between nodes, it falls behind.
+#
+# ### Exercise 4: a faster plan
+#
+# The seven rows went step by step, and tried no other size of a micro-batch. Beat them: the same model, GPUs and batch,
+# in at most 97% of the last row's time. There is more than one such plan.
+
+
+# %% tags=["exercise"]
+def faster_plan():
+    """Axes of 512 GPUs, and a dict of settings of `predict`: some of micro_batch, recompute,
+    schedule.
+
+    Such as `Parallel(data=16, tensor=8, pipeline=4, zero_stage=1)` and `{"micro_batch": 1}`.
+    chunks=2 and more need the schedule "interleaved"; recompute is "none", "selective" or
+    "full". The plan fits into memory.
+    """
+    ### BEGIN SOLUTION
+    axes = Parallel(data=8, tensor=8, pipeline=8, chunks=12, zero_stage=1)
+    return axes, {"micro_batch": 4, "schedule": "interleaved"}
+    ### END SOLUTION
+
+
+# %%
+def price(plan):
+    axes, settings = plan
+    return predict("gpt3-175b", "dgx-a100", axes, 1536, **settings).sentence()
+
+
+try_out(lambda: price(faster_plan()))
+
+# %% tags=["check"] points=2
+check.faster_plan(faster_plan)
+
+# %% [markdown]
 # Is the planner right? The fifth row's plan ran as a program, `CombinedStep`, on 512 simulated ranks, with a sixth of
 # the batch and an ideal machine: 7.44 s. The planner predicts 7.69 s for it. (The run takes some minutes:
 # `benchmarks/gpt3_combined_step.py`.)
@@ -637,7 +469,7 @@ for number, one in enumerate(steps, 1):
 from dataclasses import replace
 
 from lablib.models.transformer import Transformer
-from lablib.plan import IDEAL, STACKS, predict
+from lablib.plan import IDEAL, STACKS
 
 fifth, mesh_512 = steps[4], Mesh(data=8, pipeline=8, tensor=8)
 assert (fifth.axis, fifth.parallel.zero_stage) == ("ZeRO-1", 1)
@@ -648,222 +480,6 @@ like = {"stack": eager, "derating": IDEAL, "order": mesh_512.axes}
 seconds = predict(sizes, "dgx-a100", axes, 8 * 32, **like).step_time_s
 assert f"{seconds:.1f}" == "7.7", seconds
 print(f"{seconds:.3f} s")
-
-# %% [markdown] tags=["further"] minutes=12
-# ## Further: equal work in a ring
-#
-# A causal mask makes queries unequal: the last token attends to all keys, the first one only to its own. Suppose that 4
-# ranks have a quarter of the sequence each, in order (*contiguous*). How many times as long does attention take as with
-# equal work on all ranks?
-
-# %%
-my_guess_times = None  # 4 ranks, contiguous pieces: times as long, such as 1.5
-print("guess:", my_guess_times)
-
-# %%
-LONG = parallel.ContextSizes(batch=1, seq_len=65_536, heads=32, kv_heads=8, d_head=128)
-
-
-def attend(order_name):
-    order = parallel.order_of(order_name, LONG.seq_len, dist.get_world_size())
-    own = order.lengths[dist.get_rank()]
-    q, k, v = (
-        torch.zeros(1, heads, own, LONG.d_head, dtype=torch.bfloat16, requires_grad=True)
-        for heads in (LONG.heads, LONG.kv_heads, LONG.kv_heads)
-    )
-    out = parallel.ring_attention(q, k, v, order)
-    out.backward(torch.zeros_like(out))
-
-
-run = launch(attend, "contiguous", ranks=4, **SHAPES)
-share_s = studies.fair_share_s(LONG, find_cluster(cluster), 4)
-print(
-    f"guess: {my_guess_times}; simulated: {run.timeline.makespan_s / share_s:.2f} times as long"
-)
-show(run.timeline.figure(title=f"Contiguous pieces, {LONG.seq_len} tokens on 4 ranks"))
-
-# %% [markdown]
-# Rank 0 waits: its queries may not attend to any of the keys that pass. Counted in pairs of a query and a key, the last
-# of n ranks has (2n - 1)/n of the mean: 1.75 for 4, and nearly 2 for many. The rest is merging, and starting kernels in
-# each round.
-
-# %% [markdown]
-# ### Exercise 5: an order of equal work
-#
-# Give each rank tokens such that all have equally many pairs of a query and a key: a query at position p attends to p +
-# 1 keys. Kernels are faster on few, long runs of tokens: at most two for each rank. `seq_len` is a multiple of 2n.
-
-
-# %% tags=["exercise"]
-def even_order(seq_len, n, rank):
-    """Positions of the tokens of this rank of n, ascending."""
-    ### BEGIN SOLUTION
-    c, late = seq_len // (2 * n), 2 * n - 1 - rank
-    return [*range(rank * c, (rank + 1) * c), *range(late * c, (late + 1) * c)]
-    ### END SOLUTION
-
-
-# %%
-for rank in range(2):
-    try_out(even_order, 8, 2, rank)
-
-# %% tags=["check"] points=2
-check.even_order(even_order)
-
-# %% [markdown]
-# Yours may be *zigzag*, pieces r and 2n - 1 - r of 2n. *Striped*, every n-th token, is nearly as even. Does it help?
-
-# %%
-for name in ("contiguous", "zigzag", "striped"):
-    run = launch(attend, name, ranks=4, **SHAPES)
-    print(f"{name:10} {run.timeline.makespan_s / share_s:.2f} times as long")
-
-# %% [markdown]
-# The rest is the cost of rounds: partial results are written, read again and merged, and kernels start again. A public
-# benchmark of 2024 ran three rings on 8 H800, with 8,192 tokens on each, and gives the share of the best time that each
-# reached. The best is 8 times the time of one GPU for its own 8,192 tokens, as there are 8 times as many pairs for each
-# GPU. Counting pairs gives 53% for contiguous, 100%, 100%. Which shares do you expect in the measurement?
-
-# %%
-my_guess_zigzag = None  # both passes together: a share, such as 0.95
-my_guess_striped = None
-print("guesses: zigzag", my_guess_zigzag, "striped", my_guess_striped)
-
-# %%
-print("guesses: zigzag", my_guess_zigzag, "striped", my_guess_striped)
-counted, table = studies.counted_efficiencies(), {}
-for row in studies.PUBLISHED_RINGS[:2]:
-    kind = "forward" if row.forward_only else "both passes"
-    predicted = studies.predicted_efficiencies(row)
-    for order in counted:
-        shares = [counted[order], predicted[order], row.efficiencies[order]]
-        table[f"{kind}, {order}"] = [f"{share:.0%}" for share in shares]
-pd.DataFrame(table, index=["pairs", "predicted", "measured"]).T
-
-# %% [markdown]
-# Equal pairs are not enough; the longer the pieces, the less the rest matters. *Predicted* includes this, and the speed
-# of the benchmark's kernel. For striped it is too high. We think that this is the reason: striped needs a causal kernel
-# in every round, zigzag in one, and such a kernel was slower per pair than a full one.
-
-# %% [markdown]
-# There are two other ways to split a sequence. *Gather*: every rank first gets all keys (Llama 3 does so: few key-value
-# heads make it cheap). *Ulysses* (Jacobs et al., 2023) changes the cut by an all-to-all: from some tokens of all heads
-# to all tokens of some heads. Which is closest to equal shares of the work?
-
-# %%
-lengths = [8192, 32_768, 131_072, 262_144]
-found = studies.context_efficiencies(LONG, machine, 8, lengths)
-show(lab14.figure_context_times(lengths, found, title=f"Attention on 8 ranks of {cluster}"))
-
-# %% [markdown]
-# Ulysses, at every length; but it needs a head for each rank. A ring has no such limit, and hides its messages, but
-# needs long pieces. So with more ranks than heads both are combined: Ulysses inside the node, a ring across (Fang and
-# Zhao, 2024).
-
-# %% [markdown] tags=["further"] minutes=6
-# ## Further: busy experts
-#
-# The choice of experts is learned, and nothing makes it even. Recorded: a small GPT with 8 experts, 2 for each token,
-# in 400 steps on real text. How many times the mean does the busiest expert of the second layer get at the end, without
-# balancing? (With 2 of 8 for each token, the maximum is 4 times.)
-
-# %%
-my_guess_busiest = None  # times the mean, 1 to 4
-print("guess:", my_guess_busiest)
-
-# %%
-runs = recorded_expert_runs()
-first = runs["nothing"][0]
-counts = [of_step[1] for of_step in first.counts]
-show(lab14.figure_expert_load(counts, list(first.steps), "Second layer, without balancing"))
-print("guess:", my_guess_busiest)
-table = {}
-for name in ("nothing", "auxiliary loss", "bias"):
-    of_name = {"dropless": runs[name], "capacity": runs[f"{name}, capacity"]}
-    busiest = [sum(run.imbalance[-5:]) / 5 for run in of_name["dropless"]]
-    dropped = [sum(run.dropped[-5:]) / 5 for run in of_name["capacity"]]
-    table[name] = {
-        "busiest over mean": f"{sum(busiest) / len(busiest):.2f}",
-        "dropped, capacity 1.25": f"{sum(dropped) / len(dropped):.0%}",
-    }
-    for kind, each in of_name.items():
-        losses = [run.final_loss for run in each]
-        table[name][f"loss, {kind}"] = f"{sum(losses) / len(losses):.2f}"
-print("the last 50 steps, mean of three seeds and two layers; held-out loss, nats per byte:")
-pd.DataFrame(table).T
-
-# %% [markdown]
-# Nearly 4 times: almost every token chooses it. (That is one layer of one seed; the table has the mean.) All ranks wait
-# for the busiest one; and with a capacity of 1.25 times the mean and no balancing, four in ten choices are dropped. An
-# *auxiliary loss* (Switch) penalizes uneven choices; DeepSeek-V3 mainly adds a *bias* to each expert's score instead,
-# which grows if the expert gets too few tokens and affects only the choice. Balance improves speed: without dropping it
-# makes the loss slightly worse here, and it improves the loss only if tokens would be dropped. (A dense model with the
-# same FLOPs reaches 2.24 here: in so short a run experts bring no gain.)
-
-# %% [markdown]
-# If some experts stay busy, for example when a trained model serves, place copies of them on other ranks (DeepSeek's
-# EPLB): 8 experts on 4 ranks, with room for 3 on each, packed so that the busiest rank has little. (This is a simple
-# rule, not the best one: a rank may get two copies of one expert.)
-
-# %%
-loads = first.counts[-1][1]
-placed_experts = {
-    "in order": parallel.place_in_order(8, 4, 3),
-    "with copies": parallel.place_balanced(loads, 4, 3),
-}
-for name, one in placed_experts.items():
-    print(f"{name:12} {one.ranks}: busiest rank {one.imbalance(loads):.2f} times the mean")
-each = {name: one.rank_loads(loads) for name, one in placed_experts.items()}
-show(lab14.figure_rank_loads(each, title="Tokens of each rank"))
-
-# %% [markdown] tags=["further"] minutes=3
-# ## Further: overlap exchange and compute
-#
-# The four exchanges of a layer wait for each other. Cut the tokens in two halves: send one half while the experts
-# process the other. (DeepSeek-V3 does so with two micro-batches when it serves; in training it pairs one's forward with
-# the other's backward.) The cost: products of half as many rows.
-
-# %%
-table = {}
-for n in (4, 8, 16):
-    for way, parts in {"plain": None, "halves": 2}.items():
-        cost = studies.expert_cost(MOE, machine, n, parts=parts)
-        row = {"exposed": cost.exposed_s, "layer": cost.time_s}
-        table[f"{n} ranks, {way}"] = {k: format_quantity(v, "s") for k, v in row.items()}
-pd.DataFrame(table).T
-
-# %% [markdown]
-# On `dgx-h100` halves gain nothing inside a node: less is exposed, but the smaller products lose as much (8 ranks) or
-# more (4). Across nodes they are faster.
-
-# %% [markdown] tags=["further"] minutes=4
-# ## Further: a small mixture on few GPUs
-#
-# A mixture of 64 experts, 8 for each token (OLMoE: each token uses 1.3 of 6.9 billion parameters). The dense model with
-# the same FLOPs per token has 1.3 billion. Is the mixture as fast? It learns more from each token (its authors needed a
-# third of the tokens), but a step has extra costs. On 8 GPUs, what is its speed over the dense model's?
-
-# %%
-my_guess_speed = None  # such as 0.9
-print("guess:", my_guess_speed)
-
-# %%
-compared = studies.against_dense(studies.OLMOE, cluster, [1, 2, 4, 8, 16, 32])
-show(lab14.figure_expert_times(compared, title=f"OLMoE and dense models on {cluster}"))
-print("guess:", my_guess_speed)
-table = {}
-for one in compared:
-    table[f"{one.num_gpus} GPUs"] = {
-        "speed, over equal FLOPs": one.speed,
-        "over equal parameters": one.speed_over_total,
-    }
-pd.DataFrame(table).T.map(lambda x: "does not fit" if pd.isna(x) else f"{x:.2f}")
-
-# %% [markdown]
-# Three reasons: all parameters have states (16 to 18 bytes each), used or not, so it does not fit on one GPU, and on
-# two only with small micro-batches; each expert has few rows, but all its weights must be read; tokens are copied,
-# sorted and sent. Its authors measured 0.63 on 128 H100: their plan had no expert axis, so all 6.9 billion were
-# gathered for each micro-batch (Muennighoff et al., 2024). Its steps are slower, but it needs fewer steps.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: a common table, checked
@@ -884,44 +500,6 @@ for verdict in studies.strategy_verdicts(rows):
 # the throughput of one, as if one had enough memory, with the same number of sequences for each; above 100% since ZeRO
 # splits the optimizer's work. *Saved* is the saved share of the fullest rank's memory: 1 - 1/n of the split part, so it
 # depends on n. A range without a model, a batch and wires has no meaning. Try others: "llama-3-8b", "pcie-a100".
-
-# %% [markdown] tags=["further"] minutes=8
-# ## Further: a block for some tokens
-#
-# If tokens can choose among MLPs, they can also choose none. In a *mixture of depths* (Raposo et al., 2024) a block
-# processes only the C tokens of a sequence with the highest scores of its router; the others skip it on the residual
-# stream. Then the block costs C / T of its full cost, its attention even less, and its shapes are known in advance.
-#
-# ### Exercise 6: a block for some tokens
-#
-# The router learns only if its score multiplies the block's output.
-
-
-# %% tags=["exercise"]
-def some_tokens(x, scores, block, capacity):
-    """x + score * block(x) for the `capacity` tokens of highest score, x for all others.
-
-    x: [T, D]. scores: [T]. block: [capacity, D] to [capacity, D]; its tokens must
-    be in the order of the sequence. Of equal scores the first is chosen.
-    """
-    ### BEGIN SOLUTION
-    best = torch.sort(scores, descending=True, stable=True).indices[:capacity]
-    chosen = best.sort().values
-    return x.index_add(0, chosen, scores[chosen, None] * block(x[chosen]))
-    ### END SOLUTION
-
-
-# %%
-# Tokens 1 and 3 are chosen: 2 + 2 * 20 = 42, and 4 + 1 * 40 = 44.
-four = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
-try_out(some_tokens, four, torch.tensor([0.0, 2.0, -1.0, 1.0]), lambda x: 10 * x, 2)
-
-# %% tags=["check"] points=2
-check.some_tokens(some_tokens)
-
-# %% [markdown]
-# One difficulty remains: whether a token is among the best of its sequence depends on later tokens, which a model that
-# generates text does not have yet. The paper tries two solutions; one is a small predictor of the choice.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: a checkpoint for another mesh
@@ -975,6 +553,11 @@ print("one device, without a stop:", losses)
 # computes and sends.
 
 # %%
+from lablib import reconcile
+from lablib.calibration import batch_for, this_machine
+from lablib.course import recorded_comparison
+from lablib.models import GPT, next_token_loss, num_parameters
+
 assert real_ranks % 2 == 0, f"real_ranks must be even: got {real_ranks}."
 real = "nccl" if backend == "nccl" else "gloo"
 here = this_machine(ranks=real_ranks, backend=real)
@@ -1022,10 +605,9 @@ print_text(f"{recorded}")
 #   distance is the product of the sizes after its axis.
 # - Axes are independent: loss, gradients and norm equal one device's, if each gradient is summed over the right group
 #   and divided by the right number.
-# - The order of axes is a placement. Last, inside the node: axes that send most and cannot hide it, tensor, and expert
-#   if there is room. First, across: axes that send little or can hide it, pipeline, data, a ring of keys.
-# - Parts of an attention are merged by their log-sum-exp, so that keys can go round a ring during compute.
-# - Experts: tokens are sent to them and back. A copy of an expert processes the tokens of its whole group.
+# - The order of axes is a placement. Last, inside the node: the axis that sends most and cannot hide it, tensor. First,
+#   across: axes that send little or can hide it, pipeline and data.
+# - Add an axis only if a number requires it: ZeRO-3 alone is a rival, as long as each GPU has enough sequences.
 
 # %% [markdown]
 # ### Sources
@@ -1035,22 +617,9 @@ print_text(f"{recorded}")
 #   arXiv 2104.04473: data, pipeline and tensor together, which inside a node (section 3).
 # - Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783: four axes and their order, keys gathered, zigzag
 #   (section 3.3.2).
-# - H. Liu, M. Zaharia, P. Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023, arXiv
-#   2310.01889. W. Brandon et al., "Striped Attention", 2023, arXiv 2311.09431. S. Jacobs et al., "DeepSpeed Ulysses:
-#   System Optimizations for Enabling Training of Extreme Long Sequence Transformer Models", 2023, arXiv 2309.14509. J.
-#   Fang, S. Zhao, "USP: A Unified Sequence Parallelism Approach for Long Context Generative AI", 2024, arXiv 2405.07719
-#   (further). The benchmark: zhuzilin/ring-flash-attention, README.md, 2024.
-# - M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv 1805.02867: merging.
-# - N. Shazeer et al., "Outrageously Large Neural Networks", 2017, arXiv 1701.06538. D. Lepikhin et al., "GShard", 2020,
-#   arXiv 2006.16668. W. Fedus, B. Zoph, N. Shazeer, "Switch Transformers: Scaling to Trillion Parameter Models with
-#   Simple and Efficient Sparsity", 2021, arXiv 2101.03961: experts, capacity.
-# - S. Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596: the groups over which gradients are averaged.
-# - DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, arXiv 2412.19437 (the bias; sections 3.2.1 and 3.4.1: overlap of
-#   exchange and compute); deepseek-ai/EPLB, README.md, 2025 (further). N. Muennighoff et al., "OLMoE: Open
-#   Mixture-of-Experts Language Models", 2024, arXiv 2409.02060 (further). D. Raposo et al., "Mixture-of-Depths:
-#   Dynamically Allocating Compute in Transformer-Based Language Models", 2024, arXiv 2404.02258 (further).
-# - The code: `mesh.py` and `step.py` in `lablib/parallel/mesh`, `lablib/parallel/context`, `lablib/parallel/experts`,
-#   and `lablib/studies/placement.py`.
+# - S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020, arXiv
+#   1910.02054: ZeRO-3.
+# - The code: `mesh.py` and `step.py` in `lablib/parallel/mesh`, and `lablib/studies/placement.py`.
 
 # %%
 check
