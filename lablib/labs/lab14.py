@@ -48,7 +48,7 @@ def figure_question() -> go.Figure:
     sentence = "Which GPUs should share the matrices of a layer: neighbours on a node, or one of each node?"
     columns: dict[str, list[Any]] = {"GPU": list(range(16))}
     columns |= {row: [GROUPS[group].letter for group in groups] for row, groups in orders.items()}
-    title = "16 GPUs of two nodes: 2 data, 2 pipeline and 4 tensor ranks, in two orders"
+    title = "Two orders of 2 data, 2 pipeline and 4 tensor ranks"
     return chart(title, Panel(across, ROWS, marks), sentence, columns, pixels=110, barmode="overlay")
 
 

@@ -45,14 +45,16 @@ def figure_question() -> go.Figure:
     lengths = {"8 thousand": 8192, "128 thousand": 131_072, "a million": 1_048_576}
     sizes = [LLAMA_3_8B * tokens for tokens in lengths.values()]
     kept = bars(MEMORY_LOOKS["activation"], "inputs of the layers", list(lengths), sizes, width=0.5)
-    limit = [ReferenceLine(y=80e9, text="memory of an H100")]
+    limit = [ReferenceLine(y=80e9, text="memory of an H100", place="top left")]
     left = Panel(Axis("tokens of one text"), Axis("kept for backward", "B", from_zero=True), [kept], limit)
     of_model, used = zip(*MIXTURES.values(), strict=True)
     both = [
-        bars(MEMORY_LOOKS["parameter"], "parameters of the model", list(MIXTURES), [1e9 * each for each in of_model]),
-        bars(COMPUTE, "used by a token", list(MIXTURES), [1e9 * each for each in used]),
+        bars(MEMORY_LOOKS["parameter"], "parameters of the model", list(MIXTURES), of_model),
+        bars(COMPUTE, "used by a token", list(MIXTURES), used),
     ]
-    right = Panel(Axis("model"), Axis("parameters", "count", log=True), both)
+    right = Panel(
+        Axis("model"), Axis("parameters, billions", log=True, ticks={10.0**n: f"{10**n:,}" for n in range(4)}), both
+    )
     sentence = "One text may be too long for a GPU, and one layer too wide. Which GPU holds what?"
     columns = {
         "tokens": list(lengths.values()),
