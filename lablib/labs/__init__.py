@@ -13,7 +13,7 @@ lab09   times of a data-parallel step, its calls and its scaling
 lab10   memory and bytes of each ZeRO stage
 lab11   a slow link, errors of quantized numbers, recorded runs of compressed training
 lab12   matrices cut over ranks
-lab13   bubbles of schedules at equal memory
+lab13   stages of a model, bubbles of schedules at equal memory
 lab14   orders of a mesh's axes
 lab15   long sequences, mixtures of experts
 lab16   a slice of GPT-3, plans with a price, a leader board

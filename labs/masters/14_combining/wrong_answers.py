@@ -772,9 +772,7 @@ def best_order(sizes, sent, per_node):
         ),
         (
             "a schedule of lab 13",
-            _plan(
-                "data=8, tensor=8, pipeline=8, chunks=2, zero_stage=1", "'micro_batch': 4, 'schedule': 'zb-v'"
-            ),
+            _plan("data=8, tensor=8, pipeline=8, chunks=2, zero_stage=1", "'micro_batch': 4, 'schedule': 'zb-v'"),
         ),
         (
             "by search",
