@@ -568,10 +568,10 @@ print(
 lab09.in_rows(rows)
 
 # %% [markdown]
-# Nothing at the peak: as soon as a bucket is packed, its gradients become views of it, and their own memory is free
-# again. PyTorch's own class keeps both by default, two copies of the gradients when backward ends. Its option
-# `gradient_as_bucket_view=True` saves the second copy in memory; and the copying, too, if
-# `zero_grad(set_to_none=False)` keeps the views. Both classes keep their buckets for the next step.
+# Nothing at the peak: once a bucket is packed, its gradients become views of it, and their own memory is free again.
+# PyTorch's own class keeps both by default: two copies when backward ends. `gradient_as_bucket_view=True` saves the
+# second copy in memory; and the copying, too, if `zero_grad(set_to_none=False)` keeps the views. Both classes keep
+# their buckets for the next step.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: the same gradient
