@@ -113,14 +113,12 @@ def errors(report: Report) -> dict[str, float]:
 
 @checked
 def with_runs(report: Report, small: SmallRun | None = None, large: LargeRun | None = None) -> Report:
-    """The report with these runs, and the error of each prediction; explanations stay."""
+    """The report with these runs, and the error of each prediction; all explanations stay."""
     found = replace(report, small_run=small or report.small_run, large_run=large or report.large_run)
-    said = report.reconciled
-    rows = {
-        name: Reconciled(round(error, 4), said[name].explanation if name in said else "")
-        for name, error in errors(found).items()
-    }
-    return replace(found, reconciled=rows)
+    rows = dict(report.reconciled)
+    for name, error in errors(found).items():
+        rows[name] = Reconciled(round(error, 4), rows[name].explanation if name in rows else "")
+    return replace(found, reconciled={name: rows[name] for name in QUANTITIES if name in rows})
 
 
 def mean_factor(report: Report) -> float | None:

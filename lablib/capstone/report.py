@@ -19,8 +19,6 @@ A learner writes choices, reasons, predictions, alternatives, explanations and t
 Source: none; TOML 1.0.
 """
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
@@ -31,6 +29,7 @@ from lablib.configs.reading import read_toml, text_of
 from lablib.errors import unknown_name
 from lablib.signature import Count, Finite, NonEmpty, OneOf, Range, check_fields, check_type, checked, hints_of, shown
 from lablib.text.files import write_text
+from lablib.text.toml import toml_table, toml_value, with_tables
 from lablib.train.config import TrainConfig
 from lablib.train.read_config import parse_config
 
@@ -228,22 +227,15 @@ def write_report(report: Report, path: str | Path) -> None:
 
 @checked
 def write_runs(report: Report, path: str | Path) -> None:
-    """Replace lock, runs and reconciliation in the file, and leave the learner's lines as they are. CannotWrite."""
-    kept, is_kept = list[str](), True
-    for each in text_of(path).splitlines():
-        if heading := re.match(r"\s*\[+\s*([a-z_]+)", each):
-            is_kept = heading[1] not in ("lock", "small_run", "large_run", "reconciled")
-        kept += [each] if is_kept else []
-    while kept and not kept[-1].strip():
-        kept.pop()
-    write_text(path, "\n".join([*kept, *_written(report)]) + "\n")
+    """Replace lock, runs and reconciliation in the file; every other character stays, comments too. CannotWrite."""
+    write_text(path, with_tables(text_of(path), _written(report)))
 
 
 @checked
 def report_toml(report: Report) -> str:
     """The report as TOML: fields of a configuration only where they differ from the defaults."""
     lines = [
-        f"{name} = {_toml(value)}"
+        f"{name} = {toml_value(value)}"
         for name, value in (
             ("title", report.title),
             ("author", report.author),
@@ -252,47 +244,28 @@ def report_toml(report: Report) -> str:
             ("conclusion", report.conclusion),
         )
     ]
-    lines += [*_table("reasons", report.reasons), *choices_toml(report)]
+    lines += [*toml_table("reasons", report.reasons), *choices_toml(report)]
     for each in report.alternatives:
-        lines += _table("alternatives", asdict(each), "[[{}]]")
-    return "\n".join([*lines, *_written(report)]) + "\n"
+        lines += toml_table("alternatives", asdict(each), "[[{}]]")
+    return with_tables("\n".join(lines) + "\n", _written(report))
 
 
 def choices_toml(report: Report) -> list[str]:
     """The lines of [large], [small] and [predicted]."""
     lines, default = list[str](), TrainConfig()
     for name, config in (("large", report.large), ("small", report.small)):
-        lines += _table(name, {"num_steps": config.num_steps})
+        lines += toml_table(name, {"num_steps": config.num_steps})
         for one in fields(config):
             if is_dataclass(getattr(config, one.name)):
                 plain = asdict(getattr(default, one.name))
                 values = asdict(getattr(config, one.name))
                 kept = {key: value for key, value in values.items() if value != plain[key]}
-                lines += _table(f"{name}.{one.name}", kept) if kept else []
-    return lines + _table("predicted", asdict(report.predicted))
+                lines += toml_table(f"{name}.{one.name}", kept) if kept else []
+    return lines + toml_table("predicted", asdict(report.predicted))
 
 
-def _written(report: Report) -> list[str]:
+def _written(report: Report) -> dict[str, dict[str, Any]]:
     """The tables that `lab capstone` writes; explanations are the learner's."""
-    lines = list[str]()
-    for name in ("lock", "small_run", "large_run"):
-        record = getattr(report, name)
-        lines += _table(name, asdict(record)) if record else []
-    for name, each in report.reconciled.items():
-        lines += _table(f"reconciled.{name}", asdict(each))
-    return lines
-
-
-def _table(name: str, values: Mapping[str, Any], form: str = "[{}]") -> list[str]:
-    rows = [f"{key} = {_toml(value)}" for key, value in values.items() if value is not None]
-    return ["", form.format(name), *rows]
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, str):  # JSON's escapes are valid in TOML, except that TOML also requires DEL to be escaped
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return repr(value)  # TOML spells inf and nan as Python does
+    records = {name: getattr(report, name) for name in ("lock", "small_run", "large_run")}
+    rows = {name: asdict(each) for name, each in report.reconciled.items()}
+    return {name: asdict(record) if record else {} for name, record in records.items()} | {"reconciled": rows}

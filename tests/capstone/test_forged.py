@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from lablib.capstone import Parts, Report, findings, parse_report, read_board, report_toml, rubric
 from lablib.capstone.lock import digest
 from lablib.capstone.page import as_html, as_markdown
-from lablib.capstone.report import PARTS, _toml
+from lablib.capstone.report import PARTS
 from lablib.cli.main import main
 from lablib.text.files import parse_toml
+from lablib.text.toml import toml_value
 
 Tables = dict[str, Any]
 
@@ -51,7 +52,7 @@ def written(value: Any) -> str:
         return "{" + ", ".join(f"{name} = {written(each)}" for name, each in value.items()) + "}"
     if isinstance(value, list):
         return f"[{', '.join(map(written, value))}]"
-    return _toml(value)
+    return toml_value(value)
 
 
 def checked_by_lab(text: str, folder: Path, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
