@@ -9,17 +9,18 @@ Parts have the signatures of the exercises in which learners write them:
     all_reduce           ring_all_reduce(tensor), a sum in place                        lab 08
     average_gradients    average_gradients(module), after backward                      lab 09
 
-The trainer is lablib/train's with these parts in place of its own. gloo measures no memory: the memory is that of the
+The trainer is lablib/train's with these parts instead of its own. gloo measures no memory: the number comes from the
 same configuration on the simulator, where every allocation is counted.
 
 Cost: the run's; on gloo a few seconds to start.
 Simplified: `all_reduce` and `average_gradients` run after backward, without overlap; on data ranks without ZeRO only.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -37,6 +38,16 @@ from lablib.train.build import build, make_loader, make_model, make_optimizer, m
 from lablib.train.config import TrainConfig
 from lablib.train.steps import ReplicaStep
 from lablib.train.trainer import Metrics, Trainer
+
+# For each part the lab and the exercise in which learners write it.
+ANSWERS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "schedule": ("04", "wsd"),
+        "optimizer_step": ("05", "adamw_step"),
+        "all_reduce": ("08", "ring_all_reduce"),
+        "average_gradients": ("09", "average_gradients"),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,20 @@ def train_small(report: Report, backend: str = "gloo", parts: Parts | None = Non
         losses=tuple(round(each["loss"], 5) for each in found),
         own_code=parts.names,
     )
+
+
+@checked
+def parts_that_fit(report: Report, own: Mapping[str, Callable[..., Any]]) -> tuple[Parts, list[str]]:
+    """Parts that the small configuration can take, one of the two averages, and a note for each that is left out."""
+    config, kept, notes = report.small.on(report.small_ranks), dict[str, Callable[..., Any]](), list[str]()
+    for name in ANSWERS:
+        if name in own:
+            try:
+                check_parts(config, Parts(**{**kept, name: own[name]}))
+                kept[name] = own[name]
+            except ValueError as error:
+                notes.append(f"{ANSWERS[name][1]} of lab {ANSWERS[name][0]} is left out: {error}")
+    return Parts(**kept), notes
 
 
 def check_parts(config: TrainConfig, parts: Parts) -> None:

@@ -5,6 +5,7 @@
     lab capstone predict report.toml parallel.tensor=4  the planner's numbers, of the plan with changes
     lab capstone lock report.toml                       fix choices and predictions, before the runs
     lab capstone run report.toml [--only large]         the small run for real, the large one on shapes
+    lab capstone run report.toml --mine work            the small run with the learner's answers of labs 04, 05, 08, 09
     lab capstone check report.toml                      findings and points; exit code 1 if there are findings
     lab capstone render report.toml --out page.html     one page (.html or .md), without network
     lab capstone board reports/                         all reports of a folder, in order
@@ -23,17 +24,19 @@ from lablib.cli.train import errors_in_a_sentence
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.table import table
 from lablib.text.files import check_writable, write_text
+from lablib.text.toml import toml_value
 from lablib.text.units import plural
 
 if TYPE_CHECKING:
     from lablib.capstone.consistency import Finding
     from lablib.capstone.report import Report
+    from lablib.capstone.small_run import Parts
 
 _TEMPLATE = """# A capstone. `lab capstone briefs` has the brief; lablib/train/config.py lists the fields of
 # [large] and [small].
 title = "..."
 author = "..."
-brief = "{brief}"
+brief = {brief}
 small_ranks = {ranks}
 conclusion = ""
 
@@ -133,7 +136,7 @@ def _new(options: argparse.Namespace) -> int:
     write_text(
         path,
         _TEMPLATE.format(
-            brief=options.words[0],
+            brief=toml_value(options.words[0]),
             ranks=brief.small.ranks,
             steps=brief.small.steps,
             gpus=brief.gpus,
@@ -184,6 +187,7 @@ def _lock(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from lablib.capstone.large_run import simulate_large
+    from lablib.capstone.lock import checked_lock
     from lablib.capstone.quantities import QUANTITIES, measured, with_runs
     from lablib.capstone.report import read_report, write_runs
     from lablib.capstone.small_run import train_small
@@ -192,7 +196,11 @@ def _run(options: argparse.Namespace) -> int:
     report = read_report(path)
     check_writable(path)
     if options.only != "large":
-        report = with_runs(report, small=train_small(report, options.backend))
+        checked_lock(report)
+        parts, notes = _own_parts(options, report)
+        print("".join(f"{note}\n" for note in notes), end="")
+        print(f"The learner's own code: {', '.join(parts.names) or 'none; the library trains'}.")
+        report = with_runs(report, small=train_small(report, options.backend, parts))
         write_runs(report, path)
     if options.only != "small":
         report = with_runs(report, large=simulate_large(report))
@@ -206,6 +214,18 @@ def _run(options: argparse.Namespace) -> int:
     print(table(("quantity", "predicted", "measured", "error"), rows))
     print(f"{path}: written. Explain the errors in [reconciled.*]; then `lab capstone check {path}`.")
     return 0
+
+
+def _own_parts(options: argparse.Namespace, report: "Report") -> "tuple[Parts, list[str]]":
+    """Parts of the small run from the learner's notebooks, and a note for each answer that is left out."""
+    from lablib.capstone.small_run import ANSWERS, Parts, parts_that_fit
+    from lablib.course.answers import own_answers
+
+    if options.mine is False:
+        return Parts(), []
+    found, notes = own_answers(ANSWERS, Path(options.mine) if options.mine else None)
+    parts, others = parts_that_fit(report, found)
+    return parts, notes + others
 
 
 def _read_and_check(options: argparse.Namespace, action: str) -> "tuple[Report, list[Finding]]":

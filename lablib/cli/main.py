@@ -393,7 +393,8 @@ def _parser() -> Parser:
         "capstone",
         help="a planned training: brief, report, runs, check, page, leader board",
         usage="lab capstone briefs | new BRIEF FILE.toml | predict FILE.toml [NAME=VALUE ...] | lock FILE.toml | "
-        "run FILE.toml [--only small|large] [--backend gloo] | check FILE.toml | render FILE.toml [--out PAGE.html] | "
+        "run FILE.toml [--only small|large] [--backend gloo] [--mine FOLDER | --no-mine] | check FILE.toml | "
+        "render FILE.toml [--out PAGE.html] | "
         "board FOLDER",
         description="A report is a TOML file: `new` writes one to fill in, `lock` fixes its predictions, `run` trains "
         "the small configuration and simulates the large one, `check` recomputes every number.",
@@ -403,6 +404,12 @@ def _parser() -> Parser:
     command.add_argument("words", nargs="*", metavar="FILE", help="a report; for new a brief and a file; or a folder")
     command.add_argument("--only", choices=("small", "large"), help="one of the two runs")
     command.add_argument("--backend", default="gloo", help="of the small run: gloo (default) or sim")
+    mine = command.add_mutually_exclusive_group()
+    help_text = "notebooks with your answers of labs 04, 05, 08 and 09; default: those that you passed, in work/"
+    mine.add_argument("--mine", metavar="FOLDER", help=help_text)
+    mine.add_argument(
+        "--no-mine", dest="mine", action="store_false", default=None, help="the small run with the library's parts"
+    )
     command.add_argument("--out", metavar="PAGE", help="output file, .html or .md; default: next to the report")
     command.add_argument(
         "--no-simulation", dest="simulation", action="store_false", help="do not simulate the large run again"

@@ -8,6 +8,7 @@ places         the labs folder and the files of each lab
 work           the learner's copies
 progress       results of checks, saved
 overview       `lab list` and `lab progress`
+answers        answers in notebooks that pass today, as functions
 tracks         orders of labs for one audience, with hours
 report         progress as JSON, as HTML, and for a class
 class_page     the class on one screen: who is stuck

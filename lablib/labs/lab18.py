@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +9,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-import torch.distributed as dist
 
-from lablib import parallel
 from lablib.capstone import (
     QUANTITIES,
     Alternative,
@@ -42,13 +38,12 @@ from lablib.capstone import (
 from lablib.capstone import figures as report_figures
 from lablib.capstone.board import HEADING
 from lablib.capstone.brief import MEASURES, as_transformer
+from lablib.capstone.small_run import ANSWERS
 from lablib.course import checks_for, try_out
-from lablib.course.building.carry_over import exercise_names
-from lablib.course.building.notebook import read_notebook
+from lablib.course.answers import own_answers
 from lablib.course.checks.expect import NotAttempted
-from lablib.course.overview import own_progress
-from lablib.course.places import find_lab, find_labs_folder, work_folder
-from lablib.course.progress import entry_of, progress_path
+from lablib.course.places import find_labs_folder, work_folder
+from lablib.course.progress import progress_path
 from lablib.course.table import table as text_table
 from lablib.figures import show
 from lablib.figures.chart import Axis, Panel, ReferenceLine, chart, line
@@ -94,12 +89,6 @@ FIRST_LOSSES = (
 ASKED = ("step of the large run, s", "memory of a GPU, GB", "loss of the small run, nats", "step of the small run, ms")
 _WIDTH = 110  # characters of a printed table
 _METHOD = "a guess before the runs, next to the planner's numbers"
-_ANSWERS = {
-    "schedule": ("04", "wsd"),
-    "optimizer_step": ("05", "adamw_step"),
-    "all_reduce": ("08", "ring_all_reduce"),
-    "average_gradients": ("09", "average_gradients"),
-}
 # For each brief: layers, width, heads, sequences of a step, and a plan that is possible.
 STARTS = {
     "one-billion": (24, 2048, 16, 512, ("parallel.zero_stage=1", "data.micro_batch=4")),
@@ -114,7 +103,7 @@ def figure_question() -> go.Figure:
     rules = [ReferenceLine(x=60, text="end of the run?", place="top left")]
     axes = Axis("step", span=(0, 64)), Axis("loss", "nats", span=(2, 6))
     panel = Panel(*axes, [line(0, "loss", steps, FIRST_LOSSES)], rules)
-    sentence = f"{len(steps)} steps of a small run. Where does it end, and what follows from it for a large one?"
+    sentence = f"{len(steps)} steps of a small run. Where does it end, and which conclusion holds for a large one?"
     return chart("Plan, predict, run, reconcile", panel, sentence)
 
 
@@ -131,36 +120,12 @@ def forecast(steps: Sequence[int], losses: Sequence[float], at_step: int) -> flo
 
 
 def own_parts() -> dict[str, Callable[..., Any]]:
-    """Passed answers of the learner's copies in work/, as parts of the small run (capstone/small_run.py).
-
-    An answer that needs other cells of its notebook is left out, with a sentence.
-    """
-    found: dict[str, Callable[..., Any]] = {}
-    labs, folder = own_progress(), find_labs_folder()
-    for part, (number, name) in _ANSWERS.items():
-        if entry_of(labs, number, name).passed_at and not (part == "average_gradients" and "all_reduce" in found):
-            try:
-                found[part] = answer_of(find_lab(number, folder).work, name)
-            except (OSError, ValueError, NameError, SyntaxError) as error:
-                print(f"{name} of lab {number} is left out: {error}")
+    """Answers of the learner's copies in work/ that pass today, as parts of the small run; prints those left out."""
+    found, notes = own_answers(ANSWERS)
+    if "all_reduce" in found:
+        found.pop("average_gradients", None)  # a run has one of the two
+    print("".join(f"{fill(note, _WIDTH)}\n" for note in notes), end="")
     return found
-
-
-def answer_of(notebook: Path, name: str) -> Callable[..., Any]:
-    """The function `name` of the exercise with that check in a learner's notebook.
-
-    OSError, ValueError, SyntaxError: no such notebook or exercise. NameError: it needs another cell.
-    """
-    cells = read_notebook(notebook)
-    source = next((cells.cells[at].source for at, each in exercise_names(cells).items() if each == name), None)
-    if source is None:
-        raise ValueError(f"{notebook.name} must have the exercise {name}: it was not found; give the function yourself")
-    names: dict[str, Any] = {"torch": torch, "dist": dist, "math": math, "parallel": parallel}
-    exec(compile(source, f"{notebook.name}, {name}", "exec"), names)  # the learner's own code
-    answer = names.get(name)
-    if not callable(answer):
-        raise ValueError(f"the cell of {name} must define it: got {answer!r}; give the function yourself")
-    return answer
 
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
@@ -214,7 +179,7 @@ class Capstone:
     def figure_sizes(self) -> go.Figure:
         """The loss of each size for the budget of the brief, at three shares of the peak.
 
-        FLOPs are counted as by the planner's MFU: 6 N D, and attention in proportion to that of the lab's model.
+        FLOPs are counted as by the planner's MFU: 6 N D, and attention in proportion as in the lab's model.
         """
         brief = self.brief
         attention = float(over_six_n_d(as_transformer(self._start.model), brief.seq_len))
@@ -289,7 +254,7 @@ class Capstone:
         return f"{large.num_steps:,} steps; {loss:.3f} nats by the scaling law, the goal is {self.brief.goal_loss:g}"
 
     def terms(self, *_: float) -> tuple[dict[str, float], dict[str, float]]:
-        """Seconds of a step by kind of work: the planner's, and those of the simulated step."""
+        """Seconds of a step by kind of work: by the planner, and of the simulated step."""
         planned = kinds_of(self.planned(self.changes))
         return planned, dict(simulate_step(self.report.large, self.brief.cluster, self.brief.gpus).terms)
 
@@ -360,7 +325,7 @@ class Capstone:
         return figure
 
     def explain(self, reasons: Mapping[str, str], explanations: Mapping[str, str], conclusion: str) -> str:
-        """Write the texts into the report; returns what is there. ValueError: an unknown quantity."""
+        """Write the texts into the report; returns the number of words. ValueError: an unknown quantity."""
         if unknown := set(explanations) - set(self.report.reconciled):
             raise ValueError(f"explanations are of {', '.join(self.report.reconciled)}: got {', '.join(unknown)}")
         rows = {
@@ -416,7 +381,7 @@ def priced(plan: Sequence[str]) -> str:
 
 
 def _undone(chosen: Sequence[str], other: Sequence[str]) -> list[str]:
-    """The changes of another plan after those of the chosen one: its fields go back to their defaults first."""
+    """The changes of another plan after the chosen plan's: its fields go back to their defaults first."""
     default = TrainConfig()
     names = {change.partition("=")[0] for change in other}
     back = list[str]()

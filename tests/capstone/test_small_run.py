@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ import torch.distributed as dist
 from lablib.batches.schedules import warmup_stable_decay
 from lablib.capstone import Parts, locked, now, train_small
 from lablib.capstone.small_run import check_parts
+from lablib.course.answers import answer_of
 from lablib.parallel import ring_all_reduce
 from lablib.train.config import DataConfig, MemoryConfig, ModelConfig, OptimizerConfig, ParallelConfig, TrainConfig
+from tests.course.test_answers import solved
 
 SMALL = TrainConfig(
     model=ModelConfig(num_layers=1, d_model=32, num_heads=2),
@@ -64,6 +67,15 @@ def test_the_learners_parts_run_and_give_the_librarys_losses(prepared, plain, pa
     run = train_small(prepared, "sim", parts)
     assert run.own_code == parts.names and plain.own_code == ()
     assert run.losses == pytest.approx(plain.losses, abs=2e-4)  # float32, in another order
+
+
+def test_gloo_runs_an_answer_of_a_notebook_with_the_losses_of_the_simulator(prepared, plain, tmp_path: Path):
+    solved(tmp_path, ["08"])
+    answer = answer_of(tmp_path / "08_collectives.ipynb", "ring_all_reduce")
+    run = train_small(prepared, "gloo", Parts(all_reduce=answer))
+    assert (run.backend, run.own_code) == ("gloo", ("all_reduce",))
+    assert run.losses == pytest.approx(plain.losses, abs=2e-4)
+    assert run.memory_bytes == plain.memory_bytes
 
 
 def test_a_wrong_part_is_seen_in_the_losses(prepared, plain):

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from lablib.capstone import read_report
 from lablib.cli.main import main
 from tests.capstone.finished import BRIEF_TOML
+from tests.course.test_answers import solved
 
 
 def lab(*words: str | Path) -> int:
@@ -54,7 +56,7 @@ def test_a_lock_names_what_cannot_be_corrected_after_the_runs(report: Path, caps
 
 
 def test_a_new_report_is_within_the_sizes_of_its_brief(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from lablib.capstone import brief_names, findings, read_report
+    from lablib.capstone import brief_names, findings
 
     monkeypatch.chdir(tmp_path)
     for name in brief_names():
@@ -76,6 +78,28 @@ def test_briefs_are_listed(capsys: pytest.CaptureFixture[str]):
     assert "64 GPUs of dgx-h100" in capsys.readouterr().out
 
 
+def test_the_learners_answers_run_and_the_report_names_them(
+    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("LAB_PROGRESS", str(tmp_path / "progress.json"))
+    folder = tmp_path / "answers"
+    folder.mkdir()
+    solved(folder, ["04", "08", "09"])
+    assert lab("lock", report) == 0
+    for words, names, left_out in (
+        (["--mine", folder], ("all_reduce",), ["small.optimizer.schedule", "one of all_reduce and average_gradients"]),
+        (["--no-mine"], (), []),
+        ([], (), []),
+    ):
+        capsys.readouterr()
+        assert lab("run", report, "--backend", "sim", "--only", "small", *words) == 0
+        out = capsys.readouterr().out
+        assert f"The learner's own code: {', '.join(names) or 'none; the library trains'}." in out
+        assert all(each in out for each in left_out)
+        run = read_report(report).small_run
+        assert run is not None and run.own_code == names
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -90,6 +114,7 @@ def test_briefs_are_listed(capsys: pytest.CaptureFixture[str]):
         (["predict", "report.toml", "parallel.tensor=3"], "axes with the product 4"),
         (["render", "report.toml", "--out", "page.pdf"], "--out must be a .html or .md file"),
         (["new", "one-billion", "report.toml"], "must be a new file"),
+        (["run", "locked.toml", "--mine", "briefs"], "a folder of answers must have a notebook of 04_batches"),
         (["dance"], "invalid choice: 'dance'"),
     ],
 )
@@ -97,6 +122,8 @@ def test_an_invalid_request_is_one_sentence(
     report: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ):
     assert lab("new", "one-billion", "unpredicted.toml") == 0
+    Path("locked.toml").write_bytes(report.read_bytes())
+    assert lab("lock", "locked.toml") == 0
     capsys.readouterr()
     assert lab(*words) == 2
     error = capsys.readouterr().err

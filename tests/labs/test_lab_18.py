@@ -1,20 +1,15 @@
-"""Lab 18: the steps of a capstone without its long runs, its forecast, and answers of earlier labs."""
+"""Lab 18: the steps of a capstone without its long runs, and its forecast."""
 
 from functools import partial
 from math import log
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_notebook
 
 from lablib.capstone import QUANTITIES, LargeRun, Report, SmallRun, find_brief, findings, plan_step, read_report
 from lablib.capstone.report import CHOICES
-from lablib.course.building.master import read_master
-from lablib.course.building.notebook import Version, make_notebook
-from lablib.course.places import find_lab, find_labs_folder
 from lablib.labs import lab18
-from lablib.labs.lab18 import STARTS, Capstone, answer_of
+from lablib.labs.lab18 import STARTS, Capstone
 
 LATER = "2100-01-01T00:00:00+01:00"
 
@@ -78,22 +73,3 @@ def test_a_project_from_the_choice_to_the_leader_board(
     project.board()
     out = capsys.readouterr().out
     assert "Ada.toml" in out and "night_on_64_gpus.toml" in out and "a_first_try.toml" in out
-
-
-def test_passed_answers_of_earlier_labs_are_taken_from_work(tmp_path: Path):
-    """The instructor's notebooks hold the solutions."""
-    for number, name in lab18._ANSWERS.values():
-        notebook = make_notebook(read_master(find_lab(number, find_labs_folder())), Version.INSTRUCTOR)
-        path = tmp_path / f"{number}.ipynb"
-        nbformat.write(notebook, path)
-        assert callable(answer_of(path, name))
-    assert answer_of(tmp_path / "04.ipynb", "wsd")(0, 10, 1, 2) == 0.5
-
-
-def test_an_answer_that_is_not_there_is_an_error(tmp_path: Path):
-    path = tmp_path / "04.ipynb"
-    nbformat.write(new_notebook(cells=[new_code_cell("x = 1")]), path)
-    with pytest.raises(ValueError, match="must have the exercise wsd"):
-        answer_of(path, "wsd")
-    with pytest.raises(OSError):
-        answer_of(tmp_path / "none.ipynb", "wsd")
