@@ -48,7 +48,7 @@ def locked(report: Report, at: str) -> Report:
 
 @checked
 def is_locked(report: Report) -> bool:
-    """Whether choices and predictions are those of the lock."""
+    """Whether choices and predictions have not changed since the lock."""
     return report.lock is not None and report.lock.sha256 == digest(report)
 
 

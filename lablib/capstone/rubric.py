@@ -50,7 +50,7 @@ class Criterion:
 
 @checked
 def rubric(report: Report, found: Sequence[Finding]) -> list[Criterion]:
-    """All criteria, those of the program first. `found`: of `findings(report)`."""
+    """All criteria, the program's first. `found`: of `findings(report)`."""
     return [
         _consistent(found),
         _within(report, found),
@@ -120,7 +120,7 @@ def _alternatives(report: Report) -> Criterion:
 
 
 def _planned(config: TrainConfig) -> dict[str, Any]:
-    """The fields that make a plan; not seeds, rates, the length of the run, or what is monitored."""
+    """The fields that make a plan; not seeds, rates, the length of the run, or the monitors."""
     sections = ("model", "data", "precision", "memory", "parallel")
     fields = {f"{name}.{key}": value for name in sections for key, value in asdict(getattr(config, name)).items()}
     fields["optimizer.name"] = config.optimizer.name

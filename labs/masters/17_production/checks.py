@@ -128,7 +128,7 @@ def _written(saved: Any) -> bytes:
 
 
 def _first_difference(traces: Sequence[Sequence[Any]], wanted: Sequence[Sequence[Any]]) -> tuple[int, int, str] | None:
-    """Index of the step, rank, and what differs first, over all ranks."""
+    """Index of the step, rank, and the first difference, over all ranks."""
     for step in range(len(wanted[0])):
         for rank in range(len(wanted)):
             for name, value in wanted[rank][step].items():
@@ -210,7 +210,7 @@ def _resumes(
         changed = difference(_read(each["later"]), saved[rank], None, 0.0)
         if changed:
             saw = f"{more} steps later {changed[0]}, it was {changed[1]} (rank {rank})"
-            raise RuleBroken(f"what was saved stays as it is while the run goes on ({where})", saw, "a copy")
+            raise RuleBroken(f"the saved state stays as it is while the run goes on ({where})", saw, "a copy")
     needed = sum(_num_bytes(part) for part in ran[0]["state"].values())
     sizes_bytes = [_num_bytes(each) for each in saved]
     most, rank = max(sizes_bytes), sizes_bytes.index(max(sizes_bytes))
@@ -308,7 +308,7 @@ MISTAKES = {
     "at the end": "there is a save after the last work",
     "unfinished save": "a save that a failure interrupts counts as finished",
     "nothing lost": "work after the last save is not done again",
-    "all lost": "all work is done again, also what was saved",
+    "all lost": "all work is done again, also the saved work",
     "no restart": "restarts take no time",
     "restart never fails": "a failure during a restart has no effect",
     "restarts add up": "a failure ends the restart before it: the seconds that it still had do not count",
@@ -356,7 +356,7 @@ def _runs(draw: Draw) -> Iterator[tuple[str, float, float, float, float, list[fl
         "What is known after each piece, of work and its save? Which two things can end a piece?",
         "Keep two numbers: now, and the work that is saved. The next piece would end at now + piece + save. If the "
         "next failure comes before, the piece counts nothing, and now is the failure plus the restart.",
-        "A restart needs no case of its own: if the next failure is before `now`, it is before the end of the next "
+        "A restart needs no separate case: if the next failure is before `now`, it is before the end of the next "
         "piece, too. The last piece has no save.",
     ],
 )
@@ -463,7 +463,7 @@ def alert(expect: Expect, alert: Callable[..., Any]) -> None:
         # Some begin at second 0, which is no "not yet".
         samples, at_s = [], 0.0 if kind.startswith("bad") else float(draw.integer(0, 99))
         for number, value in enumerate(values):
-            # Each NaN is an object of its own: `value in (None, math.nan)` would find the same one.
+            # Each NaN is a separate object: `value in (None, math.nan)` would find the same one.
             samples.append((at_s, float("nan") if value is nan else value))
             at_s += gaps[number % len(gaps)]
         rings = alert(iter(samples), limit, hold_s, clear_s)

@@ -81,7 +81,7 @@ from torch import nn
 
 
 class Training:
-    """A training on one rank; what changes from step to step is in it, or in torch."""
+    """A training on one rank; all changing state is in it, or in torch."""
 
     def __init__(self, seed):
         torch.manual_seed(seed)  # equal weights on all ranks
@@ -293,9 +293,9 @@ my_save_every_s = 3600.0  # try others
 try_out(lab17.random_runs, seconds_of_run, my_save_every_s, save_s, restart_s)
 
 # %% [markdown]
-# Derive the curve first. Let tau be the seconds of work between saves, delta those of a save, R of a restart, and M the
-# mean between failures. Saves cost a share delta / tau. A failure costs half an interval on
-# average, and a restart. Write the sum of the shares on paper: at which tau is it least?
+# Derive the curve first. Let tau be the seconds of work between saves, delta the seconds of a save, R of a restart, and
+# M the mean between failures. Saves cost a share delta / tau. A failure costs half an interval on average, and a
+# restart. Write the sum of the shares on paper: at which tau is it least?
 
 # %% [markdown]
 # <details><summary>Answer</summary>

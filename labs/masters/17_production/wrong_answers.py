@@ -289,7 +289,7 @@ def resume(run, saved):
             _seconds(failed="saved += piece if failure >= now + piece else 0; now = failure + restart_s"),
             "a save that a failure interrupts",
         ),
-        ("from the beginning", _seconds(failed="now, saved = failure + restart_s, 0.0"), "also what was saved"),
+        ("from the beginning", _seconds(failed="now, saved = failure + restart_s, 0.0"), "also the saved work"),
         ("no restart", _seconds(failed="now = failure"), "restarts take no time"),
         (
             "a restart never fails",

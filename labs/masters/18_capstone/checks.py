@@ -238,7 +238,7 @@ def _check_terms(
                 (predicted.get(n, 0) - measured[n]) / measured[n] for n in measured
             ],
             "they are over the predicted sum": [each * total / said for each in wanted.values()] if said else [],
-            "the sign is that of measured - predicted": [-each for each in wanted.values()],
+            "the sign belongs to measured - predicted": [-each for each in wanted.values()],
         }
         saw = f"{sum(shares.values()):+.4f}"
         saw += next((f": {text}" for text, each in wrongs.items() if abs(sum(each) - sum(shares.values())) < 1e-9), "")

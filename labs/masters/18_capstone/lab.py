@@ -18,7 +18,7 @@ lab18.show(lab18.figure_question())
 # %% tags=["parameters"]
 brief: str = "one-billion"  # one-billion | thirteen-billion | long-context
 ranks: int = 2  # ranks of the small run, 1 or 2
-backend: str = "sim"  # sim | gloo
+backend: str = "sim"  # sim | gloo: the small run on simulated ranks, or on processes here
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # 60 steps of the small run, or 100
 
@@ -197,10 +197,16 @@ project.compare({"the plan": project.changes})
 #
 # Four numbers, before anything runs. The planner is one way to them, not the only one: it has the software of today's
 # large trainings, while the simulator runs this course's trainer, operator by operator. Which of the two holds more
-# memory? A step of the small run takes a few tens of milliseconds on a free core. Three more numbers follow without
-# you: GPU hours from your step, the large loss from the law, the small memory from a formula.
+# memory? Three more numbers follow without you: GPU hours from your step, the large loss from the law, the small
+# memory from a formula.
+
+# %% [markdown]
+# The small run computes with real tensors on both backends, so its losses are the same. Its step is measured with this
+# machine's clock. With gloo, two processes compute at the same time: a few tens of milliseconds on two free cores. On
+# the simulator two ranks take turns, and each operator is also priced: several times as long. Yours is `backend`.
 
 # %%
+print(f"backend of the small run: {backend}")
 my_numbers = None  # or four numbers
 predicted = lab18.guess(lab18.ASKED, my_numbers, interactive)
 predicted
@@ -318,8 +324,8 @@ predicted.reveal(lambda *_: project.explain(my_reasons, my_explanations, my_conc
 predicted.reveal(lambda *_: project.judge())
 
 # %% [markdown]
-# With a name the report and its page are written into your work folder, next to those of others who use this machine.
-# The leader board also has three worked examples, one of them weak: which numbers betray it?
+# With a name the report and its page are written into your work folder, next to the reports of others who use this
+# machine. The leader board also has three worked examples, one of them weak: which numbers betray it?
 
 # %%
 my_name = None  # such as "Ada"

@@ -282,7 +282,7 @@ def error_terms(predicted, measured):
     shares = {n: (measured.get(n, 0) - predicted.get(n, 0)) / total for n in {**predicted, **measured}}
     return sorted(shares.items(), key=lambda pair: -abs(pair[1]))
 """,
-            "the sign is that of measured - predicted",
+            "the sign belongs to measured - predicted",
         ),
         (
             "only common terms",
