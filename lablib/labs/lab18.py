@@ -36,7 +36,6 @@ from lablib.capstone import (
     write_report,
 )
 from lablib.capstone import figures as report_figures
-from lablib.capstone.board import HEADING
 from lablib.capstone.brief import MEASURES, as_transformer
 from lablib.capstone.small_run import ANSWERS
 from lablib.course import checks_for, try_out
@@ -86,8 +85,9 @@ FIRST_LOSSES = (
     3.26,
     3.26,
 )
-ASKED = ("step of the large run, s", "memory of a GPU, GB", "loss of the small run, nats", "step of the small run, ms")
-_WIDTH = 110  # characters of a printed table
+ASKED = ("large step, s", "memory of a GPU, GB", "small loss, nats", "small step, ms")
+_WIDTH = 95  # characters of a printed line in JupyterLab next to its list of files
+_HEADING = ("#", "report", "author", "brief", "nats", "hours", "off by", "points")  # of the leader board
 _METHOD = "a guess before the runs, next to the planner's numbers"
 # For each brief: layers, width, heads, sequences of a step, and a plan that is possible.
 STARTS = {
@@ -368,8 +368,8 @@ class Capstone:
             if any(folder.glob("*.toml")):
                 board = read_board(folder, simulate=False)
                 rows = board.rows()
-                print(f"{title}\n\n{text_table(HEADING[:-1], [row[:-1] for row in rows])}\n")
-                print("".join(f"{row[1]} does not count: {row[-1]}\n" for row in rows if row[-1]))
+                print(f"{title}\n\n{text_table(_HEADING, [row[:-1] for row in rows])}\n")
+                print("".join(f"{fill(f'{row[1]} does not count: {row[-1]}', _WIDTH)}\n" for row in rows if row[-1]))
 
 
 def priced(plan: Sequence[str]) -> str:
