@@ -1183,7 +1183,7 @@ RIGHT_ANSWERS = {
             ),
         ),
         ("returns the tensor, too", RING + "    return tensor\n"),
-        ("in a phase", first(RING, "with phase('ring'):", "    pass")),
+        ("in a phase", first(RING, "from lablib import phase", "with phase('ring'):", "    pass")),
         (
             "by numbers of the world",
             but(
