@@ -324,7 +324,7 @@ print(f"share of the squares in the strongest five: {share:.0%}")
 # %% [markdown]
 # So a gradient step changes the matrix in a few directions. *Muon* (Jordan et al., 2024) keeps one mean of gradients,
 # writes it as U S V^T with the singular values in S, and steps along U V^T, with all singular values 1. *Newton-Schulz*
-# needs only products: divide X by its norm, then repeat
+# needs only products: divide X by its norm, the root of the sum of squares, then repeat
 #
 #     X = a X + b (X X^T) X + c (X X^T)^2 X
 #
