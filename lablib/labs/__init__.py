@@ -12,7 +12,7 @@ lab08   an all-reduce before and after, crossing of ring and tree, fit of a link
 lab09   times of a data-parallel step, its calls and its scaling
 lab10   memory and bytes of each ZeRO stage
 lab11   a slow link, errors of quantized numbers, recorded runs of compressed training
-lab12   matrices cut over ranks
+lab12   matrices cut over ranks; bytes, memory and seconds of a shared layer
 lab13   stages of a model, bubbles of schedules at equal memory
 lab14   orders of a mesh's axes
 lab15   long sequences, mixtures of experts

@@ -165,8 +165,8 @@ def table_of_steps(runs: Mapping[str, Run]) -> pd.DataFrame:
     return in_rows(seconds).map(lambda each: format_quantity(each, "s"))
 
 
-def figure_stages(runs: Mapping[str, Run]) -> go.Figure:
-    """Peak memory in each of many equal parts of the step, a line for each stage."""
+def show_stages(runs: Mapping[str, Run]) -> None:
+    """Show the peak memory in each of many equal parts of the step, a line for each stage."""
     curves = {}
     for name, run in runs.items():
         times_s, held = _curve(run)
@@ -178,7 +178,7 @@ def figure_stages(runs: Mapping[str, Run]) -> go.Figure:
     axes: dict[str, Any] = {"x_unit": "%", "y_unit": "B", "title": "Memory of a rank in a step, all stages"}
     figure = figure_lines(share, curves, "part of its own step", "memory", **axes)
     most = [f"{name} {format_quantity(max(curve), 'B')}" for name, curve in curves.items()]
-    return attach(figure, f"The most in a step: {', '.join(most)}.", _table(figure))
+    show(attach(figure, f"The most in a step: {', '.join(most)}.", _table(figure)))
 
 
 def table_of_bytes(runs: Mapping[str, Run], ranks: int) -> pd.DataFrame:

@@ -1,21 +1,49 @@
-"""Lab 12: matrices side by side as grids of numbers, with the cuts between the ranks that hold their parts."""
+"""Lab 12: matrices side by side with the cuts between ranks; bytes, memory and seconds of a layer that ranks share."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import plotly.graph_objects as go
+import torch
+import torch.distributed as dist
 from plotly.subplots import make_subplots
 from torch import Tensor
 
+from lablib import parallel
+from lablib.calibration import batch_for, this_machine
+from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib.figures import figure_tensor_times, show
 from lablib.figures.chart import TITLE_PIXELS
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, TOP_PIXELS, axis, base_layout
+from lablib.hardware import find_cluster
+from lablib.launch import launch
+from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
+from lablib.parallel.tensor.mlp import mlp_sent_bytes
+from lablib.phases import phase
+from lablib.reconcile import reconcile
+from lablib.run import Run
 from lablib.signature import Count, NonEmpty, Range, checked
+from lablib.studies import tensor_layer_time, tensor_times
 from lablib.text.markup import plain
-from lablib.text.units import plural
+from lablib.text.units import format_quantity, plural
+from lablib.widgets import tensor_calculator
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Names of other packages that the notebook uses, as lab12.show.
+__all__ = ["batch_for", "checks_for", "num_parameters", "print_text", "reconcile", "recorded_comparison", "show"]
+__all__ += ["show_source", "tensor_calculator", "tensor_layer_time", "this_machine", "try_out"]
+
+TOKENS, WIDTH, NUM_HEADS, NUM_KV_HEADS, WORDS = 4096, 4096, 16, 2, 128_000
+WIDE = parallel.LayerSizes(batch=1, seq_len=4096, width=8192, heads=64)
+PLANS = {"f and g": parallel.GPT_PLAN, "sequence": parallel.GPT_SEQUENCE_PLAN}
+TINY = GPTConfig(2, 64, 8, vocab_size=96, max_seq_len=32, tied_head=False)
+TINY_TOKENS = (torch.arange(2 * 32).view(2, 32) * 7) % 96
 PLOT_PIXELS, BOTTOM_PIXELS, MOST = 190, 56, 64
 # From light to dark, so that it is legible in grey.
 SHADES = [[0.0, "#F7F7F7"], [1.0, "#0B4F8A"]]
@@ -53,7 +81,7 @@ def figure_matrices(
     for column, (name, grid) in enumerate(grids.items(), 1):
         place: dict[str, Any] = {"row": 1, "col": column}
         look: dict[str, Any] = {"zmin": 0, "zmax": largest, "colorscale": SHADES, "showscale": False}
-        figure.add_trace(go.Heatmap(z=grid, xgap=1, ygap=1, **look), **place)
+        figure.add_trace(go.Heatmap(z=grid, name=plain(name), xgap=1, ygap=1, **look), **place)
         dim, ranks = cuts.get(name, (0, 1))
         for start in range(size := -(-grid.shape[dim] // ranks), grid.shape[dim], size):
             add, side = ((figure.add_hline, "y"), (figure.add_vline, "x"))[dim]
@@ -78,3 +106,173 @@ def _axis(side: str, size: int, ranks: int) -> dict[str, Any]:
         ticks |= {"ticktext": [str(rank) for rank in range(len(parts))]}
     title, font = f"{side} ({'rank' if ranks else 'number'})", {"size": 11, "color": INK}
     return axis(title, range=[-0.5, size - 0.5], showgrid=False, tickfont=font, **ticks)
+
+
+def factors(ranks: int) -> tuple[Tensor, Tensor]:
+    """X [6, 8] and W [8, 16], random numbers."""
+    if ranks not in (2, 4, 8):
+        raise ValueError(f"ranks must be 2, 4 or 8: got {ranks}.")
+    numbers = torch.Generator("cpu").manual_seed(0)
+    like: dict[str, Any] = {"generator": numbers, "dtype": torch.float64, "device": "cpu"}
+    return torch.randn(6, 8, **like), torch.randn(8, 16, **like) / 3
+
+
+def figure_question() -> go.Figure:
+    """The factors of a product, and the product."""
+    x, w = factors(2)
+    said = "GPUs share this product. How would you cut the matrices, and what must the GPUs then send?"
+    return figure_matrices({"X": x, "W": w, "Y": x @ w}, {}, "One matrix product: Y = X W", said)
+
+
+def show_cut(way: str, x: Tensor, w: Tensor, ranks: int) -> None:
+    """Show the product with W cut by "columns" or by "rows"."""
+    matrices, across = {"X": x, "W": w, "Y": x @ w}, (1, ranks)
+    if way == "columns":
+        said = "W by columns: each rank needs all of X, and has some columns of Y."
+        show(figure_matrices(matrices, {"W": across, "Y": across}, "By columns", said))
+        return
+    said = "W by rows: each rank needs some columns of X, and has a partial sum, as large as Y."
+    show(figure_matrices(matrices, {"X": across, "W": (0, ranks)}, "By rows", said))
+
+
+def in_rows(rows: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Name of a row -> its values, by column."""
+    import pandas as pd
+
+    return pd.DataFrame(rows).T
+
+
+def _of_shapes(program: Any, *args: Any, ranks: int, cluster: str) -> Run:
+    return launch(program, *args, ranks=ranks, cluster=cluster, fidelity="shapes", simulate=[0])
+
+
+def table_of_mlp(ranks: int, cluster: str) -> pd.DataFrame:
+    """Bytes and calls of an MLP on n ranks: naive, and by columns and rows."""
+
+    def one_mlp(is_naive: bool) -> None:
+        made: dict[str, Any] = {"dtype": torch.bfloat16, "requires_grad": True}
+        shapes: list[tuple[int, ...]] = [(4 * WIDTH, WIDTH), (4 * WIDTH,), (WIDTH, 4 * WIDTH), (WIDTH,)]
+        whole = parallel.MLPShard(*(torch.zeros(shape, **made) for shape in shapes))
+        x = torch.zeros(1, TOKENS, WIDTH, **made)
+        mlp = parallel.naive_tensor_mlp if is_naive else parallel.tensor_mlp
+        y = mlp(x, whole if is_naive else parallel.shard_mlp(whole))
+        y.backward(torch.zeros_like(y))
+
+    table = {}
+    for name, is_naive in {"naive": True, "columns, then rows": False}.items():
+        run = _of_shapes(one_mlp, is_naive, ranks=ranks, cluster=cluster)
+        spans = [span for span in run.timeline.select(0) if span.is_communication]
+        calls = Counter((span.name, span.phase) for span in spans)
+        formula = mlp_sent_bytes(TOKENS, WIDTH, 4 * WIDTH, ranks, 2, naive=is_naive)
+        sent = {"sent": run.traffic.sent_bytes(0), "sent by formula": formula}
+        table[name] = {key: format_quantity(value, "B", 4) for key, value in sent.items()}
+        for part in ("forward", "backward"):
+            found = {call: n for (call, of), n in calls.items() if of == part}
+            table[name][part] = ", ".join(f"{n} {call}" for call, n in found.items())
+    return in_rows(table)
+
+
+def table_of_heads(ranks: int) -> pd.DataFrame:
+    """Heads of queries, and of keys and values, on each rank."""
+    held = {}
+    for rank in range(ranks):
+        queries = range(*parallel.shard_range(NUM_HEADS, rank, ranks))
+        keys = parallel.key_value_heads_of(rank, NUM_KV_HEADS, ranks)
+        held[f"rank {rank}"] = {"query heads": f"{queries[0]} to {queries[-1]}"}
+        held[f"rank {rank}"]["key-value heads"] = ", ".join(map(str, keys))
+    return in_rows(held)
+
+
+def _kept_after(num_layers: int, plan: Any, ranks: int, cluster: str) -> float:
+    """Bytes that a rank keeps after forward of some layers."""
+
+    def forward_of() -> None:
+        with phase("setup"):
+            sizes = GPTConfig(num_layers, WIDTH, 32, vocab_size=64, max_seq_len=TOKENS)
+            model = parallel.parallelize(GPT(sizes, dtype=torch.bfloat16), plan=plan)
+        logits = model(torch.zeros(1, TOKENS, dtype=torch.long, device=torch.get_default_device()))
+        with phase("rest"):
+            dist.barrier()
+        del logits
+
+    run = _of_shapes(forward_of, ranks=ranks, cluster=cluster)
+    rest = run.timeline.select(0, phase="rest")[0]
+    held = run.memory.at(0, (rest.start_s + rest.end_s) / 2)
+    return held["activation"] + held["communication"]
+
+
+def table_of_kept(ranks: int, cluster: str) -> pd.DataFrame:
+    """Bytes that a rank keeps of a layer for backward: by formula, and in the memory tracker."""
+    import pandas as pd
+
+    layer, kept = parallel.LayerSizes(batch=1, seq_len=TOKENS, width=WIDTH, heads=32), {}
+    for way, plan in PLANS.items():
+        parts = parallel.kept_by_layer(layer, ranks, sequence=way == "sequence")
+        kept[way] = {part.name: part.size_bytes for part in parts}
+        kept[way] |= {"SUM": sum(part.size_bytes for part in parts)}
+        kept[way] |= {"SUM, tracked": _kept_after(2, plan, ranks, cluster) - _kept_after(1, plan, ranks, cluster)}
+    return pd.DataFrame(kept).map(lambda size: format_quantity(size, "B", 4))
+
+
+def table_of_losses(ranks: int, cluster: str) -> pd.DataFrame:
+    """Memory, bytes and seconds of a loss of gathered and of cut logits."""
+
+    def loss_of(is_gathered: bool) -> None:
+        own = torch.zeros(1, TOKENS, WORDS // ranks, dtype=torch.bfloat16, requires_grad=True)
+        loss = parallel.gathered_loss if is_gathered else parallel.vocabulary_parallel_loss
+        loss(own, torch.zeros(1, TOKENS, dtype=torch.long), WORDS).backward()
+
+    table = {}
+    for name, is_gathered in {"logits gathered": True, "cut": False}.items():
+        run = _of_shapes(loss_of, is_gathered, ranks=ranks, cluster=cluster)
+        found = {"most memory": run.memory.peak_bytes(0), "sent": run.traffic.sent_bytes(0)}
+        table[name] = {key: format_quantity(value, "B") for key, value in found.items()}
+        table[name]["takes"] = format_quantity(run.timeline.makespan_s, "s")
+    return in_rows(table)
+
+
+def show_times(cluster: str) -> None:
+    """Show the compute and exposed communication of a wide layer against the number of ranks."""
+    machine = find_cluster(cluster)
+    times = tensor_times(WIDE, machine, [1, 2, 4, 8, 16, 32])
+    ranks, compute_s = [time.ranks for time in times], [time.compute_s for time in times]
+    exposed_s, title = [time.exposed_s for time in times], f"A layer on {cluster}"
+    show(figure_tensor_times(ranks, compute_s, exposed_s, machine.devices_per_node, title=title))
+
+
+def _seconds_of(num_layers: int, ranks: int, cluster: str) -> dict[str, float]:
+    """Simulated seconds of a step of some wide layers."""
+
+    def step_of() -> None:
+        with phase("setup"):
+            sizes = GPTConfig(num_layers, WIDE.width, WIDE.heads, vocab_size=64, max_seq_len=WIDE.seq_len)
+            model = parallel.parallelize(GPT(sizes, dtype=torch.bfloat16))
+            tokens = torch.zeros(1, WIDE.seq_len, dtype=torch.long, device=torch.get_default_device())
+            dist.barrier()
+        parallel.vocabulary_parallel_loss(model(tokens), tokens, 64).backward()
+
+    step = _of_shapes(step_of, ranks=ranks, cluster=cluster).timeline.without("setup")
+    return {"layer": step.makespan_s, "exposed": step.exposed_s(0)}
+
+
+def table_of_layer(cluster: str) -> pd.DataFrame:
+    """Seconds of a wide layer on 8 and 16 ranks: by formula, and on the simulator as two layers less one."""
+    table = {}
+    for time in tensor_times(WIDE, find_cluster(cluster), [1, 8, 16])[1:]:
+        one, two = (_seconds_of(num, time.ranks, cluster) for num in (1, 2))
+        for name, seconds in {"layer": time.layer_s, "exposed": time.exposed_s}.items():
+            table[f"{time.ranks} ranks, {name}"] = {"formula": seconds, "simulated": two[name] - one[name]}
+    return in_rows(table).map(lambda seconds: format_quantity(seconds, "s"))
+
+
+def gradients(plan: Any) -> tuple[float, dict[str, Tensor]]:
+    """Loss and whole gradients of a small GPT, cut by a plan, or on one device."""
+    model = GPT(TINY, seed=0, dtype=torch.float64).to(torch.get_default_device())
+    tokens = TINY_TOKENS.to(torch.get_default_device())
+    if plan is None:
+        loss = next_token_loss(model(tokens), tokens)
+    else:
+        parallel.parallelize(model, plan=plan)
+        loss = parallel.vocabulary_parallel_loss(model(tokens), tokens, TINY.vocab_size)
+    loss.backward()
+    return loss.item(), parallel.full_gradients(model)

@@ -1,17 +1,107 @@
-"""Lab 13: bubble of each pipeline schedule against the memory of a rank."""
+"""Lab 13: stages of a model, pictures of a plan, bubble of each pipeline schedule against the memory of a rank."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
+import torch
 
-from lablib.figures.chart import Axis, Panel, chart, line
+from lablib.calibration import batch_for, this_machine
+from lablib.course import checks_for, print_text, recorded_comparison, try_out
+from lablib.figures import figure_pipeline_simulation, show
+from lablib.figures.chart import ROWS, Axis, Panel, bars, chart, line
+from lablib.figures.style import LOOKS
+from lablib.models import GPT, GPTConfig, num_parameters
+from lablib.pipeline import (
+    equal_memory,
+    executed,
+    leader_board,
+    measured_costs,
+    pairs_bubble_s,
+    read_plan,
+    replay_pairs,
+    simulate,
+)
 from lablib.pipeline.equal_memory import Afforded
+from lablib.pipeline.executor import cut, cut_at, flops_of, units_of
+from lablib.reconcile import reconcile
 from lablib.signature import checked
 from lablib.text.units import format_quantity, plural
+from lablib.widgets import bubble_simulator
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Names of other packages that the notebook uses, as lab13.show.
+__all__ = ["batch_for", "bubble_simulator", "checks_for", "cut_at", "equal_memory", "executed", "leader_board"]
+__all__ += ["measured_costs", "num_parameters", "pairs_bubble_s", "print_text", "reconcile", "recorded_comparison"]
+__all__ += ["replay_pairs", "show", "this_machine", "try_out", "units_of"]
+
+CONFIG = GPTConfig(num_layers=15, d_model=2048, num_heads=16, vocab_size=32_000, max_seq_len=1024)
+TINY = GPTConfig(num_layers=2, d_model=32, num_heads=2, vocab_size=64, max_seq_len=16)
 MEMORY = Axis("activations a rank can hold", "micro-batches")
+
+
+def figure_question() -> go.Figure:
+    """A model of 16 layers, cut for four GPUs, as a staircase."""
+    rows = [f"GPU {gpu}" for gpu in range(4)]
+    words = [f"layers {4 * gpu + 1} to {4 * gpu + 4}" for gpu in range(4)]
+    look: dict[str, Any] = {"orientation": "h", "text": words, "textposition": "inside", "insidetextanchor": "middle"}
+    look |= {"base": [4 * gpu for gpu in range(4)], "textfont": LOOKS["forward"].font()}
+    across = Axis("layers of the model, from input to output", look={"showticklabels": False, "ticks": ""})
+    panel = Panel(across, ROWS, [bars(LOOKS["forward"], "layers", [4] * 4, rows, (), **look)])
+    sentence = "Each GPU needs the output of the GPU above. What does it do until then?"
+    columns = {"GPU": rows, "holds": words}
+    return chart("A model that four GPUs hold together", panel, sentence, columns, pixels=150, showlegend=False)
+
+
+def check_sizes(ranks: int, microbatches: int) -> None:
+    """Bounds of the lab's parameters."""
+    if not 2 <= ranks <= 8:
+        raise ValueError(f"ranks must be 2 to 8: got {ranks}.")
+    if not 1 <= microbatches <= 32:
+        raise ValueError(f"microbatches must be 1 to 32: got {microbatches}.")
+
+
+def meta_model() -> GPT:
+    """The lab's model, with shapes and no values."""
+    return GPT(CONFIG, device="meta", dtype=torch.bfloat16)
+
+
+def in_rows(rows: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
+    """Name of a row -> its values, by column."""
+    import pandas as pd
+
+    return pd.DataFrame(rows).T
+
+
+def table_of_stages(ranks: int) -> pd.DataFrame:
+    """Layers, parameters and FLOPs of each stage."""
+    rows = {}
+    for number, piece in enumerate(cut(meta_model(), ranks)):
+        rows[f"stage {number}"] = {
+            "holds": ", ".join(dict.fromkeys(type(unit).__name__ for unit in piece)),
+            "layers": len(piece),
+            "parameters": f"{sum(param.numel() for param in piece.parameters()) / 1e6:.0f} million",
+            "FLOPs per token, forward": format_quantity(flops_of(piece, CONFIG.max_seq_len), "FLOP"),
+        }
+    return in_rows(rows)
+
+
+def picture(plan: Any, costs: Any = None, title: str | None = None, limit: Any = None) -> go.Figure:
+    """A plan, and the micro-batches that each stage holds."""
+    return figure_pipeline_simulation(simulate(plan, costs, limit), title=title)
+
+
+def seconds_and_held(text: Any) -> str:
+    """Show a learner's plan; its seconds, and the micro-batches that each stage holds."""
+    if text is ...:
+        return "not attempted yet"
+    mine = simulate(read_plan(text), max_in_flight=(3, 2, 2))
+    show(figure_pipeline_simulation(mine, title="My plan"))
+    return f"{mine.replay.makespan_s:g} s, held by each stage: {mine.replay.in_flight}"
 
 
 @checked

@@ -381,7 +381,7 @@ lab10.table_of_steps({**runs, "stage 3, no prefetch": waiting})
 # Now all stages in one picture.
 
 # %%
-lab10.show(lab10.figure_stages(runs))
+lab10.show_stages(runs)
 
 # %% [markdown]
 # The highest point decides whether a model fits. In stages 2 and 3 this is the peak of activations, which no stage

@@ -3,68 +3,15 @@
 #
 # **Question.** How few bits are enough?
 #
-# In data parallel training (lab 09) the *ranks*, processes with one GPU each, exchange a gradient in every step, 32
-# bits per number. On a slow link they wait for this exchange. You send 4 bits, then one number in a hundred, and
-# measure the effect on the model's loss and on the time.
+# In data parallel training the *ranks*, processes with one GPU each, exchange a gradient in every step, 32 bits per
+# number. You send 4 bits, then one number in a hundred, and measure the effect on the model's loss and on the time.
 #
-# **Prerequisites.** Lab 09; helpful: labs 01, 02, 05 and 10. **Time.** 52 minutes, without the folded sections,
-# called *further*.
+# **Prerequisites.** Lab 09; helpful: labs 01, 02, 05 and 10. **Time.** 52 minutes, without sections called *further*.
 
 # %%
-from functools import partial
-from itertools import islice
-
-import pandas as pd
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
-
-from lablib import Link, find_cluster, launch, parallel, phase, reconcile
-from lablib.batches.schedules import cosine
-from lablib.calibration import this_machine
-from lablib.compress import (
-    Bucket,
-    DiLoCo,
-    ErrorFeedback,
-    Fp8,
-    InSequence,
-    Int4,
-    Int8,
-    PowerSGD,
-    Rotated,
-    Stages,
-    StreamingDiLoCo,
-    TopK,
-    error_growth,
-    hierarchical_reduce_scatter,
-    layer_fragments,
-    level_bytes,
-    quantized_all_gather,
-    quantized_all_reduce,
-    quantized_reduce_scatter,
-    two_phase_bytes,
-    variance_ratio,
-    zero3_bytes,
-    zero_plus_plus_bytes,
-    zero_plus_plus_options,
-    zero_plus_plus_speedup,
-)
-from lablib.course import checks_for, print_text, recorded_comparison, try_out
-from lablib.data import batches, load_corpus, train_val_split
-from lablib.figures import figure_lines, format_quantity, show
 from lablib.labs import lab11
-from lablib.models import GPT, GPTConfig, next_token_loss
-from lablib.optim.adamw import AdamW
-from lablib.record.traffic import Traffic
-from lablib.studies import break_even_bandwidth, compressed_step
-from lablib.studies.batches import NARROW, SEQ_LEN, held_out, loss_of
-from lablib.studies.compression import recorded_runs, table
-from lablib.widgets import compression_calculator
 
-check = checks_for("11")
-check
+lab11.show(lab11.figure_question())
 
 # %% tags=["parameters"]
 backend: str = "sim"  # sim | gloo | nccl
@@ -78,65 +25,54 @@ quick: bool = True  # short trainings
 # %% [markdown] minutes=5
 # ## A slow link
 #
-# Lab 09's model and step: replicas of a small GPT on several *nodes* (machines), which send gradients in buckets while
-# backward runs. Inside a node the ranks share PCIe; between nodes there is Ethernet, much slower.
+# Lab 09's step, which overlaps sending with backward: a GPT with a gradient of 13 MB on 2 *nodes* (machines) of 4
+# ranks. Between nodes there is Ethernet, 1 Gbit/s for each rank; inside, PCIe. Forward and backward take 3 ms. Guess:
+# in what share of a step does the GPU wait for communication?
 
 # %%
-assert 2 <= nodes <= 4 and 2 <= local <= 8, (
-    f"2 to 4 nodes of 2 to 8 ranks: got {nodes}, {local}."
-)
-ranks = nodes * local
-ethernet = Link(f"Ethernet, {link_gbits:g} Gbit/s", 20e-6, link_gbits * 1e9 / 8)
-machine = find_cluster("pcie-a100").replace(
-    name="slow link", devices_per_node=local, inter=ethernet
-)
-train_text, _ = train_val_split(load_corpus())
-gpt_config = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=64)
-parts = []
-for rank in range(ranks):
-    stream = batches(train_text, 4 * ranks, 64, seed=0, rank=rank, world_size=ranks)
-    parts.append(next(stream))
-gradient_bytes = sum(param.nbytes for param in GPT(gpt_config, seed=0).parameters())
-for link in (machine.intra, machine.inter):
-    print(f"{link.name}: {format_quantity(link.bandwidth_bytes_per_s, 'B/s')}")
-print(f"a gradient has {format_quantity(gradient_bytes, 'B')}")
+my_guess_exposed = None  # percent
+print("guess:", my_guess_exposed)
+
+# %%
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from lablib import launch, parallel, phase
+from lablib.compress import Int4, Rotated
+from lablib.models import GPT, next_token_loss
+
+check = lab11.checks_for("11")
+check
 
 
 # %%
 def step(make_reduce):
     with phase("setup"):
-        replica = GPT(gpt_config, seed=0)
+        replica = GPT(lab11.CONFIG, seed=0)
         replica = parallel.DataParallel(replica, bucket_bytes=2_000_000, reduce=make_reduce())
-        inputs, targets = (
-            tokens.to(torch.get_default_device()) for tokens in parts[dist.get_rank()]
-        )
+        device = torch.get_default_device()
+        inputs, targets = (tokens.to(device) for tokens in parts[dist.get_rank()])
     next_token_loss(replica(inputs), targets).backward()
 
 
-def in_32_bits():
-    return parallel.all_reduce_average
-
-
-whole_run = launch(step, in_32_bits, ranks=ranks, cluster=machine)
+ranks, machine = nodes * local, lab11.slow_link(nodes, local, link_gbits)
+parts, there = lab11.parts_of_batch(ranks), {"ranks": ranks, "cluster": machine}
+whole_run = launch(step, lambda: parallel.all_reduce_average, **there)
 whole = whole_run.timeline.without("setup")
-show(
-    whole.figure(
-        ranks=[0, local], title=f"32 bits per number: ranks 0 and {local}, on two nodes"
-    )
-)
+lab11.show(whole.figure(ranks=[0, local], title=f"32 bits: ranks 0 and {local}, on two nodes"))
+print(f"{whole.exposed_s(0) / whole.makespan_s:.0%} exposed; you guessed", my_guess_exposed)
 
 # %% [markdown]
 # F is forward, B backward, C communication. Each rank has two lanes, its compute and below it its communication; C with
 # nothing above it is *exposed*: the GPU waits. The *makespan* is the time from first start to last end.
 
-# %%
-share = whole.exposed_s(0) / whole.makespan_s
-print(f"a step takes {format_quantity(whole.makespan_s, 's')}, {share:.0%} of it exposed")
-
 # %% [markdown]
-# Suppose each number is sent in 4 bits instead of 32. That is 8 times fewer bytes. Write down two guesses: how many
-# times faster is the step? And how much worse is the *loss* of a smaller GPT after 192 steps of AdamW? (It is -log of
-# the probability of the next byte, in *nats*: 5.5 for uniform guesses, 2.7 after those steps in 32 bits.)
+# Suppose each number is sent in 4 bits instead of 32. How many times faster is the step? And how much worse is the
+# *loss* of a smaller GPT after 192 steps of AdamW? (It is -log of the probability of the next byte, in *nats*: 5.5 for
+# uniform guesses, 2.7 after those steps in 32 bits.)
 
 # %%
 my_guess_faster = None  # a factor such as 3.0
@@ -147,45 +83,30 @@ print("guesses:", my_guess_faster, "and", my_guess_loss)
 # ## Blocks and scales
 #
 # To *quantize* is to give each number one of a few levels. With b bits the *codes* are whole numbers from -q to q, q =
-# 2^(b-1) - 1. A *scale* s is the value of one step of the code: x is near s times code. The largest number sets it, s =
-# max|x| / q, and with the nearest code no number is off by more than s / 2. Check that on a real gradient.
+# 2^(b-1) - 1. A *scale* s is one step of the code: x is near s times code. The largest number sets it, s = max|x| / q,
+# and no number is off by more than s / 2. Check that on a real gradient.
 
 # %%
-model = GPT(gpt_config, seed=0)
+model = GPT(lab11.CONFIG, seed=0)
 next_token_loss(model(parts[0].inputs), parts[0].targets).backward()
 gradient = torch.cat([param.grad.flatten() for param in model.parameters()])[: 2**21]
-
-
-def there_and_back(quantizer, x):
-    return quantizer.dequantize(quantizer.quantize(x))
-
-
 int4 = Int4(block=256)
 scales = int4.quantize(gradient).scales
-off = (there_and_back(int4, gradient) - gradient).view(-1, 256).abs().amax(1)
+off = (lab11.there_and_back(int4, gradient) - gradient).view(-1, 256).abs().amax(1)
 print(f"largest error, in scales: {float((off / scales).max()):.4f}")
 print(f"the largest scale is {float(scales.max() / scales.median()):.0f} times the median")
 
 # %% [markdown]
-# A single scale for all numbers would be set by the largest number, and the small ones would all become 0. So a *block*
-# of neighbours shares one scale. Smaller blocks need more scales, of 32 bits each. And one large number, an *outlier*,
-# makes its block coarse. What happens if every 64 numbers are first *rotated*, multiplied by an orthogonal (Hadamard)
-# matrix, which spreads an outlier over all 64? Guess before you look.
+# A single scale would be set by the largest number, and the small ones would all become 0. So a *block* of neighbours
+# shares one scale, of 32 bits. And one large number, an *outlier*, makes its block coarse. What happens if every 64
+# numbers are first *rotated*, multiplied by an orthogonal (Hadamard) matrix, which spreads an outlier over all 64?
 
 # %%
-BLOCKS = [64, 256, 1024, 4096, 16384]
 spiky = gradient.clone()
 spiky[::256] = 20 * gradient.std()  # an outlier in every 256 numbers
-series = {}
-for name, x in {"gradient": gradient, "with outliers": spiky}.items():
-    for way, wrap in {
-        "": lambda q: q,
-        ", rotated": lambda q: Rotated(quantizer=q, size=64),
-    }.items():
-        errors = [there_and_back(wrap(Int4(block=block)), x) - x for block in BLOCKS]
-        series[name + way] = [float(error.norm() / x.norm()) for error in errors]
-show(figure_lines(BLOCKS, series, "numbers in a block", "relative error, 4 bits", log_x=True))
-print("bits per number:", ", ".join(f"{4 + 32 / block:.3f} at {block:,}" for block in BLOCKS))
+lab11.show_blocks({"gradient": gradient, "with outliers": spiky})
+bits = {block: f"{4 + 32 / block:.3f}" for block in lab11.BLOCKS}
+print("block: bits per number", bits)
 
 # %% [markdown]
 # The relative error is the norm of the error over the norm of x. Rotation helps more, the more scales are set by
@@ -194,9 +115,9 @@ print("bits per number:", ", ".join(f"{4 + 32 / block:.3f} at {block:,}" for blo
 # %% [markdown]
 # ### Exercise 1: unbiased rounding
 #
-# Rounding to nearest always makes the same error: 0.3 of a step becomes 0, every time, on every rank. *Stochastic*
-# rounding takes 0.3 to 1 with probability 0.3 and to 0 otherwise; -0.3 to -1 with probability 0.3. Then the mean of
-# many roundings is right: it is *unbiased* (Alistarh et al., 2017). Stuck? Run `check.quantize.hint()` in a new cell.
+# Rounding to nearest always makes the same error: 0.3 of a step becomes 0, every time. *Stochastic* rounding takes 0.3
+# to 1 with probability 0.3 and to 0 otherwise; -0.3 to -1 with probability 0.3. Then the mean of many roundings is
+# right: it is *unbiased* (Alistarh et al., 2017). Stuck? Run `check.quantize.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
@@ -227,84 +148,59 @@ def mean_of_many():
     return codes.view(-1, 4).float().mean(0)
 
 
-try_out(mean_of_many)
+lab11.try_out(mean_of_many)
 
 # %% tags=["check"] points=2
 check.quantize(quantize)
 
 # %% [markdown]
-# Its use: many ranks round the *same* gradient, and their codes are averaged. With rounding to nearest, all make the
-# same error. With stochastic rounding each error is larger, but errors cancel if ranks draw different random numbers.
-# (`launch` seeds each rank with its number. Processes that you start yourself have the same seed: set a different one
-# on each.)
+# Its use: many ranks round the *same* gradient, and their codes are averaged; each rank draws different random numbers.
+# (`launch` seeds each rank with its number.) By what factor does the error of the mean shrink from 1 rank to 64, with
+# rounding to nearest and with stochastic rounding?
 
 # %%
-x = gradient[: 2**14]
-rows = {}
-for num in (1, 4, 16, 64):
-    row = {}
-    for rounding in ("nearest", "stochastic"):
-        quantizer = Int4(rounding=rounding, generator=torch.Generator().manual_seed(0))
-        mean = sum(there_and_back(quantizer, x) for _ in range(num)) / num
-        row[rounding] = f"{float((mean - x).norm() / x.norm()):.3f}"
-    rows[num] = row
-pd.DataFrame(rows).T.rename_axis("ranks that round the same")
+my_guess_shrinks = None  # two factors
+print("guess:", my_guess_shrinks)
+
+# %%
+print("you guessed", my_guess_shrinks)
+lab11.table_of_means(gradient[: 2**14])
 
 # %% [markdown] minutes=15
 # ## Add quantized numbers
 #
-# Codes with different scales cannot be added: 3 on one rank and 3 on another mean different numbers. The ring
-# all-reduce of lab 08 adds at every hop. It would have to dequantize, add and round again, n - 1 times, and each
-# rounding is coarser, as the sum grows. In *two phases* a number is rounded twice: an all-to-all sends the codes of a
-# piece to its owner; the owner dequantizes and adds; an all-gather sends the codes of the sums.
+# Codes with different scales cannot be added. The ring all-reduce of lab 08 would have to dequantize, add and round
+# again at every hop, n - 1 times. In *two phases* a number is rounded twice: an all-to-all sends the codes of a piece
+# to its owner; the owner dequantizes and adds; an all-gather sends the codes of the sums.
 
 # %%
-NUM_RANKS = [2, 4, 8, 16, 32]
-grown = error_growth(NUM_RANKS, Int4())
-show(figure_lines(NUM_RANKS, grown, "ranks", "relative error of the mean", log_x=True))
+lab11.show_growth()
 
 # %% [markdown]
 # With 2 ranks the ring rounds less often. From 4 ranks on the error of two phases is constant, and the ring's grows
-# like a root of the number of ranks. So the library's quantized all-reduce has two phases. (`Int4()` rounds to nearest,
-# here and in the recorded runs: their ranks have different gradients, and rounding to nearest has a smaller error.
-# `Int4(rounding="stochastic")` rounds as in your exercise.) Now to the first guess.
+# like a root of the number of ranks. (`Int4()` rounds to nearest, here and in the recorded runs: their ranks have
+# different gradients, and rounding to nearest has a smaller error.) Now to the first guess.
 
 
 # %%
 def in_two_phases():
-    return InSequence(partial(quantized_all_reduce, quantizer=Int4()))
+    return lab11.InSequence(partial(lab11.quantized_all_reduce, quantizer=Int4()))
 
 
-flat_run = launch(step, in_two_phases, ranks=ranks, cluster=machine)
+flat_run = launch(step, in_two_phases, **there)
 flat = flat_run.timeline.without("setup")
-show(flat.figure(ranks=[0, local], title=f"4 bits, in two phases: ranks 0 and {local}"))
+lab11.show(flat.figure(ranks=[0, local], title=f"4 bits, in two phases: ranks 0 and {local}"))
 print(f"{whole.makespan_s / flat.makespan_s:.1f} times faster; you guessed {my_guess_faster}")
 
 # %% [markdown]
-# Why not 8 times? Count the bytes between nodes. The all-reduce in 32 bits is hierarchical (lab 08): it first adds
-# inside each node, so each piece crosses once per node. The all-to-all sends every rank's codes straight to their
-# owner: each piece crosses once per *rank*. And *packing*, from numbers to codes and back, takes time: it runs in hooks
-# of backward, so in the picture it is B.
-
+# Why not 8 times? The all-reduce in 32 bits is hierarchical (lab 08): it first adds inside each node, so each piece
+# crosses once per node. The all-to-all sends every rank's codes straight to their owner: each piece crosses once per
+# *rank*. And *packing*, from numbers to codes and back, takes time: it is part of B.
 
 # %%
-def crossing_bytes(run):
-    """Bytes that a rank sends to other nodes in a step, on average, without setup."""
-    sent = 0.0
-    for transfer in run.traffic.transfers:
-        if transfer.name != "broadcast":
-            pairs = transfer.routes.items()
-            sent += sum(size for (a, b), size in pairs if a // local != b // local)
-    return sent / ranks
-
-
-crossing = {
-    "32 bits": crossing_bytes(whole_run),
-    "4 bits, two phases": crossing_bytes(flat_run),
-}
-for name, size in crossing.items():
-    print(f"{name:20s} {format_quantity(size, 'B')} from each rank to other nodes")
-print(f"{crossing['32 bits'] / crossing['4 bits, two phases']:.2f} times fewer, not 8")
+sent_32, sent_4 = (lab11.crossing_bytes(run, local) for run in (whole_run, flat_run))
+print(f"to other nodes: {sent_32 / 1e6:.2f} MB in 32 bits, {sent_4 / 1e6:.2f} MB in 4 bits")
+print(f"{sent_32 / sent_4:.2f} times fewer, not 8")
 
 # %% [markdown]
 # ### Exercise 2: inside the node first
@@ -340,26 +236,10 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
 
 
 # %%
-# Try it with exact messages: 2 nodes of 2 ranks; rank r has r + 1 everywhere.
-def exact_pack(rows):
-    return rows.contiguous().view(torch.uint8)
-
-
-def exact_unpack(messages):
-    return messages.view(torch.float32)
-
-
-def four_ranks():
-    mesh = parallel.node_mesh(2)
-    full = torch.arange(8.0) * (dist.get_rank() + 1)
-    groups = mesh.get_group("local"), mesh.get_group("node")
-    return two_level_reduce_scatter(full, *groups, exact_pack, exact_unpack)
-
-
-try_out(four_ranks, ranks=4, cluster=machine.replace(devices_per_node=2))
-
-# %% [markdown]
-# By hand: the mean factor is 2.5, so rank 0 returns [0, 2.5], rank 1 [5, 7.5], and so on.
+# Exact messages; 2 nodes of 2 ranks; rank r has r + 1 times 0 to 7. The mean factor is 2.5:
+# by hand, rank 0 returns [0, 2.5], rank 1 [5, 7.5], and so on.
+pairs = {"ranks": 4, "cluster": machine.replace(devices_per_node=2)}
+lab11.try_out(lab11.four_ranks, two_level_reduce_scatter, **pairs)
 
 # %% tags=["check"] points=3
 check.two_level_reduce_scatter(two_level_reduce_scatter)
@@ -370,25 +250,7 @@ check.two_level_reduce_scatter(two_level_reduce_scatter)
 
 
 # %%
-def scatter(is_two_level, piece):
-    full, shard = torch.ones(ranks * piece), torch.empty(piece)
-    if is_two_level:
-        hierarchical_reduce_scatter(full, shard, parallel.node_mesh(local), Int4()).wait()
-    else:
-        quantized_reduce_scatter(full, shard, quantizer=Int4()).wait()
-
-
-piece = 4096
-message = Int4().message_bytes(piece)
-rows = {}
-for name, is_two_level in {"one all-to-all": False, "two levels": True}.items():
-    traffic = launch(scatter, is_two_level, piece, ranks=ranks, cluster=machine).traffic
-    sent = level_bytes(traffic, local)
-    across = (nodes - 1) * message * (1 if is_two_level else local)
-    inside = (local - 1) * message * (nodes if is_two_level else 1)
-    rows[name] = {"inside": f"{sent.inside / ranks:,.0f}", "formula inside": f"{inside:,}"}
-    rows[name] |= {"across": f"{sent.across / ranks:,.0f}", "formula across": f"{across:,}"}
-pd.DataFrame(rows).T.rename_axis("bytes sent per rank")
+lab11.table_of_levels(nodes, local, machine)
 
 # %% [markdown]
 # Two levels send more inside the node, where links are fast, and a fraction 1/L across. Now the step with two levels;
@@ -396,45 +258,21 @@ pd.DataFrame(rows).T.rename_axis("bytes sent per rank")
 
 
 # %%
-def in_two_levels():
-    mesh = parallel.node_mesh(local)
-
-    def stages(buffer, group):
-        piece = -(-buffer.numel() // ranks)
-        full = F.pad(buffer, (0, ranks * piece - buffer.numel()))
-        shard = full.new_empty(piece)
-        yield hierarchical_reduce_scatter(full, shard, mesh, Int4())
-        yield quantized_all_gather(shard, full, group, Int4())
-        buffer.copy_(full[: buffer.numel()])
-
-    return InSequence(lambda buffer, group=None: Stages(stages(buffer, group)))
-
-
-levels_run = launch(step, in_two_levels, ranks=ranks, cluster=machine)
-rows = {}
+levels_run = launch(step, lambda: lab11.two_levels(local), **there)
 steps = {"32 bits": whole_run, "4 bits, two phases": flat_run, "4 bits, two levels": levels_run}
-for name, run in steps.items():
-    timeline = run.timeline.without("setup")
-    seconds = {"step": timeline.makespan_s, "exposed": timeline.exposed_s(0)}
-    rows[name] = {column: format_quantity(value, "s") for column, value in seconds.items()}
-    rows[name]["to other nodes"] = format_quantity(crossing_bytes(run), "B")
-    rows[name]["times fewer"] = f"{crossing_bytes(whole_run) / crossing_bytes(run):.1f}"
-    rows[name]["times faster"] = f"{whole.makespan_s / timeline.makespan_s:.1f}"
-pd.DataFrame(rows).T
+lab11.table_of_steps(steps, local)
 
 # %% [markdown]
-# Now nearly 8 times fewer bytes cross; the scales are the difference. But the step is not 8 times faster: exposed
-# communication shrank by more than the step did, and packing took the difference. The simulator counts each of
-# PyTorch's passes over the numbers as a *kernel*, an operation of the GPU; a fused kernel would need only one. And
-# compression does not shorten forward and backward.
+# Now nearly 8 times fewer bytes cross; the scales are the difference. But the step is not 8 times faster: packing took
+# some of the time, and compression does not shorten forward and backward. The simulator counts each of PyTorch's passes
+# over the numbers as a *kernel*, an operation of the GPU; a fused kernel would need only one.
 
 # %% [markdown] minutes=9
 # ## Error feedback
 #
-# To send fewer than 1 bit per number, send only the largest numbers. *Top-k* sends the k numbers of largest magnitude
-# with their places, and drops the rest (Aji and Heafield, 2017). But then a small gradient that always has the same
-# sign is never sent. With *error feedback* each rank keeps the dropped part, the *residual*, and adds it to the next
-# gradient (Seide et al., 2014; Karimireddy et al., 2019):
+# *Top-k* sends the k numbers of largest magnitude with their places, and drops the rest (Aji and Heafield, 2017). But
+# then a small gradient that always has the same sign is never sent. With *error feedback* each rank keeps the dropped
+# part, the *residual*, and adds it to the next gradient (Seide et al., 2014; Karimireddy et al., 2019):
 #
 #     a = g + e          the gradient and the residual
 #     c = C(a)           the message
@@ -470,17 +308,8 @@ def error_feedback(compress):
 
 
 # %%
-# Try it: only the largest of four numbers is sent. When is the 1 sent?
-def keep_largest(x):
-    return torch.where(x.abs() == x.abs().max(), x, torch.zeros_like(x))
-
-
-def five_steps():
-    send = error_feedback(keep_largest)
-    return [send("w", torch.tensor([2.5, 1.0, 0.0, 0.4])).tolist() for _ in range(5)]
-
-
-try_out(five_steps)
+# Try it: only the largest of 2.5, 1, 0 and 0.4 is sent. When is the 1 sent?
+lab11.try_out(lab11.five_steps, error_feedback)
 
 # %% tags=["check"] points=2
 check.error_feedback(error_feedback)
@@ -491,49 +320,22 @@ check.error_feedback(error_feedback)
 
 
 # %%
-def train(make_reduce, num_steps, lr, every=20):
-    rank, model = dist.get_rank(), GPT(NARROW, seed=1)
-    replica = parallel.DataParallel(model, reduce=make_reduce())
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
-    factor = partial(cosine, num_steps=num_steps, num_warmup=num_steps // 5, final=0.1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
-    text, losses = batches(train_text, 8, SEQ_LEN, 1, rank=rank, world_size=4), []
-    for number, (inputs, targets) in enumerate(islice(text, num_steps), 1):
-        optimizer.zero_grad()
-        next_token_loss(replica(inputs), targets).backward()
-        optimizer.step()
-        schedule.step()
-        if rank == 0 and number % every == 0:
-            losses.append(loss_of(model, held_out(32)))
-    return losses
-
-
-# %%
 WAYS = {
-    "32 bits": in_32_bits,
-    "top-k with feedback": lambda: ErrorFeedback(TopK(0.01)),
-    "top-k alone": lambda: TopK(0.01),
+    "32 bits": lambda: parallel.all_reduce_average,
+    "top-k with feedback": lambda: lab11.ErrorFeedback(lab11.TopK(0.01)),
+    "top-k alone": lambda: lab11.TopK(0.01),
 }
 num_steps = 60 if quick else 200
-series = {}
-for name, make in WAYS.items():
-    run = launch(train, make, num_steps, 0.2, ranks=4, trace=False)
-    series[name] = run.values[0]
-numbers = list(range(20, num_steps + 1, 20))
-show(
-    figure_lines(
-        numbers,
-        series,
-        "step",
-        "held-out loss (nats per byte)",
-        title="SGD, 1% of the gradient",
-    )
-)
+trained = {
+    name: launch(lab11.train, make, num_steps, ranks=4, trace=False).values[0]
+    for name, make in WAYS.items()
+}
+lab11.show_training(trained)
 
 # %% [markdown]
-# Look at the end: early steps are large, and the order of the curves is noise. One seed is weak evidence; the recorded
-# runs below have three. Feedback suits SGD because its step is *linear* in the gradient: adding g now or some steps
-# later is nearly the same. Those runs use AdamW. Guess: with top-k, does feedback help there as well?
+# Look at the end: the order of early steps is noise. One seed is weak evidence; the recorded runs below have three.
+# Feedback suits SGD because its step is *linear* in the gradient: adding g now or some steps later is nearly the same.
+# Those runs use AdamW. Guess: with top-k, does feedback help there as well?
 
 # %%
 my_guess_adam = None  # "helps" or "harms"
@@ -542,56 +344,40 @@ print("guess:", my_guess_adam)
 # %% [markdown] minutes=6
 # ## Loss against bytes
 #
-# Now all methods, recorded: three seeds each, the same search for a learning rate, AdamW, 192 steps on real text. Left
-# and down is better; the bar reaches from the best to the worst seed, and the dotted line is *none*, 32 bits.
-# *Random-k* sends the same random places on all ranks, *one bit* signs and one scale, *PowerSGD* two thin matrices with
-# a product near each gradient.
+# Now all methods, recorded: AdamW, 192 steps on real text. Left and down is better; the bar reaches from the best to
+# the worst of three seeds, and the dotted line is *none*, 32 bits. *Random-k* sends the same random places on all
+# ranks, *one bit* signs and one scale, *PowerSGD* two thin matrices with a product near each gradient.
 
 # %%
-runs = recorded_runs()
-adam = {
-    name: run for name, run in runs.items() if run.every == 1 and not name.startswith("SGD")
-}
-gradients = {
-    name: run
-    for name, run in adam.items()
-    if not name.startswith(("stale", "DiLoCo", "local", "1-bit"))
-}
-show(lab11.figure_loss_against_bytes(gradients))
+runs = lab11.recorded_runs()
+gradients = lab11.gradient_runs(runs)
+lab11.show(lab11.figure_loss_against_bytes(gradients))
 
 # %%
 print(f"you guessed {my_guess_loss} nats for 4 bits")
 columns = ["sent (B/step)", "times fewer", "loss (nats)", "less none's", "+- 95%"]
-table(runs)[columns].loc[list(gradients)].style.format(precision=3)
+lab11.table(runs)[columns].loc[list(gradients)].style.format(precision=3)
 
 # %% [markdown]
-# *Less none's* is the difference from 32 bits. Compare your second guess with INT4. A difference smaller than its
-# interval (+- 95%) has no meaning: here 8 and 4 bits cannot be distinguished from 32. Top-k has a higher loss.
+# *Less none's* is the difference from 32 bits. A difference smaller than its interval (+- 95%) has no meaning: here 8
+# and 4 bits cannot be distinguished from 32. Top-k has a higher loss.
 #
-# And why are 1% of the numbers not 100 times fewer bytes? A place costs as much as a number. And n ranks choose
-# different places, so each gets every message, while an all-reduce would add them up: 100 / n times, 25 on these 4
-# ranks, and 1.6 on 64. Random-k's places are the same on all ranks, and its numbers go through an all-reduce: 100.
+# Why are 1% of the numbers not 100 times fewer bytes? A place costs as much as a number. And n ranks choose different
+# places, so each gets every message: 100 / n times, 25 on these 4 ranks. Random-k's numbers go through an all-reduce:
+# 100.
 #
 # Now compare *top-k* with *top-k, no feedback*, and with your last guess; and the same with SGD:
 
 # %%
-with_sgd = {name: run for name, run in runs.items() if name.startswith("SGD")}
 print(f"you guessed that with AdamW feedback {my_guess_adam}")
-for optimizer, method in {"AdamW": "top-k", "SGD": "SGD, top-k"}.items():
-    for seed, loss in runs[method].losses.items():
-        without = runs[f"{method}, no feedback"].losses[seed]
-        print(f"{optimizer:5s} seed {seed}: {loss:.3f} with feedback, {without:.3f} without")
-table(with_sgd, "SGD, none")[
-    ["times fewer", "loss (nats)", "less SGD, none's", "+- 95%"]
-].round(3)
+lab11.print_feedback(runs)
+with_sgd = {name: run for name, run in runs.items() if name.startswith("SGD")}
+lab11.table(with_sgd, "SGD, none")[columns[1:3] + ["less SGD, none's", "+- 95%"]].round(3)
 
 # %% [markdown]
 # With AdamW feedback harms top-k, with SGD it helps, on each of the three seeds. Adam divides by the root of a mean of
-# *squares*: a gradient that arrives late and in one piece has a larger square, and cannot be added to earlier squares.
-# We think that this is the reason; it was not measured.
-#
-# For one bit under SGD there is no conclusion: with feedback its best rate was the lowest one tried. And this is one
-# small model and its first 192 steps: other models may give another order.
+# *squares*: a gradient that arrives late and in one piece has a larger square. We think that this is the reason; it was
+# not measured. And this is one small model and its first 192 steps: other models may give another order.
 
 # %% [markdown] minutes=5
 # ## When does it save time?
@@ -601,30 +387,24 @@ table(with_sgd, "SGD, none")[
 #
 #     step = compute + t_pack + max(0, t_wire - overlap x compute)
 #
-# At the *break-even bandwidth* B of a link, packing costs as much as it saves; on a faster link compression costs time.
-# If the compressed bytes are hidden, the saving is the exposed time of W bytes of 32-bit numbers, W / B - overlap x
-# compute. It equals t_pack at B = W / (t_pack + overlap x compute). Below: 64 GPUs, a fused kernel that packs at 2
-# TB/s.
+# At the *break-even bandwidth* B of a link, packing costs as much as it saves. If the compressed bytes are hidden, the
+# saving is the exposed time of W bytes of 32-bit numbers: B = W / (t_pack + overlap x compute). Guess B for 10^9
+# numbers in 32 bits on 64 GPUs, compute of 0.5 s, an overlap of 0.5, and packing of a few ms.
 
 # %%
-numel, compute_s = 1e9, 0.5
-even = break_even_bandwidth("int8", numel, compute_s, overlap=0.5)
-pack_s = compressed_step("int8", numel, compute_s, even, overlap=0.5).pack_s
-formula = 2 * 63 / 64 * 4 * numel / (pack_s + 0.5 * compute_s)
-print(
-    f"8 bits for 10^9 gradients and {compute_s} s of compute",
-    f"save time below {format_quantity(even, 'B/s')}",
-)
-print(
-    f"by the formula {format_quantity(formula, 'B/s')},",
-    f"with {format_quantity(pack_s, 's')} of packing",
-)
-for factor in (0.5, 1.0, 2.0):
-    both = [
-        compressed_step(name, numel, compute_s, factor * even, overlap=0.5).step_s
-        for name in ("none", "int8")
-    ]
-    print(f"at {factor} of it: {both[0]:.4f} s without, {both[1]:.4f} s with")
+my_guess_even = None  # GB/s
+print("guess:", my_guess_even)
+
+# %%
+step_of = partial(lab11.compressed_step, numel=1e9, compute_s=0.5, overlap=0.5)
+even = lab11.break_even_bandwidth("int8", 1e9, 0.5, overlap=0.5)
+pack_s = step_of("int8", bandwidth_bytes_per_s=even).pack_s
+formula = 2 * 63 / 64 * 4e9 / (pack_s + 0.5 * 0.5)
+print(f"8 bits save time below {even / 1e9:.2f} GB/s, by the formula {formula / 1e9:.2f} GB/s")
+print(f"packing takes {pack_s * 1e3:.1f} ms; you guessed", my_guess_even)
+for link in (0.5 * even, even, 2 * even):
+    both = [step_of(name, bandwidth_bytes_per_s=link).step_s for name in ("none", "int8")]
+    print(f"at {link / 1e9:.1f} GB/s: {both[0]:.4f} s without, {both[1]:.4f} s with")
 
 # %% [markdown]
 # Change the controls: *Compute* is for one sequence, and each curve is a batch. What happens to the break-even point,
@@ -632,7 +412,7 @@ for factor in (0.5, 1.0, 2.0):
 # communication overlaps?
 
 # %%
-compression_calculator(interactive=interactive)
+lab11.compression_calculator(interactive=interactive)
 
 # %% [markdown]
 # <details><summary>Where does it move?</summary>
@@ -659,7 +439,7 @@ real = "nccl" if backend == "nccl" else "gloo"
 num_numbers = 2**21 if real == "gloo" else 2**27  # on GPUs sixty-four times as many
 WAYS_TO_SEND = {
     "32 bits": parallel.all_reduce_average,
-    "8 bits": partial(quantized_all_reduce, quantizer=Int8()),
+    "8 bits": partial(lab11.quantized_all_reduce, quantizer=lab11.Int8()),
 }
 
 
@@ -679,14 +459,11 @@ def both_ways():
     return buffers["8 bits"].cpu()
 
 
-there = {
-    "ranks": real_ranks,
-    "backend": real,
-    "cluster": this_machine(ranks=real_ranks, backend=real),
-}
-comparison = reconcile(both_ways, **there, repeats=3 if quick else 7, without="setup")
-show(comparison.figure())
-print_text(comparison.reading())
+here = {"ranks": real_ranks, "backend": real}
+here["cluster"] = lab11.this_machine(**here)
+comparison = lab11.reconcile(both_ways, **here, repeats=3 if quick else 7, without="setup")
+lab11.show(comparison.figure())
+lab11.print_text(comparison.reading())
 
 # %% [markdown]
 # The long C is 32 bits, the two short ones 8; X is packing. Below, *saved in communication* is the communication time
@@ -694,9 +471,9 @@ print_text(comparison.reading())
 # numbers are recorded ones, with the load of their machine.
 
 # %%
-recorded = recorded_comparison("11")
-print_text(f"{recorded}")
-saved_bytes = 2 * (real_ranks - 1) / real_ranks * 4 * num_numbers - two_phase_bytes(
+recorded = lab11.recorded_comparison("11")
+lab11.print_text(f"{recorded}")
+saved_bytes = 2 * (real_ranks - 1) / real_ranks * 4 * num_numbers - lab11.two_phase_bytes(
     num_numbers, real_ranks
 )
 rows = {}
@@ -710,12 +487,12 @@ for where, spent in {"here": comparison.table(), "recorded": recorded.table()}.i
             "packing": seconds["8 bits"],
         }
         rows[f"{where}, {side}"] = {
-            name: format_quantity(value, "s") for name, value in found.items()
+            name: lab11.format_quantity(value, "s") for name, value in found.items()
         }
-        rows[f"{where}, {side}"]["break-even"] = format_quantity(
+        rows[f"{where}, {side}"]["break-even"] = lab11.format_quantity(
             saved_bytes / found["packing"], "B/s"
         )
-pd.DataFrame(rows).T
+lab11.in_rows(rows)
 
 # %%
 predicted, measured = comparison.predicted, comparison.measured
@@ -743,7 +520,9 @@ print(f"largest difference between the simulator's averages and {real}'s: {diffe
 # %%
 def zero_step(is_plus_plus, width=256):
     with phase("setup"):
-        options = zero_plus_plus_options(parallel.node_mesh(local)) if is_plus_plus else {}
+        options = (
+            lab11.zero_plus_plus_options(parallel.node_mesh(local)) if is_plus_plus else {}
+        )
         layers = nn.Sequential(
             *(nn.Linear(width, width, bias=False) for _ in range(3))
         ).bfloat16()
@@ -763,13 +542,16 @@ def sent_in(run):
         name = phases[transfer.id] if "gather" in transfer.name else "gradients"
         if phases[transfer.id] != "setup":
             kinds[name].append(transfer)
-    return {name: level_bytes(Traffic(tuple(calls)), local) for name, calls in kinds.items()}
+    return {
+        name: lab11.level_bytes(lab11.Traffic(tuple(calls)), local)
+        for name, calls in kinds.items()
+    }
 
 
 # %%
 closed = {
-    "ZeRO-3": zero3_bytes(-(-(256**2) // ranks), nodes, local),
-    "ZeRO++": zero_plus_plus_bytes(-(-(256**2) // ranks), nodes, local),
+    "ZeRO-3": lab11.zero3_bytes(-(-(256**2) // ranks), nodes, local),
+    "ZeRO++": lab11.zero_plus_plus_bytes(-(-(256**2) // ranks), nodes, local),
 }
 rows, total = {}, {}
 for name, formulas in closed.items():
@@ -788,7 +570,7 @@ for name, formulas in closed.items():
             column: f"{value:,.0f}" for column, value in row.items()
         }
 print(f"{total['ZeRO-3'] / total['ZeRO++']:.2f} times fewer bytes across nodes")
-pd.DataFrame(rows).T.rename_axis("bytes of a step, all ranks")
+lab11.in_rows(rows).rename_axis("bytes of a step, all ranks")
 
 # %% [markdown]
 # Not quite 4: scales of blocks are the difference. The paper reports up to 2.16 times the throughput on 384 GPUs
@@ -801,11 +583,11 @@ rows = {}
 for tokens in (512, 1024, 2048, 4096):
     row = {}
     for cards in (1, 8):
-        found = zero_plus_plus_speedup(1.8e10, tokens, 5e13, cards * 12.5e9, nodes=24)
+        found = lab11.zero_plus_plus_speedup(1.8e10, tokens, 5e13, cards * 12.5e9, nodes=24)
         share = found.compute_s / (found.zero3_s - found.compute_s)
         row[f"cards: {cards}"] = f"c = {share:.2f} t, {found.factor:.2f} times as fast"
     rows[tokens] = row
-pd.DataFrame(rows).T.rename_axis("tokens per GPU")
+lab11.in_rows(rows).rename_axis("tokens per GPU")
 
 # %% [markdown]
 # So more than twice the speed requires one card per node and few tokens, up to 1,024 of those shown. With eight cards
@@ -830,15 +612,15 @@ rows = {}
 for name, x in inputs.items():
     row = {}
     for way, quantizer in {
-        "INT8": Int8(),
-        "FP8": Fp8(),
-        "INT8, rotated": Rotated(quantizer=Int8(), size=64),
+        "INT8": lab11.Int8(),
+        "FP8": lab11.Fp8(),
+        "INT8, rotated": Rotated(quantizer=lab11.Int8(), size=64),
     }.items():
-        back = there_and_back(quantizer, x)
+        back = lab11.there_and_back(quantizer, x)
         row[way] = f"{float((back - x).norm() / x.norm()):.4f}"
         row[f"{way}: zeros"] = f"{float(((back == 0) & (x != 0)).float().mean()):.1%}"
     rows[name] = row
-pd.DataFrame(rows).T.rename_axis("relative error")
+lab11.in_rows(rows).rename_axis("relative error")
 
 # %% [markdown]
 # For numbers of about the same size, INT8 has the smaller error: its 255 levels are evenly spaced. With outliers FP8
@@ -859,7 +641,7 @@ matrix = dict(model.named_parameters())["blocks.0.mlp.up.weight"].grad
 
 
 def errors_of(rank, matrix):
-    average, bucket, errors = PowerSGD(rank), Bucket(0, (matrix.shape,)), []
+    average, bucket, errors = lab11.PowerSGD(rank), lab11.Bucket(0, (matrix.shape,)), []
     for _ in range(3):
         buffer = matrix.flatten().clone()
         average(buffer, None, bucket).wait()
@@ -877,7 +659,7 @@ for rank in (1, 4, 16):
         "best": f"{best:.3f}",
     }
     rows[rank] |= {f"step {number}": f"{error:.3f}" for number, error in enumerate(found, 1)}
-pd.DataFrame(rows).T.rename_axis("rank")
+lab11.in_rows(rows).rename_axis("rank")
 
 # %% [markdown]
 # Each column is a relative error. The same matrix is sent three times here, and each time the factors are closer to the
@@ -895,16 +677,16 @@ def against_torchs_hook():
         nn.Linear(64, 48, bias=False, dtype=torch.float64)
     )
     settings = {"start_powerSGD_iter": 2, "use_error_feedback": False}
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, **settings)
-    ours, off = PowerSGD(2), []
+    state = lab11.powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, **settings)
+    ours, off = lab11.PowerSGD(2), []
 
     def both(state, bucket):
         mine, last = bucket.buffer().clone(), state.q_memory_dict.get(0)
         qs = None if last is None else last.clone().view(64, 2)
-        theirs = powerSGD_hook.powerSGD_hook(state, bucket)
+        theirs = lab11.powerSGD_hook.powerSGD_hook(state, bucket)
         if qs is not None:
             ours.factors[0] = [qs]
-            ours(mine, None, Bucket(0, (ddp.module.weight.shape,))).wait()
+            ours(mine, None, lab11.Bucket(0, (ddp.module.weight.shape,))).wait()
             off.append(float((mine - theirs.wait()).abs().max() / mine.abs().max()))
         return theirs
 
@@ -937,28 +719,15 @@ for number, error in enumerate(launch(against_torchs_hook, ranks=3).values[0], 1
 
 
 # %%
-def squares_of(num_steps, every=20):
-    model, sums = GPT(NARROW, seed=1), []
-    optimizer = AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.95))
-    for number, (inputs, targets) in enumerate(
-        islice(batches(train_text, 8, SEQ_LEN, 1), num_steps), 1
-    ):
-        optimizer.zero_grad()
-        next_token_loss(model(inputs), targets).backward()
-        optimizer.step()
-        if number % every == 0:
-            squares = [state["exp_avg_sq"].flatten() for state in optimizer.state.values()]
-            sums.append(torch.cat(squares))
-    return sums
-
-
-sums = squares_of(120 if quick else 400)
+sums = lab11.squares_of(120 if quick else 400)
 for number, (before, after) in enumerate(zip(sums, sums[1:], strict=False), 1):
-    print(f"steps {20 * number} and {20 * number + 20}: {variance_ratio(before, after):.2f}")
+    print(
+        f"steps {20 * number} and {20 * number + 20}: {lab11.variance_ratio(before, after):.2f}"
+    )
 one_bit = {
     name: run for name, run in runs.items() if name.startswith(("none", "one bit", "1-bit"))
 }
-table(one_bit)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].round(3)
+lab11.table(one_bit)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].round(3)
 
 # %% [markdown]
 # If the ratio stays near 1, the squares have settled; a single 1.00 only means that two sums agree. Here they have not:
@@ -1019,7 +788,7 @@ def at_different_places():
     return params.item(), agreed.item(), velocity.item()
 
 
-try_out(at_different_places, ranks=4)
+lab11.try_out(at_different_places, ranks=4)
 
 # %% tags=["check"] points=2
 check.outer_step(outer_step)
@@ -1031,7 +800,7 @@ check.outer_step(outer_step)
 # %%
 def sixteen_steps(every):
     model = torch.nn.Linear(64, 64, bias=False)
-    outer = DiLoCo(model, every=every)
+    outer = lab11.DiLoCo(model, every=every)
     for _ in range(16):
         model(torch.ones(1, 64)).sum().backward()
         outer.step()
@@ -1049,7 +818,7 @@ for every in (1, 4, 16):
 local_runs = {
     name: run for name, run in runs.items() if name.startswith(("none", "local", "DiLoCo"))
 }
-show(lab11.figure_loss_over_h(local_runs))
+lab11.show(lab11.figure_loss_over_h(local_runs))
 
 # %% [markdown]
 # The loss of local SGD grows slowly with H. (At H = 1 it is not data parallel: each rank's AdamW gets only its own
@@ -1071,11 +840,11 @@ show(lab11.figure_loss_over_h(local_runs))
 def nine_steps(is_streaming):
     with phase("setup"):
         layers = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4)))
-        fragments = layer_fragments(layers, list(layers), 2)
+        fragments = lab11.layer_fragments(layers, list(layers), 2)
         outer = (
-            StreamingDiLoCo(layers, fragments, every=4)
+            lab11.StreamingDiLoCo(layers, fragments, every=4)
             if is_streaming
-            else DiLoCo(layers, every=4)
+            else lab11.DiLoCo(layers, every=4)
         )
         x = torch.ones(2**16, 1024)
     for _ in range(9):
@@ -1090,10 +859,10 @@ for name, is_streaming in {"DiLoCo": False, "streaming DiLoCo": True}.items():
     run = launch(nine_steps, is_streaming, **two)
     timeline = run.timeline.without("setup")
     print(
-        f"{name}: {format_quantity(timeline.exposed_s(0), 's')}",
-        f"of {format_quantity(timeline.makespan_s, 's')} exposed",
+        f"{name}: {lab11.format_quantity(timeline.exposed_s(0), 's')}",
+        f"of {lab11.format_quantity(timeline.makespan_s, 's')} exposed",
     )
-    show(timeline.figure(ranks=[0], title=f"{name}: 9 steps, H = 4"))
+    lab11.show(timeline.figure(ranks=[0], title=f"{name}: 9 steps, H = 4"))
 
 # %%
 streaming = {
@@ -1101,7 +870,7 @@ streaming = {
     for name, run in runs.items()
     if name in ("none", "DiLoCo 16", "streaming DiLoCo 16")
 }
-table(streaming)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].round(3)
+lab11.table(streaming)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].round(3)
 
 # %% [markdown]
 # Nothing is exposed: a fragment of two layers is sent while the next step computes. In the recorded runs streaming has

@@ -765,7 +765,7 @@ def error_feedback(compress):
     def send(name, gradient):
         accumulated = gradient + residuals.get(name, 0.0)
         message = compress(accumulated)
-        residuals[name] = F.hardshrink(accumulated - message, 1e-8)
+        residuals[name] = torch.nn.functional.hardshrink(accumulated - message, 1e-8)
         return message
     return send
 """,

@@ -3,33 +3,15 @@
 #
 # **Question.** How do you split one matrix product?
 #
-# In data parallel training (lab 09) every GPU computes whole layers, for its own part of the batch. Now several GPUs
-# share each layer: each GPU has a piece of each large matrix, and computes its part of each product. How are the
-# matrices cut, and which data must be sent? You build it for an MLP, for the norm in front of it, and for the loss.
-# Then: how many GPUs can share a layer?
+# Several GPUs share each layer: each has a piece of each large matrix, and computes its part of each product. You build
+# it for an MLP, for the norm in front of it, and for the loss. Then: how many GPUs can share a layer?
 #
-# **Prerequisites.** Lab 09; helpful: labs 03 and 10. **Time.** 60 minutes, without the folded sections, called
-# *further*.
+# **Prerequisites.** Lab 09; helpful: labs 03 and 10. **Time.** 60 minutes, without sections called *further*.
 
 # %%
-from collections import Counter
-
-import pandas as pd
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-from lablib import find_cluster, launch, parallel, phase, reconcile, studies
-from lablib.calibration import batch_for, this_machine
-from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
-from lablib.figures import figure_tensor_times, format_quantity, show
 from lablib.labs import lab12
-from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
-from lablib.parallel.tensor.mlp import mlp_sent_bytes
-from lablib.widgets import tensor_calculator
 
-check = checks_for("12")
-check
+lab12.show(lab12.figure_question())
 
 # %% tags=["parameters"]
 backend: str = "sim"  # sim | gloo | nccl
@@ -43,24 +25,34 @@ quick: bool = True  # few repeats
 # ## Two ways to cut a product
 #
 # A *rank* is one process with one GPU. A linear layer computes Y = X W: a row of X for each *token*, a column of W for
-# each output. Here 6 tokens of width 8, and 16 outputs. (The darker a square, the larger its number, of either sign.)
+# each output; above, 6 tokens of width 8, and 16 outputs. W is cut over 4 ranks, by columns or by rows. After which of
+# the two must the ranks send something to have Y, or their columns of Y?
 
 # %%
-assert ranks in (2, 4, 8), f"ranks must be 2, 4 or 8: got {ranks}."
-numbers = torch.Generator().manual_seed(0)
-X = torch.randn(6, 8, generator=numbers, dtype=torch.float64)
-W = torch.randn(8, 16, generator=numbers, dtype=torch.float64) / 3
-MATRICES, across = {"X": X, "W": W, "Y": X @ W}, (1, ranks)
-said = "W by columns: each rank needs all of X, and has some columns of Y."
-show(lab12.figure_matrices(MATRICES, {"W": across, "Y": across}, "By columns", said))
-said = "W by rows: each rank needs some columns of X, and has a partial sum, as large as Y."
-show(lab12.figure_matrices(MATRICES, {"X": across, "W": (0, ranks)}, "By rows", said))
+my_guess_cut = None  # "columns" or "rows"
+print("guess:", my_guess_cut)
+
+# %%
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from lablib import launch, parallel, phase
+from lablib.models import GPT
+
+check = lab12.checks_for("12")
+check
+
+# %%
+X, W = lab12.factors(ranks)
+for way in ("columns", "rows"):
+    lab12.show_cut(way, X, W, ranks)
+print("you guessed", my_guess_cut)
 
 # %% [markdown]
-# **By columns**, rank r has some columns W_r. It needs all of X, and gets some columns of Y. **By rows**, it needs only
-# the columns of X that match its rows. But its result is as large as Y, and only a part: Y is the sum of all ranks'
-# parts. (Every number of Y is a sum over the width, and each rank has some of its terms.) In code, run on simulated
-# ranks:
+# **By columns**, rank r needs all of X, and gets some columns of Y. **By rows**, it needs only the columns of X that
+# match its rows. But its result is as large as Y, and only a part: Y is the sum of all ranks' parts, since every number
+# of Y is a sum over the width. On simulated ranks:
 
 
 # %%
@@ -74,20 +66,20 @@ def product(way, x, w):
 
 
 runs = {way: launch(product, way, X, W, ranks=ranks) for way in ("columns", "rows")}
-side_by_side = torch.cat(runs["columns"].values, dim=1).cpu()
-added_up = runs["rows"].values[0].cpu()
-print("columns, side by side, are X W:", torch.allclose(side_by_side, X @ W))
-print("rows, added up, are X W:       ", torch.allclose(added_up, X @ W))
+found = {"columns": torch.cat(runs["columns"].values, dim=1), "rows": runs["rows"].values[0]}
 for way, run in runs.items():
-    print(f"{way}: a rank sends {format_quantity(run.traffic.sent_bytes(0), 'B')}")
+    is_right = torch.allclose(found[way].cpu(), X @ W)
+    print(f"{way}: X W: {is_right}; a rank sends {run.traffic.sent_bytes(0):g} B")
 
 # %% [markdown]
 # Y has 768 B. Like all small messages, its parts are added up along a *tree* of ranks, and the sum is sent down again
 # (lab 08); the line above gives the bytes that rank 0 sends.
-#
+
+# %% [markdown]
 # Now an *MLP*, half of a GPT's layer: a matrix `up` from width D to H, mostly 4 D, the function GELU on each number
 # separately, and a matrix `down` back to D. All n ranks have the same input of N tokens, and all need the whole output.
-#
+
+# %% [markdown]
 # Which cut for which matrix? Write down how many *collectives* (calls that all ranks make together, such as an
 # all-reduce) forward needs, and then backward, which computes every gradient, including the input's.
 
@@ -112,7 +104,8 @@ print(f"{ranks} ranks, guesses: {my_guess_forward} forward, {my_guess_backward} 
 # gradient of its part: a sum passes it on unchanged. But every rank has used X, each with different columns. The
 # gradient of X is the *sum* of their results. (A rank can compute the gradients of its pieces of `up` and `down`
 # alone.)
-#
+
+# %% [markdown]
 # Megatron-LM calls these two places f and g (Shoeybi et al., 2019): **f**, at the input X, does nothing in forward and
 # an all-reduce in backward; **g**, at the output Y, does an all-reduce in forward and nothing in backward. Autograd
 # cannot derive that. The helper below makes a function with any given backward.
@@ -184,48 +177,22 @@ def small_mlp():
     return y.item(), round(x.grad.item(), 3)
 
 
-try_out(small_mlp, ranks=2)
+lab12.try_out(small_mlp, ranks=2)
 
 # %% tags=["check"] points=3
 check.tensor_mlp(tensor_mlp)
 
 # %%
-show_source(parallel.tensor_mlp, after=check.tensor_mlp)
+lab12.show_source(parallel.tensor_mlp, after=check.tensor_mlp)
 
 # %% [markdown]
-# (In the library names end in sizes: `up_fD` is `up` transposed, [h, D], and B T are the N tokens.) Its MLP, and a
-# naive one: both matrices by columns, with an all-gather of every output. (An *all-gather* gives all ranks' pieces to
-# all of them. `fidelity="shapes"` computes no values, so large sizes cost nothing.) Does the number of calls match your
-# guess?
+# (In the library names end in sizes: `up_fD` is `up` transposed, [h, D], and B T are the N tokens.) Its MLP, for 4096
+# tokens of width 4096, and a naive one: both matrices by columns, with an *all-gather* of every output, which gives all
+# ranks' pieces to all of them.
 
 # %%
-TOKENS, WIDTH = 4096, 4096
-SHAPES = {"ranks": ranks, "cluster": cluster, "fidelity": "shapes", "simulate": [0]}
-
-
-def one_mlp(is_naive):
-    made = {"dtype": torch.bfloat16, "requires_grad": True}
-    whole = [(4 * WIDTH, WIDTH), (4 * WIDTH,), (WIDTH, 4 * WIDTH), (WIDTH,)]
-    whole = parallel.MLPShard(*(torch.zeros(shape, **made) for shape in whole))
-    x = torch.zeros(1, TOKENS, WIDTH, **made)
-    mlp = parallel.naive_tensor_mlp if is_naive else parallel.tensor_mlp
-    y = mlp(x, whole if is_naive else parallel.shard_mlp(whole))
-    y.backward(torch.zeros_like(y))
-
-
 print(f"guesses: {my_guess_forward} forward, {my_guess_backward} backward")
-table = {}
-for name, is_naive in {"naive": True, "columns, then rows": False}.items():
-    run = launch(one_mlp, is_naive, **SHAPES)
-    spans = [span for span in run.timeline.select(0) if span.is_communication]
-    calls = Counter((span.name, span.phase) for span in spans)
-    formula = mlp_sent_bytes(TOKENS, WIDTH, 4 * WIDTH, ranks, 2, naive=is_naive)
-    sent = {"sent": run.traffic.sent_bytes(0), "sent by formula": formula}
-    table[name] = {key: format_quantity(value, "B", 4) for key, value in sent.items()}
-    for part in ("forward", "backward"):
-        of_part = {call: n for (call, phase_), n in calls.items() if phase_ == part}
-        table[name][part] = ", ".join(f"{n} {call}" for call, n in of_part.items())
-pd.DataFrame(table).T
+lab12.table_of_mlp(ranks, cluster)
 
 # %% [markdown]
 # One all-reduce each way, of N D numbers: 2 (n-1)/n N D in each (lab 08). It does not depend on H, the number of hidden
@@ -240,17 +207,15 @@ pd.DataFrame(table).T
 # has two all-reduces forward and two backward.
 #
 # Many models have fewer heads of keys and values than of queries: several query heads share one (*grouped queries*).
-# With more ranks than such heads, some ranks must hold a copy of the same one.
+# Guess: with 16 heads of queries and 2 of keys and values, how many ranks hold a copy of the same head?
 
 # %%
-NUM_HEADS, NUM_KV_HEADS = 16, 2
-held = {}
-for rank in range(ranks):
-    queries = range(*parallel.shard_range(NUM_HEADS, rank, ranks))
-    keys = parallel.key_value_heads_of(rank, NUM_KV_HEADS, ranks)
-    held[f"rank {rank}"] = {"query heads": f"{queries[0]} to {queries[-1]}"}
-    held[f"rank {rank}"]["key-value heads"] = ", ".join(map(str, keys))
-pd.DataFrame(held).T
+my_guess_copies = None  # ranks
+print("guess:", my_guess_copies)
+
+# %%
+print(f"{ranks} ranks; you guessed", my_guess_copies, "for each head of keys and values")
+lab12.table_of_heads(ranks)
 
 # %% [markdown]
 # If two ranks hold a copy of the same head, the copies are one parameter. What must happen to the gradients of the
@@ -270,8 +235,10 @@ pd.DataFrame(held).T
 # Between g and the next f are dropout, which sets some numbers to 0 at random, the sum with the layer's input, and a
 # *norm*, which scales each token's numbers and multiplies them by a weight, `gain`. (Yours will divide by their root
 # mean square; the GPT's LayerNorm first subtracts the mean.) There every rank computes the same. The work is small, but
-# backward needs the inputs: these *activations* are kept n times. But dropout, sum and norm work on each token
-# separately. So cut the tokens.
+# backward needs the inputs: these *activations* are kept n times.
+
+# %% [markdown]
+# But dropout, sum and norm work on each token separately. So cut the tokens.
 #
 #     tensor     g: all-reduce            norm on N tokens      f: nothing
 #     sequence   g': reduce-scatter       norm on N/n tokens    f': all-gather
@@ -305,7 +272,7 @@ def both():
     return own.tolist(), everything.tolist(), scattered(everything).tolist()
 
 
-try_out(both, ranks=2)
+lab12.try_out(both, ranks=2)
 
 # %% [markdown]
 # ### Exercise 2: a norm and an MLP, on cut tokens
@@ -344,7 +311,7 @@ def small_sequence():
     return round(y.item(), 2), round(gain.grad.item(), 2)
 
 
-try_out(small_sequence, ranks=2)
+lab12.try_out(small_sequence, ranks=2)
 
 # %% tags=["check"] points=3
 check.sequence_mlp(sequence_mlp)
@@ -352,44 +319,16 @@ check.sequence_mlp(sequence_mlp)
 # %% [markdown]
 # In backward the two are swapped: f' gathers tokens, so its backward is a reduce-scatter of their gradients; g' adds
 # and scatters, so its backward is an all-gather.
-#
+
+# %% [markdown]
 # How much memory is it? For backward a layer keeps: inputs of norms; inputs of *regions* (the parts between f and g);
 # queries, keys and values; attention's output; hidden columns before and after GELU; and a few small numbers of norms
 # and attention. Which of these will shrink? Which are divided by n already? The table gives the bytes by formula, and
 # their sum; its last row is the size in the simulator's *memory tracker* for one layer of a GPT (two layers, less one).
 
 # %%
-layer = parallel.LayerSizes(batch=1, seq_len=TOKENS, width=WIDTH, heads=32)
-PLANS = {"f and g": parallel.GPT_PLAN, "sequence": parallel.GPT_SEQUENCE_PLAN}
-
-
-def forward_of(num_layers, plan):
-    with phase("setup"):
-        sizes = GPTConfig(num_layers, WIDTH, 32, vocab_size=64, max_seq_len=TOKENS)
-        model = parallel.parallelize(GPT(sizes, dtype=torch.bfloat16), plan=plan)
-    tokens = torch.zeros(1, TOKENS, dtype=torch.long, device=torch.get_default_device())
-    logits = model(tokens)
-    with phase("rest"):
-        dist.barrier()
-    return logits.shape
-
-
-def kept_after(num_layers, plan):
-    run = launch(forward_of, num_layers, plan, **SHAPES)
-    rest = run.timeline.select(0, phase="rest")[0]
-    held = run.memory.at(0, (rest.start_s + rest.end_s) / 2)
-    return held["activation"] + held["communication"]
-
-
-# %%
-kept = {}
-for way, plan in PLANS.items():
-    parts = parallel.kept_by_layer(layer, ranks, sequence=way == "sequence")
-    kept[way] = {part.name: part.size_bytes for part in parts}
-    kept[way] |= {"SUM": sum(part.size_bytes for part in parts)}
-    kept[way] |= {"SUM, tracked": kept_after(2, plan) - kept_after(1, plan)}
-print(f"bytes that each of {ranks} ranks keeps of a layer, {TOKENS} tokens of width {WIDTH}")
-pd.DataFrame(kept).map(lambda size: format_quantity(size, "B", 4))
+print(f"bytes that each of {ranks} ranks keeps of a layer, 4096 tokens of width 4096")
+lab12.table_of_kept(ranks, cluster)
 
 # %% [markdown]
 # Inputs of norms and their statistics are now divided by n. One row is not: the gathered inputs of regions, which
@@ -446,7 +385,7 @@ def small_loss():
     return round(loss.item(), 3), logits.grad.tolist()
 
 
-try_out(small_loss, ranks=2)
+lab12.try_out(small_loss, ranks=2)
 
 # %% tags=["check"] points=3
 check.sharded_loss(sharded_loss)
@@ -455,23 +394,7 @@ check.sharded_loss(sharded_loss)
 # Now with 128,000 words, as in today's models, the library's loss next to one that gathers the logits:
 
 # %%
-WORDS = 128_000
-
-
-def loss_of(is_gathered):
-    own = torch.zeros(1, TOKENS, WORDS // ranks, dtype=torch.bfloat16, requires_grad=True)
-    targets = torch.zeros(1, TOKENS, dtype=torch.long)
-    loss = parallel.gathered_loss if is_gathered else parallel.vocabulary_parallel_loss
-    loss(own, targets, WORDS).backward()
-
-
-table = {}
-for name, is_gathered in {"logits gathered": True, "cut": False}.items():
-    run = launch(loss_of, is_gathered, **SHAPES)
-    found = {"most memory": run.memory.peak_bytes(0), "sent": run.traffic.sent_bytes(0)}
-    table[name] = {key: format_quantity(value, "B") for key, value in found.items()}
-    table[name]["takes"] = format_quantity(run.timeline.makespan_s, "s")
-pd.DataFrame(table).T
+lab12.table_of_losses(ranks, cluster)
 
 # %% [markdown]
 # If gathered, each rank holds several numbers for all words of every token: logits, temporary results of the loss, and
@@ -488,27 +411,19 @@ pd.DataFrame(table).T
 # How many times faster than on one rank will the layer be on 8 ranks, and on 16?
 
 # %%
-machine = find_cluster(cluster)
+machine = lab12.find_cluster(cluster)
 for where, link in {"inside": machine.intra, "between nodes": machine.inter}.items():
-    speed = format_quantity(link.bandwidth_bytes_per_s, "B/s")
-    print(f"{where}: {link.name}, {speed} for each GPU")
-my_guess_8 = None  # times as fast, such as 7.5
-my_guess_16 = None
+    print(f"{where}: {link.name}, {link.bandwidth_bytes_per_s / 1e9:g} GB/s for each GPU")
+my_guess_8, my_guess_16 = None, None  # times as fast, such as 7.5
 print("guesses:", my_guess_8, "and", my_guess_16)
 
 # %%
-wide = parallel.LayerSizes(batch=1, seq_len=4096, width=8192, heads=64)
-times = studies.tensor_times(wide, machine, [1, 2, 4, 8, 16, 32])
-columns = zip(*((time.ranks, time.compute_s, time.exposed_s) for time in times), strict=True)
-columns = map(list, columns)
-node = machine.devices_per_node
-show(figure_tensor_times(*columns, node, title=f"A layer on {cluster}"))
+wide = lab12.WIDE
+lab12.show_times(cluster)
 print("guesses:", my_guess_8, "and", my_guess_16)
-for time in times:
-    faster = times[0].layer_s / time.layer_s
-    print(
-        f"{time.ranks:2} ranks: {faster:.1f} times as fast, {faster / time.ranks:.0%} of best"
-    )
+for n in (2, 4, 8, 16, 32):
+    alone_s, shared_s = (lab12.tensor_layer_time(wide, machine, m).layer_s for m in (1, n))
+    print(f"{n:2} ranks: {alone_s / shared_s:.1f} times as fast")
 
 # %% [markdown]
 # (The marks: 1/n of one rank's time. Compute is above them since every rank computes all norms and sums, and smaller
@@ -517,34 +432,7 @@ for time in times:
 
 
 # %%
-def step_of(num_layers):
-    with phase("setup"):
-        like = {"vocab_size": 64, "max_seq_len": wide.seq_len}
-        sizes = GPTConfig(num_layers, wide.width, wide.heads, **like)
-        model = parallel.parallelize(GPT(sizes, dtype=torch.bfloat16))
-        tokens = torch.zeros(
-            1, wide.seq_len, dtype=torch.long, device=torch.get_default_device()
-        )
-        dist.barrier()
-    parallel.vocabulary_parallel_loss(model(tokens), tokens, 64).backward()
-
-
-def seconds_of(num_layers, n):
-    run = launch(step_of, num_layers, **(SHAPES | {"ranks": n}))
-    step = run.timeline.without("setup")
-    return pd.Series({"layer": step.makespan_s, "exposed": step.exposed_s(0)})
-
-
-table = {}
-for time in times[3:5]:
-    simulated = seconds_of(2, time.ranks) - seconds_of(1, time.ranks)
-    formula = {"layer": time.layer_s, "exposed": time.exposed_s}
-    for name, seconds in formula.items():
-        table[f"{time.ranks} ranks, {name}"] = {
-            "formula": seconds,
-            "simulated": simulated[name],
-        }
-pd.DataFrame(table).T.map(lambda seconds: format_quantity(seconds, "s"))
+lab12.table_of_layer(cluster)
 
 # %% [markdown]
 # The simulator agrees within half a percent. On `dgx-h100` 16 ranks take twice the GPUs of 8, and are a fifth faster.
@@ -553,7 +441,7 @@ pd.DataFrame(table).T.map(lambda seconds: format_quantity(seconds, "s"))
 # single one. *2D*, in the sentence below the picture, cuts both factors of each product: see *further*.)
 
 # %%
-tensor_calculator(interactive)
+lab12.tensor_calculator(interactive)
 
 # %% [markdown]
 # <details><summary>What helps?</summary>
@@ -576,7 +464,7 @@ for name, width, tokens, percent in [
     ("pcie-a100", 8192, 4096, 53),
 ]:
     sizes = parallel.LayerSizes(tokens // 2048, 2048, width, width // 64)
-    one = studies.tensor_layer_time(sizes, find_cluster(name), 8)
+    one = lab12.tensor_layer_time(sizes, lab12.find_cluster(name), 8)
     assert round(100 * one.exposed_s / one.layer_s) == percent, (name, width, tokens)
     print(f"{name}, width {width}, {tokens} tokens: {percent}% exposed")
 
@@ -584,41 +472,28 @@ for name, width, tokens, percent in [
 # ## A whole GPT by a plan
 #
 # A model can be cut without rewriting it. A *plan* is data: names of layers (`*` matches any one part of a name), and
-# how each is cut.
+# how each is cut. Which layers of a GPT of blocks, embeddings and a head would you leave whole?
 
 # %%
+my_guess_whole = None  # names of layers, such as "attention"
+print("guess:", my_guess_whole)
+
+# %%
+print("cut layers; you guessed as whole:", my_guess_whole)
 for pattern, style in parallel.GPT_PLAN.items():
     print(f"{pattern:28} {style}")
 
 # %% [markdown]
 # `Vocabulary` cuts by words: the head, and the embedding, too. `units`: parts that must not be cut, here heads.
 # `SharedInput`: queries, keys and values read one tensor, which goes through f once for all three. TENSOR: with f and
-# g.
-#
-# `parallelize` replaces each layer in the plan by a cut layer. Then compare everything in this lab at once with one
+# g. `parallelize` replaces each layer in the plan by a cut layer. Compare everything in this lab at once with one
 # device, in float64: the loss, and every gathered gradient.
 
 
 # %%
-TINY = GPTConfig(2, 64, 8, vocab_size=96, max_seq_len=32, tied_head=False)
-words = (torch.arange(2 * 32).view(2, 32) * 7) % 96
-
-
-def gradients(plan):
-    model = GPT(TINY, seed=0, dtype=torch.float64).to(torch.get_default_device())
-    tokens = words.to(torch.get_default_device())
-    if plan is None:
-        loss = next_token_loss(model(tokens), tokens)
-    else:
-        parallel.parallelize(model, plan=plan)
-        loss = parallel.vocabulary_parallel_loss(model(tokens), tokens, TINY.vocab_size)
-    loss.backward()
-    return loss.item(), parallel.full_gradients(model)
-
-
-loss_alone, alone = launch(gradients, None, ranks=1).values[0]
-for way, plan in PLANS.items():
-    loss, found = launch(gradients, plan, ranks=ranks).values[0]
+loss_alone, alone = launch(lab12.gradients, None, ranks=1).values[0]
+for way, plan in lab12.PLANS.items():
+    loss, found = launch(lab12.gradients, plan, ranks=ranks).values[0]
     off = max(float((found[name] - alone[name]).abs().max()) for name in alone)
     print(f"{way:8} loss {loss:.12f}, one device {loss_alone:.12f}; gradients off by {off:.0e}")
 
@@ -649,7 +524,9 @@ for way, name in {
     pictures[name] = torch.cat(launch(shards_drawn, way, ranks=ranks).values).T.cpu()
 CUTS = {name: (1, ranks) for name in pictures}
 title = "A weight, drawn on all ranks with one seed"
-show(lab12.figure_matrices(pictures, CUTS, title, "Left: all ranks have the same columns."))
+lab12.show(
+    lab12.figure_matrices(pictures, CUTS, title, "Left: all ranks have the same columns.")
+)
 
 # %% [markdown]
 # Left, every rank's columns are copies of rank 0's. If the rows of `down` are drawn the same way, they are copies, too.
@@ -684,7 +561,7 @@ def five_rows():
     return draw_shard(5, 2, seed=0).shape  # 2 rows, 2 rows, 1, and none
 
 
-try_out(five_rows, ranks=4)
+lab12.try_out(five_rows, ranks=4)
 
 # %% tags=["check"] points=2
 check.draw_shard(draw_shard)
@@ -704,10 +581,10 @@ check.draw_shard(draw_shard)
 # %%
 table = {}
 for way in ("f and g", "overlapped", "sequence", "gathered again", "in chunks"):
-    one = studies.tensor_layer_time(wide, machine, 8, way)
+    one = lab12.tensor_layer_time(wide, machine, 8, way)
     table[way] = {"compute": one.compute_s, "exposed": one.exposed_s, "layer": one.layer_s}
 print(f"one layer on 8 ranks of {cluster}, forward and backward")
-pd.DataFrame(table).T.map(lambda seconds: format_quantity(seconds, "s"))
+lab12.in_rows(table).map(lambda seconds: lab12.format_quantity(seconds, "s"))
 
 
 # %% [markdown]
@@ -719,11 +596,11 @@ pd.DataFrame(table).T.map(lambda seconds: format_quantity(seconds, "s"))
 # The numbers of this text.
 for name, fastest in {"dgx-h100": "gathered again", "pcie-a100": "in chunks"}.items():
     ways = ("f and g", "overlapped", "sequence", "gathered again", "in chunks")
-    of = {way: studies.tensor_layer_time(wide, find_cluster(name), 8, way) for way in ways}
+    of = {way: lab12.tensor_layer_time(wide, lab12.find_cluster(name), 8, way) for way in ways}
     assert min(of, key=lambda way: of[way].layer_s) == fastest, name
     first, second, third, fourth, last = (of[way].compute_s for way in ways)
     assert first > second > third == fourth and last > first, name
-    print(name, {way: format_quantity(one.layer_s, "s") for way, one in of.items()})
+    print(name, {way: lab12.format_quantity(one.layer_s, "s") for way, one in of.items()})
 
 # %% [markdown]
 # Now on the simulator, on 4 ranks: one gather, and one product by columns. The formula for n chunks: exposed is (n-1)
@@ -757,11 +634,11 @@ for name in ("dgx-h100", "pcie-a100"):
         run = launch(entrance, in_chunks, ranks=4, cluster=name, fidelity="shapes")
         seconds = {"takes": run.timeline.makespan_s, "exposed": run.timeline.exposed_s(0)}
         if in_chunks:
-            seconds["exposed by formula"] = exposed_by_formula(find_cluster(name))
-        row = {key: format_quantity(value, "s") for key, value in seconds.items()}
+            seconds["exposed by formula"] = exposed_by_formula(lab12.find_cluster(name))
+        row = {key: lab12.format_quantity(value, "s") for key, value in seconds.items()}
         table[f"{name}, {way}"] = row
-show(run.timeline.figure(ranks=[0], title="Gather and multiply, in chunks, on pcie-a100"))
-pd.DataFrame(table).T.fillna("")
+lab12.show(run.timeline.figure(ranks=[0], title="Gather and multiply, in chunks, on pcie-a100"))
+lab12.in_rows(table).fillna("")
 
 # %% [markdown]
 # Here chunks are faster on `dgx-h100`, too: on 4 ranks each has twice the tokens and twice the columns of 8 ranks, so
@@ -781,7 +658,7 @@ fewest = {}
 for width in (4096, 8192, 16384):
     tokens_of = {n: parallel.fewest_tokens_for_2d(width, n) for n in (4, 16, 64)}
     fewest[f"width {width}"] = {f"{n} ranks": f"{most:,.0f}" for n, most in tokens_of.items()}
-pd.DataFrame(fewest).T
+lab12.in_rows(fewest)
 
 # %% [markdown]
 # On 4 ranks that is many tokens at once. On 64 it is less, but 64 ranks are several nodes, and 2D sends many more
@@ -815,15 +692,15 @@ TORCHS_PLAN = {
 # %%
 def torchs_gradients(tokens):
     device = torch.get_default_device()
-    model = GPT(TINY, seed=0, dtype=torch.float64).to(device)
+    model = GPT(lab12.TINY, seed=0, dtype=torch.float64).to(device)
     parallelize_module(model, init_device_mesh(device.type, (ranks,)), TORCHS_PLAN)
-    next_token_loss(model(tokens), tokens).backward()
+    lab12.next_token_loss(model(tokens), tokens).backward()
     found = {name: param.grad for name, param in model.named_parameters()}
     is_cut = [name for name, grad in found.items() if isinstance(grad, DTensor)]
     return found | {name: found[name].full_tensor() for name in is_cut}
 
 
-torchs = launch(torchs_gradients, words, ranks=ranks).values[0]
+torchs = launch(torchs_gradients, lab12.TINY_TOKENS, ranks=ranks).values[0]
 off = max(float((torchs[name].cpu() - alone[name].cpu()).abs().max()) for name in alone)
 print(f"torch's gradients, off by {off:.0e} from one device's")
 
@@ -835,7 +712,7 @@ print(f"torch's gradients, off by {off:.0e} from one device's")
 # computes and sends. Guess: which share of the step will be exposed here, where all bytes go through the memory?
 
 # %%
-small = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=128)
+small = lab12.GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=128)
 
 
 def small_step(batch):
@@ -849,22 +726,22 @@ def small_step(batch):
 
 
 real = "nccl" if backend == "nccl" else "gloo"
-here = this_machine(ranks=real_ranks, backend=real)
-flops = 6 * num_parameters(small) * 4 * 128
-batch = batch_for(here, 4, flops / real_ranks)  # larger on a GPU
+here = lab12.this_machine(ranks=real_ranks, backend=real)
+flops = 6 * lab12.num_parameters(small) * 4 * 128
+batch = lab12.batch_for(here, 4, flops / real_ranks)  # larger on a GPU
 there = {"ranks": real_ranks, "backend": real, "cluster": here, "without": "setup"}
 there["fidelity"] = "shapes" if real == "nccl" else "values"  # predict from shapes alone
-comparison = reconcile(small_step, batch, **there, repeats=3 if quick else 7)
-show(comparison.figure())
-print_text(comparison.reading())
+comparison = lab12.reconcile(small_step, batch, **there, repeats=3 if quick else 7)
+lab12.show(comparison.figure())
+lab12.print_text(comparison.reading())
 
 # %%
-recorded = recorded_comparison("12")
-print_text(f"{recorded}")
+recorded = lab12.recorded_comparison("12")
+lab12.print_text(f"{recorded}")
 parts_of_a_step = ["forward", "backward", "exposed", "waiting", "idle", "makespan"]
 table = comparison.beside(recorded, ["predicted_s", "measured_s"]).loc[parts_of_a_step]
 table.columns = [name.replace("_s ", " ") for name in table.columns]
-table.map(lambda seconds: format_quantity(seconds, "s"))
+table.map(lambda seconds: lab12.format_quantity(seconds, "s"))
 
 # %% tags=["instructor"]
 # The numbers of the text below: measured minus predicted milliseconds, by part.

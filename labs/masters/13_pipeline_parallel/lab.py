@@ -4,41 +4,14 @@
 # **Question.** Where does the bubble come from?
 #
 # A model that is too large for one GPU is cut into *stages*, each on a separate GPU. Then most GPUs wait most of the
-# time. You change only the order of work. Before anything runs you compute the time and memory of an order; then you
-# run it.
+# time. You change only the order of work, and compute its time and memory before it runs.
 #
-# **Prerequisites.** Lab 09; helpful: labs 01, 03, 04 and 10. **Time.** 60 minutes, without the folded sections,
-# called *further*.
+# **Prerequisites.** Lab 09; helpful: labs 01, 03, 04 and 10. **Time.** 60 minutes, without sections called *further*.
 
 # %%
-import pandas as pd
-import torch
-import torch.distributed as dist
-
-from lablib import launch, phase, reconcile
-from lablib.calibration import batch_for, this_machine
-from lablib.course import checks_for, print_text, recorded_comparison, try_out
-from lablib.figures import figure_pipeline_simulation, format_quantity, show
 from lablib.labs import lab13
-from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
-from lablib.pipeline import (
-    Costs,
-    equal_memory,
-    executed,
-    leader_board,
-    measured_costs,
-    pairs_bubble_s,
-    read_plan,
-    replay,
-    replay_pairs,
-    schedules,
-    simulate,
-)
-from lablib.pipeline.executor import Pipeline, cut, cut_at, flops_of, units_of
-from lablib.widgets import bubble_simulator
 
-check = checks_for("13")
-check
+lab13.show(lab13.figure_question())
 
 # %% tags=["parameters"]
 backend: str = "sim"  # sim | gloo | nccl
@@ -52,66 +25,70 @@ quick: bool = True  # few repeats
 # %% [markdown] minutes=5
 # ## Stages
 #
-# The model is a GPT (lab 09): an embedding, *blocks* (its layers), and a *head*, which gives a score to each token of
-# the vocabulary. A stage holds consecutive layers. Stage 0 reads the text; each stage sends its output, the
-# *activations*, to the next; the last computes the loss. Backward goes the other way: each stage sends the gradient of
-# its input to the one before.
+# A stage holds consecutive layers. Stage 0 reads the text; each stage sends its output, the *activations*, to the next;
+# the last computes the loss. Backward goes the other way: each stage sends the gradient of its input to the one before.
+# One batch goes through 4 equal stages. Guess: for what share of that time is a stage idle?
 
 # %%
-assert 2 <= ranks <= 8, f"ranks must be 2 to 8: got {ranks}."
-assert 1 <= microbatches <= 32, f"microbatches must be 1 to 32: got {microbatches}."
-gpt = GPTConfig(num_layers=15, d_model=2048, num_heads=16, vocab_size=32_000, max_seq_len=1024)
-model = GPT(
-    gpt, device="meta", dtype=torch.bfloat16
-)  # shapes without values: nothing is computed
-pieces = cut(model, ranks)
-rows = {}
-for number, piece in enumerate(pieces):
-    rows[f"stage {number}"] = {
-        "holds": ", ".join(dict.fromkeys(type(unit).__name__ for unit in piece)),
-        "layers": len(piece),
-        "parameters": f"{sum(p.numel() for p in piece.parameters()) / 1e6:.0f} million",
-        "FLOPs per token, forward": format_quantity(flops_of(piece, gpt.max_seq_len), "FLOP"),
-    }
-pd.DataFrame(rows).T
+my_guess_one = None  # a share such as 0.5
+print("guess:", my_guess_one)
+
+# %%
+import torch
+import torch.distributed as dist
+
+from lablib import launch, phase
+from lablib.models import GPT, next_token_loss
+from lablib.pipeline import Costs, read_plan, replay, schedules
+from lablib.pipeline.executor import Pipeline, cut
+
+check = lab13.checks_for("13")
+check
 
 # %% [markdown]
-# `cut` makes the slowest stage as fast as possible: the embedding computes almost nothing, the head more than one
-# block. Now run one batch. `launch` simulates the GPUs of `cluster`, with shapes instead of values.
+# The model is a GPT (lab 09): an embedding, *blocks* (its layers), and a *head*, which gives a score to each token of
+# the vocabulary. `cut` makes the slowest stage as fast as possible: the embedding computes almost nothing, the head
+# more than one block.
+
+# %%
+lab13.check_sizes(ranks, microbatches)
+lab13.table_of_stages(ranks)
+
+# %% [markdown]
+# Now run one batch. `launch` simulates the GPUs of `cluster`, with shapes instead of values.
 
 
 # %%
 def program(plan):
     def run_plan():
         with phase("setup"):
-            whole = GPT(gpt, device="meta", dtype=torch.bfloat16)
+            whole = GPT(lab13.CONFIG, device="meta", dtype=torch.bfloat16)
             pipeline = Pipeline(plan, cut(whole, plan.num_pieces), next_token_loss)
-        tokens = torch.zeros(1, gpt.max_seq_len, dtype=torch.long)
+        tokens = torch.zeros(1, 1024, dtype=torch.long)
         pipeline.step([tokens] * plan.num_microbatches, [tokens] * plan.num_microbatches)
 
     return launch(run_plan, ranks=plan.num_stages, cluster=cluster, fidelity="shapes")
 
 
-def picture(plan, costs=None, title=None, limit=None):
-    return figure_pipeline_simulation(simulate(plan, costs, limit), title=title)
-
-
 one = schedules.gpipe(ranks, 1)
-one_run = program(one)
-show(picture(one, measured_costs(one_run.timeline, one), "One batch through all stages"))
+costs = lab13.measured_costs(program(one).timeline, one)
+lab13.show(lab13.picture(one, costs, "One batch through all stages"))
+print(f"idle: {replay(one, costs).bubble_fraction:.0%}; you guessed", my_guess_one)
 
 # %% [markdown]
 # Rank i is the GPU of stage i. F0 is its forward, B0 its backward of batch 0. Backward takes longer: it has twice the
-# FLOPs, and writes gradients as large as the weights. Below the bars are the micro-batches that a stage holds: from F
-# to B it keeps the activations that backward needs. The dark line is the *critical path*, the chain of actions that
-# determines the total time. Only one stage works at a time.
+# FLOPs, and writes gradients as large as the weights.
+
+# %% [markdown]
+# Below the bars are the micro-batches that a stage holds: from F to B it keeps the activations that backward needs. The
+# dark line is the *critical path*, the chain of actions that determines the total time. Only one stage works at a time.
 
 # %% [markdown] minutes=11
 # ## Cut the batch
 #
-# Work on several *micro-batches*, parts of the batch, at the same time: while stage 1 has the first, stage 0 can begin
-# the second. GPipe runs the forward of all micro-batches, then backward of all (Huang et al., 2018). The idle time is
-# the *bubble*: its share is the idle time of all stages over their total time. Write down a guess.
+# Work on several *micro-batches*, parts of the batch: while stage 1 has the first, stage 0 can begin the second. GPipe
+# runs the forward of all micro-batches, then backward of all (Huang et al., 2018). The idle time is the *bubble*: its
+# share is the idle time of all stages over their total time. Write down a guess.
 
 # %%
 my_guess = None  # the bubble of 4 stages and 8 micro-batches: a share such as 0.5
@@ -123,13 +100,13 @@ print("guess:", my_guess)
 
 # %%
 gpipe = schedules.gpipe(ranks, microbatches)
-show(picture(gpipe, title=f"GPipe, {ranks} stages, {microbatches} micro-batches"))
+lab13.show(lab13.picture(gpipe, title=f"GPipe, {ranks} stages, {microbatches} micro-batches"))
 print(replay(gpipe))
 print(gpipe)
 
 # %% [markdown]
-# The last stage can only begin when the first micro-batch reaches it: that is the *fill*. From then on it never waits.
-# When it has ended its last backward, the gradient must still go back through all stages: the *drain*. With p stages
+# The last stage can only begin when the first micro-batch reaches it: the *fill*. When it has ended its last backward,
+# the gradient must still go back through all stages: the *drain*. With p stages
 # and m micro-batches each stage is busy m (F + B) seconds; the step takes (m + p - 1)(F + B). So the bubble is
 # (p - 1)/(m + p - 1).
 
@@ -157,8 +134,8 @@ def bubble(forward_s, backward_s, num_microbatches):
 
 
 # %%
-try_out(bubble, [1, 1, 1, 1], [2, 2, 2, 2], 8)  # equal stages: 3/11
-try_out(bubble, [1, 3], [3, 1], 2)  # by hand: 14 seconds, 16 of 28 busy
+lab13.try_out(bubble, [1, 1, 1, 1], [2, 2, 2, 2], 8)  # equal stages: 3/11
+lab13.try_out(bubble, [1, 3], [3, 1], 2)  # by hand: 14 seconds, 16 of 28 busy
 
 # %% tags=["check"] points=2
 check.bubble(bubble)
@@ -166,10 +143,10 @@ check.bubble(bubble)
 # %% [markdown] minutes=13
 # ## Memory: one forward, one backward
 #
-# More micro-batches, less bubble. But GPipe holds the activations of all m of them. This is not necessary: the last
-# stage could run the backward of micro-batch 0 as soon as its forward is done, and free its memory. *1F1B* does so:
-# stage i runs p - 1 - i forwards first, one for each stage behind it; then, in turns, one forward and one backward; and
-# at the end the remaining backwards (Narayanan et al., 2019).
+# GPipe holds the activations of all m micro-batches. But the last stage could run the backward of micro-batch 0 as soon
+# as its forward is done, and free its memory. *1F1B* does so: stage i runs p - 1 - i forwards first, one for each stage
+# behind it; then, in turns, one forward and one backward; and at the end the remaining backwards (Narayanan et al.,
+# 2019).
 
 # %% [markdown]
 # ### Exercise 2: 1F1B
@@ -193,15 +170,17 @@ def one_f_one_b(stage, num_stages, num_microbatches):
 
 
 # %%
-try_out(one_f_one_b, 0, 3, 5)  # by hand: F0 F1 F2 B0 F3 B1 F4 B2 B3 B4
-try_out(one_f_one_b, 2, 3, 5)  # the last stage: F0 B0 F1 B1 ...
+lab13.try_out(one_f_one_b, 0, 3, 5)  # by hand: F0 F1 F2 B0 F3 B1 F4 B2 B3 B4
+lab13.try_out(one_f_one_b, 2, 3, 5)  # the last stage: F0 B0 F1 B1 ...
 
 # %% tags=["check"] points=2
 check.one_f_one_b(one_f_one_b)
 
 # %%
 one_by_one = schedules.one_f_one_b(ranks, microbatches)
-show(picture(one_by_one, title=f"1F1B, {ranks} stages, {microbatches} micro-batches"))
+lab13.show(
+    lab13.picture(one_by_one, title=f"1F1B, {ranks} stages, {microbatches} micro-batches")
+)
 for plan in (gpipe, one_by_one):
     done = replay(plan)
     print(f"{plan.name}: {done.makespan_s:.0f} s, bubble {done.bubble_fraction:.1%}", end=", ")
@@ -221,36 +200,36 @@ print("you guessed", my_guess)
 
 # %%
 run = program(one_by_one)
-costs = measured_costs(run.timeline, one_by_one)
-expected, happened = replay(one_by_one, costs), executed(run.timeline, one_by_one)
-show(happened.figure(title="1F1B as it ran"))
-print(f"replayed: {format_quantity(expected.makespan_s, 's')}")
-print(f"ran:      {format_quantity(happened.makespan_s, 's')}")
+costs = lab13.measured_costs(run.timeline, one_by_one)
+expected, happened = replay(one_by_one, costs), lab13.executed(run.timeline, one_by_one)
+lab13.show(happened.figure(title="1F1B as it ran"))
+print(f"replayed: {lab13.format_quantity(expected.makespan_s, 's')}")
+print(f"ran:      {lab13.format_quantity(happened.makespan_s, 's')}")
 print(f"bubble:   {expected.bubble_fraction:.1%}")
 
 # %% [markdown]
 # The two differ a little, because a mean replaces the seconds of each micro-batch. The bubble is a little larger than
 # (p - 1)/(m + p - 1): no cut makes the stages exactly equal.
 #
-# Do the gradients equal one GPU's? Forward and backward are the same operations. One thing is easily forgotten: the
-# loss of the batch is the *mean* over its tokens, but each micro-batch has its own mean. The sum of m means gives
-# gradients m times too large. Adam hides this: it divides by the gradient's size.
+# Do the gradients equal one GPU's? The loss of the batch is the *mean* over its tokens, but each micro-batch has its
+# own mean. The sum of m means gives gradients m times too large. Adam hides this: it divides by the gradient's size.
 
 # %%
-tiny = GPTConfig(num_layers=2, d_model=32, num_heads=2, vocab_size=64, max_seq_len=16)
-texts = torch.arange(4 * 2 * 17).view(4, 2, 17) * 7 % tiny.vocab_size
+texts = torch.arange(4 * 2 * 17).view(4, 2, 17) * 7 % 64
 inputs, targets = list(texts[:, :, :-1]), list(texts[:, :, 1:])
 
 
 def gradient_of_one():
-    alone = GPT(tiny, seed=0, dtype=torch.float64)
+    alone = GPT(lab13.TINY, seed=0, dtype=torch.float64)
     next_token_loss(alone(torch.cat(inputs)), torch.cat(targets)).backward()
     return float(alone.blocks[0].mlp.up.weight.grad.norm())
 
 
 def gradient_of_stage_0(inputs, targets, weights):
-    whole = GPT(tiny, seed=0, dtype=torch.float64).to(torch.get_default_device())
-    pipeline = Pipeline(schedules.one_f_one_b(2, 4), cut_at(whole, [0, 2]), next_token_loss)
+    whole = GPT(lab13.TINY, seed=0, dtype=torch.float64).to(torch.get_default_device())
+    pipeline = Pipeline(
+        schedules.one_f_one_b(2, 4), lab13.cut_at(whole, [0, 2]), next_token_loss
+    )
     pipeline.step(inputs, targets, weights)
     if dist.get_rank() == 0:
         return float(whole.blocks[0].mlp.up.weight.grad.norm())
@@ -285,7 +264,7 @@ def loss_weights(targets):
 
 # %%
 padded = [torch.tensor([5, 7, -100]), torch.tensor([1, -100, -100])]
-try_out(loss_weights, padded)  # 2 tokens count, and 1: [2/3, 1/3]
+lab13.try_out(loss_weights, padded)  # 2 tokens count, and 1: [2/3, 1/3]
 
 # %% tags=["check"] points=1
 check.loss_weights(loss_weights)
@@ -304,31 +283,40 @@ split = schedules.zb_h1(ranks, microbatches)
 print("guess:", my_guess_idle)
 
 # %%
-show(picture(split, title=f"ZB-H1, {ranks} stages, {microbatches} micro-batches"))
+lab13.show(lab13.picture(split, title=f"ZB-H1, {ranks} stages, {microbatches} micro-batches"))
 rows = {}
 for plan in (one_by_one, split, schedules.zb_h2(ranks, microbatches)):
     done = replay(plan)
     idle = [round(done.makespan_s - busy, 3) for busy in done.busy_s]
     rows[plan.name] = {"step (s)": done.makespan_s, "idle (s)": idle, "holds": done.in_flight}
 print(f"you guessed {my_guess_idle}")
-pd.DataFrame(rows).T
+lab13.in_rows(rows)
 
 # %% [markdown]
 # In *ZB-H1* (Qi et al., 2023) the last stage begins after (p - 1) F, as before, and never waits. Its last I goes back
-# to stage 0 in (p - 1) I, not (p - 1)(I + W). And it comes earlier: after its last I the last stage still has p W's to
+# to stage 0 in (p - 1) I, not (p - 1)(I + W).
+#
+# And it comes earlier: after its last I the last stage still has p W's to
 # do, stage 0 only one. The last stage does these p - 1 W's while the gradient goes back. So a stage idles (p - 1)(F +
 # I - W), if W is not longer than F or I: p - 1 seconds instead of 3 (p - 1). Stage 0 holds no more than before; the
 # later stages do.
-#
+
+# %% [markdown]
 # *ZB-H2* fills the start as well. Between stage 0's first F and its first I there are p - 1 F's and p - 1 I's of other
 # stages. In this time stage 0 does 2 (p - 1) more forwards, 2p - 1 in total: no stage is idle between its first and
-# last action. It holds nearly twice as much: zero bubble costs memory. Yet the step above is no shorter, because the
-# stages begin and end one after another. It is shorter if each stage begins its next step without waiting for the
-# others; the paper does so, and undoes a step if its gradients are infinite or must be clipped.
+# last action. It holds nearly twice as much: zero bubble costs memory.
+
+# %% [markdown]
+# Yet the step above is no shorter, because the stages begin and end one after another. It is shorter if each stage
+# begins its next step without waiting for the others; the paper does so, and undoes a step if its gradients are
+# infinite or must be clipped.
 
 # %% [markdown]
 # A fair comparison gives every schedule the same memory. A schedule that would hold too much runs the batch in several
-# parts, each with its own bubble. *V-Half* and *ZB-V* put two pieces of the model on each stage, in a V: the first
+# parts, each with its own bubble.
+
+# %% [markdown]
+# *V-Half* and *ZB-V* put two pieces of the model on each stage, in a V: the first
 # stage has the first piece and the last. *Interleaved* 1F1B assigns small pieces in turn: here 1 to 4 per stage, the
 # number that fits and idles least. Take 8 stages and 32 micro-batches. Guess which schedule has the smallest bubble
 # with memory for 8 micro-batches, and which with memory for 5.
@@ -340,8 +328,10 @@ print("guess:", my_guess_leaders)
 # %%
 memories = (2, 4, 5, 6, 8, 10, 12, 16, 32)
 names = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "v-min", "v-half", "zb-v")
-afforded = {memory: equal_memory(8, 32, memory, names) for memory in memories}
-show(lab13.figure_equal_memory(afforded, "Bubble at equal memory: 8 stages, 32 micro-batches"))
+afforded = {memory: lab13.equal_memory(8, 32, memory, names) for memory in memories}
+lab13.show(
+    lab13.figure_equal_memory(afforded, "Bubble at equal memory: 8 stages, 32 micro-batches")
+)
 print("you guessed", my_guess_leaders)
 
 # %% [markdown]
@@ -349,7 +339,8 @@ print("you guessed", my_guess_leaders)
 # next step begins. The V helps: an early piece, which holds activations long, shares a stage with a late piece, which
 # holds them briefly, so that all stages hold the same (Qi et al., 2024). And its pieces are half as long, so the fill
 # is, too. V-Half is best at 5, ZB-V from 8 on. (*V-Min* needs still less: it is best at 4.)
-#
+
+# %% [markdown]
 # Is that fair to 1F1B and ZB-H1, which run in parts at 5? Could they begin with fewer forwards? A micro-batch is on
 # stage 0 from its F until its I has come back and its W is done: 8 (F + I) + W = 17 seconds or more. If at most 5 may
 # be there at once, at most 5 pass in 17 seconds. That is 15 seconds of work: at least 2 of 17 seconds are idle, 11.8%,
@@ -363,7 +354,7 @@ print("you guessed", my_guess_leaders)
 # *deadlock*, the picture shows the circle. *Moment* steps through the plan.
 
 # %%
-bubble_simulator(interactive, stages=ranks, microbatches=microbatches)
+lab13.bubble_simulator(interactive, stages=ranks, microbatches=microbatches)
 
 # %% [markdown]
 # ### Exercise 4: a plan that beats 1F1B
@@ -385,15 +376,7 @@ rank 2: F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
 
 
 # %%
-def seconds_and_held(text):
-    if text is ...:
-        return "not attempted yet"
-    mine = simulate(read_plan(text), max_in_flight=(3, 2, 2))
-    show(figure_pipeline_simulation(mine, title="My plan"))
-    return f"{mine.replay.makespan_s:g} s, held by each stage: {mine.replay.in_flight}"
-
-
-try_out(seconds_and_held, my_plan)
+lab13.try_out(lab13.seconds_and_held, my_plan)
 
 # %% tags=["check"] points=2
 check.plan(my_plan)
@@ -405,7 +388,8 @@ check.plan(my_plan)
 # comes a W: 15. With 1 micro-batch on the last stage it would be three W and 16 seconds. A third micro-batch there
 # saves nothing as long as stage 1 may hold only two. A search of all plans finds none below 15 seconds with limits of
 # 3, 2 and 3; with 3 on each stage the best takes 14.
-#
+
+# %% [markdown]
 # A leader board: each plan replayed on this machine. Add your own plans, typed as rows; if a plan breaks a rule or a
 # limit, the board gives the reason.
 
@@ -413,7 +397,7 @@ check.plan(my_plan)
 board = {name: schedules.make(name, 3, 4) for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")}
 if isinstance(my_plan, str):
     board["mine"] = my_plan
-leader_board(board, max_in_flight=(3, 2, 2))
+lab13.leader_board(board, max_in_flight=(3, 2, 2))
 
 # %% [markdown] minutes=2
 # ## Summary
@@ -438,7 +422,7 @@ rank 0: F0 F1 B0 B1
 rank 1: F0 B0 F1 B1
 rank 2: F0 F1 B0 B1
 """
-show(picture(read_plan(three_rows), title="Three rows"))
+lab13.show(lab13.picture(read_plan(three_rows), title="Three rows"))
 
 # %% [markdown]
 # Stage 2 runs both forwards before its first backward; stage 1 runs the first backward before its second forward. Each
@@ -482,8 +466,8 @@ def actions_done(rows):
 
 
 # %%
-try_out(actions_done, [["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]])  # [1, 1]
-try_out(actions_done, [["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]])  # all: [4, 4]
+lab13.try_out(actions_done, [["F0", "B0", "F1", "B1"], ["F0", "F1", "B0", "B1"]])  # [1, 1]
+lab13.try_out(actions_done, [["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]])  # all: [4, 4]
 
 # %% tags=["check"] points=2
 check.actions_done(actions_done)
@@ -495,15 +479,18 @@ check.actions_done(actions_done)
 # block, head. Then two cuts, by number of layers and by `cut`, and the bubble of each if B takes twice as long as F:
 
 # %%
-layer_flops = [flops_of(unit, gpt.max_seq_len) for unit in units_of(model)]
+model = lab13.meta_model()
+layer_flops = [lab13.flops_of(unit, lab13.CONFIG.max_seq_len) for unit in lab13.units_of(model)]
 share = [flops / sum(layer_flops) for flops in layer_flops]
 by_number = [len(layer_flops) * i // ranks for i in range(ranks)]
 rows = {}
 for name, parts in {
-    "by number": cut_at(model, by_number),
+    "by number": lab13.cut_at(model, by_number),
     "by cost": cut(model, ranks),
 }.items():
-    of_stage = [flops_of(part, gpt.max_seq_len) / sum(layer_flops) for part in parts]
+    of_stage = [
+        lab13.flops_of(part, lab13.CONFIG.max_seq_len) / sum(layer_flops) for part in parts
+    ]
     plan_costs = Costs(of_stage, [2 * each for each in of_stage])
     done = replay(one_by_one, plan_costs)
     rows[name] = {
@@ -514,7 +501,7 @@ print(
     "embedding, a block, head:",
     ", ".join(f"{each:.1%}" for each in (share[0], share[1], share[-1])),
 )
-pd.DataFrame(rows).T
+lab13.in_rows(rows)
 
 # %% [markdown]
 # ### Exercise 6: split the layers
@@ -548,7 +535,7 @@ def split_layers(costs, num_stages):
 
 
 # %%
-try_out(split_layers, [0, 4, 4, 4, 4, 4, 4, 4, 4, 10], 4)  # slowest 12: 3, 3, 3, 1 is one
+lab13.try_out(split_layers, [0, 4, 4, 4, 4, 4, 4, 4, 4, 10], 4)  # slowest 12: 3, 3, 3, 1 is one
 
 # %% tags=["check"] points=2
 check.split_layers(split_layers)
@@ -572,7 +559,7 @@ for name in ("1f1b", "interleaved", "breadth-first"):
             "holds": f"{max(done.in_flight):.2f}",
             "stage 1 sends and receives": 2 * chunks * 8 * 2,
         }
-pd.DataFrame(rows).T
+lab13.in_rows(rows)
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: all schedules at equal memory, by formula
@@ -585,12 +572,12 @@ pd.DataFrame(rows).T
 
 # %%
 rows = {}
-for best in equal_memory(8, 32, 10):
+for best in lab13.equal_memory(8, 32, 10):
     formula = "none" if best.closed_form is None else f"{best.closed_form:.1%}"
     rows[best.schedule] = {"pieces per stage": best.num_chunks, "parts": best.num_flushes}
     rows[best.schedule] |= {"holds": best.in_flight, "bubble": f"{best.bubble_fraction:.1%}"}
     rows[best.schedule] |= {"by formula": formula}
-pd.DataFrame(rows).T
+lab13.in_rows(rows)
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: DualPipe-V
@@ -616,8 +603,8 @@ for forward_s, input_s, weight_s, pair_s in (
     (2, 2, 1, 4),
 ):
     times = {"forward_s": forward_s, "input_s": input_s, "weight_s": weight_s}
-    done_s = replay_pairs(schedules.dualpipe_v(4, 16), Costs(**times), pair_s)
-    formula_s = pairs_bubble_s(4, **times, pair_s=pair_s)
+    done_s = lab13.replay_pairs(schedules.dualpipe_v(4, 16), Costs(**times), pair_s)
+    formula_s = lab13.pairs_bubble_s(4, **times, pair_s=pair_s)
     print(f"F {forward_s}, I {input_s}, W {weight_s}, pair {pair_s}:", end=" ")
     print(f"idle {formula_s:.1f} s by the formula, {max(done_s):.1f} s by replay")
 held = replay(schedules.dualpipe_v(4, 16), Costs(0.5)).in_flight
@@ -638,11 +625,11 @@ for again in (False, True):
     for tied in (False, True):
 
         def tied_or_not(inputs, targets, again=again, tied=tied):
-            shared = GPTConfig(2, 32, 2, vocab_size=64, max_seq_len=16, tied_head=tied)
+            shared = lab13.GPTConfig(2, 32, 2, vocab_size=64, max_seq_len=16, tied_head=tied)
             both = GPT(shared, seed=0, dtype=torch.float64).to(torch.get_default_device())
             arguments = {"recompute": again, "seed": 1}
             two = Pipeline(
-                schedules.zb_h1(2, 4), cut_at(both, [0, 2]), next_token_loss, **arguments
+                schedules.zb_h1(2, 4), lab13.cut_at(both, [0, 2]), next_token_loss, **arguments
             )
             two.step(inputs, targets)
             if dist.get_rank() == 0:
@@ -650,12 +637,12 @@ for again in (False, True):
 
         launched = launch(tied_or_not, inputs, targets, ranks=2)
         name = f"{'recomputed' if again else 'kept'}, {'tied' if tied else 'two matrices'}"
-        peak = format_quantity(launched.memory.peak_bytes(0), "B")
+        peak = lab13.format_quantity(launched.memory.peak_bytes(0), "B")
         norms[name] = {
             "peak of stage 0": peak,
             "gradient of the embedding": f"{launched.values[0]:.9f}",
         }
-pd.DataFrame(norms).T
+lab13.in_rows(norms)
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: predicted and measured
@@ -665,7 +652,7 @@ pd.DataFrame(norms).T
 # compares. A first step, in phase "setup", is a warm-up and is left out: it also finds the shapes of all messages.
 
 # %%
-small = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=64)
+small = lab13.GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=64)
 
 
 def small_step(batch):
@@ -683,18 +670,18 @@ def small_step(batch):
 
 # %%
 real = "nccl" if backend == "nccl" else "gloo"
-machine = this_machine(ranks=real_ranks, backend=real)
-flops = 6 * num_parameters(small) * 16 * 64
-batch = batch_for(machine, 4, flops / real_ranks)  # of a micro-batch; larger on a GPU
+machine = lab13.this_machine(ranks=real_ranks, backend=real)
+flops = 6 * lab13.num_parameters(small) * 16 * 64
+batch = lab13.batch_for(machine, 4, flops / real_ranks)  # of a micro-batch; larger on a GPU
 there = {"ranks": real_ranks, "backend": real, "cluster": machine, "without": "setup"}
 there["fidelity"] = "shapes" if real == "nccl" else "values"  # predict from shapes alone
-comparison = reconcile(small_step, batch, **there, repeats=3 if quick else 7)
-show(comparison.figure())
-print_text(comparison.reading())
+comparison = lab13.reconcile(small_step, batch, **there, repeats=3 if quick else 7)
+lab13.show(comparison.figure())
+lab13.print_text(comparison.reading())
 
 # %%
-recorded = recorded_comparison("13")
-print_text(f"{recorded}")
+recorded = lab13.recorded_comparison("13")
+lab13.print_text(f"{recorded}")
 
 # %% [markdown]
 # Open "Numbers of this figure" and find the row "send". Of its 10 messages, 4 bring activations forward and 4 gradients

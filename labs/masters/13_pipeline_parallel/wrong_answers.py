@@ -935,6 +935,7 @@ def actions_done(rows):
         (
             "calls the library",
             """
+from lablib.pipeline import simulate
 def actions_done(rows):
     text = "\\n".join(" ".join(row) for row in rows)
     return [len(row) for row in simulate(read_plan(text)).replay.plan]
