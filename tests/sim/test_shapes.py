@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -354,7 +354,6 @@ def test_autocast_holds_the_same_memory_with_and_without_values():
 AUTOCAST_NAMES = sorted(set(OPERATORS) - {"layer_norm"})
 
 
-@settings(max_examples=60)
 @given(st.data())
 def test_autocast_casts_the_same_with_and_without_values(data):
     """Operators nobody chose, one after another, on tensors of both dtypes."""
@@ -379,6 +378,16 @@ def test_autocast_casts_the_same_with_and_without_values(data):
     values, shapes = (launch(program, ranks=1, fidelity=fidelity) for fidelity in ("values", "shapes"))
     assert shapes.values == values.values
     assert list(shapes.timeline) == list(values.timeline)
+
+
+@pytest.mark.parametrize("fidelity", ["values", "shapes"])
+def test_autocast_refuses_the_other_16_bits_beside_32(fidelity):
+    def program():
+        with torch.autocast("cpu", dtype=torch.float16):
+            torch.cat([torch.ones(2, dtype=torch.bfloat16), torch.ones(2)])
+
+    with pytest.raises(RankError, match="at::autocast::prioritize"):
+        launch(program, ranks=1, fidelity=fidelity)
 
 
 def test_a_real_tensor_that_met_a_shape_is_let_go_without_the_collector():
