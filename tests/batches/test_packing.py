@@ -4,7 +4,7 @@ from itertools import combinations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.batches.accumulation import IGNORED
@@ -49,7 +49,6 @@ def test_every_document_is_in_one_block_and_none_is_too_full(case, longest_first
     assert len(one_per_block(lengths, block_size).blocks) == len(lengths)
 
 
-@settings(max_examples=60)
 @given(case=of_lengths(most=6))
 def test_no_more_blocks_than_proved_against_the_fewest(case):
     lengths, block_size = case

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lablib.cli.plan_written import settings_of
@@ -85,7 +85,6 @@ def searched(gpus: int, model: Transformer, record: Mapping[str, Any]) -> dict[s
 
 
 @pytest.mark.parametrize("tool", TOOLS)
-@settings(max_examples=80, deadline=None)
 @given(data=st.data())
 def test_a_plan_that_a_tool_can_express_is_read_back(tool, data):
     draw = data.draw

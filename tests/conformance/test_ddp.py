@@ -50,7 +50,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.thorough), 4])
 def test_every_option_of_ddp_gives_the_gradients_of_one_device(name: str, ranks: int):
     launched(partial(data_parallel, **OPTIONS[name]), ranks=ranks, expected=one_device())
 

@@ -159,7 +159,6 @@ def test_data_parallel_groups_across_nodes_by_hand():
 # ---- arrays ----
 
 
-@settings(max_examples=100)
 @given(
     ANY_CLUSTERS,
     st.sampled_from(EXPLICIT),

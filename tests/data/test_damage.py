@@ -160,7 +160,6 @@ def test_a_damaged_record_is_named_with_shard_and_number(tmp_path):
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in STREAMED])
-@settings(max_examples=60)
 @given(part=st.floats(0, 0.99), mask=st.integers(1, 255))
 def test_a_damaged_record_is_not_given_out_at_random_either(tmp_path_factory, way, part, mask):
     records = [Record("a", b"lowlowlow" * 9), Record("b", b"newest")]

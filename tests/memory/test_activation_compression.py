@@ -20,7 +20,6 @@ def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> tor
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-@settings(max_examples=60)
 @given(
     numel=st.integers(1, 300),
     group_size=st.integers(2, 70),

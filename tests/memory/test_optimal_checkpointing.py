@@ -68,7 +68,6 @@ def test_more_memory_is_never_slower_and_enough_recomputes_nothing(layers, budge
     assert optimal_plan(layers, everything, slots=int(everything)).time_s == plain
 
 
-@settings(max_examples=60)
 @given(n=st.integers(1, 14), k=st.integers(1, 14), kept=st.integers(0, 12), output=st.integers(1, 4))
 def test_never_worse_than_equal_segments_at_their_own_budget(n, k, kept, output):
     layers = [ChainLayer(1.0, 2.0, float(kept), float(output)) for _ in range(n)]
@@ -81,7 +80,6 @@ def test_never_worse_than_equal_segments_at_their_own_budget(n, k, kept, output)
     assert optimal_plan(layers, float(budget), slots=budget).time_s <= equal
 
 
-@settings(max_examples=60)
 @given(layers=LAYERS, num_checkpointed=st.integers(0, 6))
 def test_never_worse_than_checkpointing_the_first_layers(layers, num_checkpointed):
     """The first m each on its own: their outputs, and at most one of them, or the rest, in full."""

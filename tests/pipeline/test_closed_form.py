@@ -97,7 +97,6 @@ def questions(draw, schedule: str):
 
 
 @pytest.mark.parametrize("schedule", WITH_CLOSED_FORM)
-@settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_unequal_stages_and_messages_take_the_formula_within_the_bound(schedule, data):
     p, m, v, middle, first, last, send_s, overlap = question = data.draw(questions(schedule))
@@ -154,7 +153,6 @@ def test_an_array_of_questions_has_the_answers_of_each(schedule, cases, middle, 
     assert held.tolist() == [in_flight(schedule, p_i, m_i, 2) for p_i, m_i, _ in cases]
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.data())
 def test_breadth_first_with_fewer_layers_at_both_ends_is_no_faster_than_a_replay(data):
     """The first and the last piece of the model lack a layer each, as beside an embedding and a head of a layer."""
@@ -193,7 +191,6 @@ def test_an_unknown_schedule_is_refused_with_the_nearest():
         in_flight("f1b1", 2, 4)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.data(), SECONDS, st.sampled_from([1.0, 1.5, 2.0]), st.sampled_from([0.0, 0.5, 1.0]))
 def test_few_microbatches_leave_gaps_in_zb_v(data, forward_s, times_input, times_weight):
     p = data.draw(st.integers(2, 8))

@@ -61,7 +61,6 @@ def runs(plan: CommunicationPlan, blocking_sends: bool) -> bool:
     return all(index == len(row) for index, row in zip(at, plan.steps, strict=True))
 
 
-@settings(max_examples=60, deadline=None)
 @given(NAMES, SIZES, st.booleans())
 def test_what_is_received_when_it_is_sent_cannot_hang(name, size, batched):
     lowered = with_communication(any_plan(name, size), batched=batched)
@@ -70,7 +69,6 @@ def test_what_is_received_when_it_is_sent_cannot_hang(name, size, batched):
         assert runs(lowered, blocking_sends)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     plan=plans(), seconds=st.lists(st.sampled_from([0, 0, 1, 2.5, 7]), min_size=24, max_size=24), batched=st.booleans()
 )
@@ -99,7 +97,6 @@ def test_it_cannot_hang_whatever_the_costs_and_a_receive_stands_where_its_rank_i
                     assert all(ends[str(each)] <= sent_s for each in row[:at] if isinstance(each, Action))
 
 
-@settings(max_examples=60, deadline=None)
 @given(NAMES, SIZES, st.booleans(), st.booleans())
 def test_the_validator_and_an_execution_agree_on_what_hangs(name, size, batched, blocking_sends):
     lowered = naive_communication(any_plan(name, size), batched=batched)

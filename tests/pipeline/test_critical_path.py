@@ -1,7 +1,7 @@
 """The critical path lasts the makespan; a second more on it is a second more in all, and nothing else is as sure."""
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from lablib.pipeline import Costs, Plan, replay
@@ -44,7 +44,6 @@ def test_a_plan_without_actions_has_none():
 
 
 @given(replays())
-@settings(max_examples=60, deadline=None)
 def test_it_lasts_the_makespan_without_a_hole(found):
     path = critical_path(found)
     assert path[0].start_s == 0 and path[-1].end_s == found.makespan_s
@@ -57,7 +56,6 @@ def test_it_lasts_the_makespan_without_a_hole(found):
 
 
 @given(replays(), st.data())
-@settings(max_examples=60, deadline=None)
 def test_a_piece_that_gets_slower_delays_the_step_by_as_often_as_it_is_on_the_path(found, data):
     costs = found.costs
     piece = data.draw(st.integers(0, found.plan.num_pieces - 1))

@@ -120,7 +120,6 @@ def test_with_one_chunk_the_interleaved_schedules_are_the_plain_ones():
 # ---- peaks: activations of one micro-batch at one piece, each rank
 
 
-@settings(max_examples=60, deadline=None)
 @given(STAGES, MICROBATCHES)
 def test_peaks_of_one_piece_a_rank_are_those_of_the_papers(p, m):
     ranks = range(p)
@@ -130,7 +129,6 @@ def test_peaks_of_one_piece_a_rank_are_those_of_the_papers(p, m):
     assert peak_in_flight(schedules.zb_h2(p, m)) == tuple(min(2 * p - 1, m) for _ in ranks)
 
 
-@settings(max_examples=60, deadline=None)
 @given(STAGES, st.integers(1, 5), st.integers(2, 5))
 def test_peaks_of_several_pieces_a_rank_are_those_of_the_papers(p, rounds, v):
     m = p * rounds
@@ -140,7 +138,6 @@ def test_peaks_of_several_pieces_a_rank_are_those_of_the_papers(p, rounds, v):
     assert peak_in_flight(schedules.breadth_first(p, m, v)) == (m * v,) * p
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 16), st.integers(0, 20))
 def test_peaks_of_v_shaped_schedules_are_those_of_the_papers(p, more):
     m = 2 * p + more

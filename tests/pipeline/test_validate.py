@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.pipeline import Action, CommunicationPlan, Kind, Plan, check, peak_in_flight, schedules, validate
@@ -27,7 +27,6 @@ def parse(*lines: str, rank_of=None) -> Plan:
 # ---- mutations of every schedule
 
 
-@settings(max_examples=100, deadline=None)
 @given(PLACES)
 def test_a_dropped_action_breaks_r1(place):
     plan, rank, at, _ = place
@@ -39,7 +38,6 @@ def test_a_dropped_action_breaks_r1(place):
     assert finding.action == str(dropped) and "missing" in finding.text
 
 
-@settings(max_examples=100, deadline=None)
 @given(PLACES)
 def test_a_duplicated_action_breaks_r1(place):
     plan, rank, at, to = place
@@ -51,7 +49,6 @@ def test_a_duplicated_action_breaks_r1(place):
     assert findings[0].index == max(index for index, action in enumerate(row) if action == again)
 
 
-@settings(max_examples=100, deadline=None)
 @given(PLACES)
 def test_an_action_before_what_it_needs_of_its_own_piece_breaks_r3(place):
     plan, rank, at, _ = place
@@ -67,7 +64,6 @@ def test_an_action_before_what_it_needs_of_its_own_piece_breaks_r3(place):
     assert (rank, first, str(action)) in [(each.rank, each.index, each.action) for each in report.findings]
 
 
-@settings(max_examples=100, deadline=None)
 @given(PLACES)
 def test_any_two_actions_swapped_are_caught_or_still_run(place):
     plan, rank, at, to = place
@@ -100,7 +96,6 @@ def runs(plan: Plan) -> bool:
     return not any(rows)
 
 
-@settings(max_examples=100, deadline=None)
 @given(PLACES)
 def test_an_action_on_another_rank_breaks_r2(place):
     plan, rank, at, to = place

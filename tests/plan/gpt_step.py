@@ -22,7 +22,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from lablib import phase
+from lablib import Cluster, phase
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
 from lablib.models.transformer import Transformer
 from lablib.plan import IDEAL, STACKS, Parallel, Prediction, predict
@@ -52,7 +52,7 @@ class Job:
     micro_batches: int = 1
     optimizer: str = "adamw"
     dtype: torch.dtype = torch.float32
-    cluster: str = "dgx-a100"
+    cluster: str | Cluster = "dgx-a100"
     recompute: str = "none"
     reshard: bool = True
     replicas: int = 1

@@ -42,9 +42,16 @@ _SIZES = {
 }
 
 
+_OFTEN = {("even", 2), ("a large head", 4), ("launches", 4), ("long", 2), ("slow wires", 4)}
+_CASES = [
+    pytest.param(sizes, ranks, id=f"{name}-{ranks}", marks=[] if (name, ranks) in _OFTEN else pytest.mark.thorough)
+    for name, sizes in _SIZES.items()
+    for ranks in (2, 4, 8)
+]
+
+
 @pytest.mark.parametrize("micro_batches", [thorough(1), 2])
-@pytest.mark.parametrize("context", [2, 4, thorough(8)])
-@pytest.mark.parametrize("sizes", list(_SIZES.values()), ids=list(_SIZES))
+@pytest.mark.parametrize(("sizes", "context"), _CASES)
 def test_a_ring_and_what_merges_its_rounds(sizes, context, micro_batches):
     config = replace(sizes["config"], max_seq_len=sizes["config"].max_seq_len * context)
     context_parallel(**sizes | {"config": config}, context=context, micro_batches=micro_batches)

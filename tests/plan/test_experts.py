@@ -6,7 +6,7 @@ Liu et al., "MoE Parallel Folding", 2025, arXiv 2504.14960; Rajbhandari et al., 
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.hardware import CLUSTERS
@@ -189,7 +189,6 @@ def test_a_search_tries_whole_experts_beside_tensor_parallel_attention():
     assert set(only.plans.numbers["expert_tensor"]) == {2} and only.best.parallel.expert_tensor_ranks == 2
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     model=st.sampled_from(["mixtral-8x7b", "deepseek-v2-lite", "llama-3-8b"]),
     data=st.sampled_from([2, 4, 16]),

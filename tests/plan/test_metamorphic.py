@@ -9,7 +9,7 @@ Schedules that split B into I and W are left out of comparisons of time: there a
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.hardware import CLUSTERS, LINKS
@@ -84,7 +84,6 @@ def states(prediction: Prediction) -> float:
     return max(sum(stage[name] for name in ("parameter", "gradient", "optimizer state")) for stage in prediction.memory)
 
 
-@settings(deadline=None, max_examples=100)
 @given(question=questions(), schedule=st.sampled_from([None, "zb-h1", "zb-h2"]))
 def test_what_a_prediction_says_is_consistent(question, schedule):
     if schedule and question["parallel"].chunks == 1:
@@ -107,7 +106,6 @@ def test_what_a_prediction_says_is_consistent(question, schedule):
     assert found.energy_j(tokens) == pytest.approx(found.gpu_hours(tokens) * 3600 * power_w)
 
 
-@settings(deadline=None, max_examples=100)
 @given(question=questions(), factor=st.sampled_from([1.3, 2, 10]))
 def test_faster_hardware_is_never_slower_and_more_memory_never_too_small(question, factor):
     found, cluster = predict(**question), question["cluster"]
@@ -139,7 +137,6 @@ def _with(cluster, **changes):
     return cluster.replace(device=replace(cluster.device, **changes))
 
 
-@settings(deadline=None, max_examples=60)
 @given(question=questions(STACKS))
 def test_each_stage_of_zero_keeps_no_more_states_than_the_one_before(question):
     question |= {"compression": "none"}
@@ -148,7 +145,6 @@ def test_each_stage_of_zero_keeps_no_more_states_than_the_one_before(question):
     assert all(later <= before * (1 + 1e-9) for before, later in zip(kept, kept[1:], strict=False))
 
 
-@settings(deadline=None, max_examples=60)
 @given(question=questions())
 def test_twice_the_batch_takes_no_less_and_in_the_steady_state_twice_the_growth(question):
     pipeline = question["parallel"].pipeline
@@ -159,7 +155,6 @@ def test_twice_the_batch_takes_no_less_and_in_the_steady_state_twice_the_growth(
     assert four - twice == pytest.approx(2 * (twice - once), rel=0.02)
 
 
-@settings(deadline=None, max_examples=60)
 @given(question=questions())
 def test_recomputation_and_the_host_trade_time_for_memory(question):
     question |= {"recompute": "none", "offload": ()}
@@ -192,7 +187,6 @@ def test_what_waits_for_two_wires_waits_for_the_slower_one():
     assert moved.step_time_s == pytest.approx(plain.step_time_s, rel=1e-9)
 
 
-@settings(deadline=None, max_examples=60)
 @given(question=questions(), context=st.sampled_from([2, 4]), tensor=st.sampled_from([1, 8]))
 def test_every_stacks_context_ranks_send_keys_and_values_with_at_least_one_head(question, context, tensor):
     """Over wires that take no time but what their bandwidth says, hidden or not."""
@@ -214,7 +208,6 @@ def test_every_stacks_context_ranks_send_keys_and_values_with_at_least_one_head(
     assert (narrow[1] == narrow[8]) == (tensor == 8)
 
 
-@settings(deadline=None, max_examples=60)
 @given(question=questions())
 def test_mlps_and_experts_that_no_layer_has_change_nothing(question):
     layers = 16

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.hardware import CLUSTERS
@@ -61,7 +61,6 @@ def test_one_rank_keeps_what_the_paper_says(name, stack):
     assert state_bytes(question, name) == pytest.approx(expected, rel=1e-3, abs=1)
 
 
-@settings(deadline=None, max_examples=100)
 @given(question=questions((*STACKS, "torch", "torch-megatron")))
 def test_less_state_is_never_more_memory(question):
     question |= {"trainable": "all", "offload": ()}
@@ -117,7 +116,6 @@ def test_muon_takes_the_flops_of_newton_schulz_and_shares_them_with_zero():
     assert added_s[1] == pytest.approx(added_s[0] / 8, rel=0.05) == added_s[2]
 
 
-@settings(deadline=None, max_examples=50)
 @given(data=st.sampled_from([1, 2, 8, 16]), tensor=st.sampled_from([1, 2, 8]), stage=st.sampled_from([0, 1, 3]))
 def test_muon_brings_split_matrices_together(data, tensor, stage):
     split = {"parallel": Parallel(data=data, tensor=tensor, zero_stage=stage), "batch": 16, "stack": "megatron-core"}

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib import CLUSTERS
@@ -40,7 +40,6 @@ def test_the_planners_own_order_changes_no_digit(model: str, parallel: Parallel,
     assert "Order of the axes" in placed.notes[0]
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     data=SIZES,
     tensor=st.sampled_from([1, 2, 3, 4, 8]),

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.hardware import CLUSTERS, LINKS
@@ -227,7 +227,6 @@ def test_activations_on_the_host_free_memory_and_take_its_link():
     assert narrow.communication["host"][0] == pytest.approx(total_s * 31 / 15.75)
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     data=st.sampled_from([2, 8, 64]),
     micro_batch=st.integers(1, 4),

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.pipeline.closed_form import V_SHAPED, WITH_CLOSED_FORM
@@ -61,7 +61,6 @@ def same(found: Predictions, i: int) -> None:
     assert found.fits[i] == alone.fits and found.num_gpus[i] == alone.num_gpus
 
 
-@settings(deadline=None, max_examples=60)
 @given(case=st.sampled_from(CASES), rows=st.lists(plans(), min_size=1, max_size=6), experts=st.integers(0, 2))
 def test_each_of_many_plans_is_predicted_as_if_it_were_alone(case, rows, experts):
     model, cluster, others = case

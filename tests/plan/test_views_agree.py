@@ -51,7 +51,7 @@ def check_views(found: Prediction) -> None:
     assert list(stages["peak (B)"]) == list(found.stage_bytes) == found.memory_table()["peak_bytes"].tolist()
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=20)
 @given(question=questions())
 def test_every_view_of_a_prediction_says_the_same(question):
     found = predict(**question)

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.record.circular_wait import Communicator, StreamCall
@@ -98,13 +98,11 @@ def test_a_circle_is_found_exactly_where_streams_stand_still_whatever_the_turns(
         assert all(ranks & set(call.ranks) - {call.rank} for call in found[0])
 
 
-@settings(max_examples=50)
 @given(scripts(lost=True), turns)
 def test_a_call_that_a_rank_never_makes_is_no_circle(made: Scripts, turns: list[int]):
     assert bool(circles(made, turns)) == bool(stuck(made))
 
 
-@settings(max_examples=50)
 @given(scripts(shuffled=False), turns)
 def test_calls_that_all_ranks_make_in_one_order_never_wait_in_a_circle(made: Scripts, turns: list[int]):
     assert circles(made, turns) == []

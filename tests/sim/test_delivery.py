@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -132,7 +132,6 @@ def programs(draw: st.DrawFn) -> tuple[list[Callable], list[list[int]]]:
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # new names since torch 2.13
 @given(programs())
-@settings(max_examples=60)
 def test_a_buffer_is_filled_by_its_own_wait_and_by_no_other(drawn):
     kinds, waits = drawn
     num_ranks = len(waits)

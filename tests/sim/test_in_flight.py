@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -131,7 +131,6 @@ def written(steps: list[Step]) -> tuple[list[str], set[int]]:
 
 
 @given(st.lists(STEPS, min_size=2, max_size=9), st.integers(2, 3))
-@settings(max_examples=60)
 def test_a_use_is_found_exactly_where_its_elements_are_in_flight(steps: list[Step], num_ranks: int):
     lines, found = written(steps)
     place: dict[str, Any] = {

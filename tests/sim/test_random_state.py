@@ -5,7 +5,7 @@ import random
 import numpy
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib import launch
@@ -28,7 +28,6 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
 
 
-@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(sorted(DRAWS))), max_size=40))
 def test_interleaved_streams_draw_what_each_draws_alone(turns):
     host = RandomStates()

@@ -19,7 +19,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -343,7 +343,6 @@ def drawn_steps(draw: st.DrawFn, is_alike: bool) -> list[list[Step]]:
     return [draw(st.lists(steps, min_size=1, max_size=8))] * ranks
 
 
-@settings(max_examples=60)
 @given(drawn_steps(is_alike=False))
 def test_drawn_calls_have_the_same_values(steps_of_ranks: list[list[Step]]):
     ranks = len(steps_of_ranks)
@@ -377,7 +376,6 @@ def outcome(run: Callable[[], Any]) -> Any:
         return type(error), str(error.__cause__)
 
 
-@settings(max_examples=60)
 @given(drawn_mistakes())
 def test_a_drawn_mistake_ends_the_same(steps_of_ranks: list[list[Step]]):
     ranks = len(steps_of_ranks)

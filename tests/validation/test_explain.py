@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lablib import launch
+from lablib import CLUSTERS, launch
 from lablib.models.sizes import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.plan import IDEAL, STACKS, Parallel, predict
@@ -28,8 +28,8 @@ CONFIG = GPTConfig(num_layers=2, d_model=1024, num_heads=16, vocab_size=8192, ma
     "job",
     [
         Job(CONFIG, "ddp", ranks=4, batch=4, dtype=torch.bfloat16),
-        Job(CONFIG, "fsdp", ranks=8, batch=8, dtype=torch.bfloat16, recompute="full"),
-        Job(CONFIG, "fsdp", ranks=16, batch=2),
+        Job(CONFIG, "fsdp", ranks=4, batch=8, dtype=torch.bfloat16, recompute="full"),
+        Job(CONFIG, "fsdp", ranks=4, batch=2, cluster=CLUSTERS["dgx-a100"].replace(devices_per_node=2)),
     ],
     ids=["ddp", "fsdp with recomputation", "fsdp on two nodes"],
 )

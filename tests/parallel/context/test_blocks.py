@@ -134,7 +134,6 @@ def test_within_is_the_intersection(start: int, length: int, step: int, a: int, 
     lengths=st.none() | st.lists(st.integers(1, 9), max_size=5),
     causal=st.booleans(),
 )
-@settings(max_examples=60)
 def test_blocks_cover_what_is_seen_once_and_nothing_else(
     name: str, n: int, more: int, lengths: list[int] | None, causal: bool
 ):

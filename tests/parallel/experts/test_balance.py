@@ -57,7 +57,6 @@ def test_every_expert_is_somewhere_and_no_rank_is_below_the_bound_or_worse_than_
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None)
 def test_nothing_is_better_than_what_trying_all_finds(data: Any):
     ranks, slots = data.draw(st.sampled_from([(1, 4), (2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (3, 3)]))
     experts = data.draw(st.integers(1, ranks * slots))
@@ -92,7 +91,6 @@ def test_the_example_of_the_source_is_found_again(layer: int):
 
 
 @given(st.lists(st.integers(0, 1000), min_size=16, max_size=16), st.sampled_from([(1, 4), (2, 2), (2, 4), (4, 4)]))
-@settings(max_examples=50, deadline=None)
 def test_nodes_are_never_worse_than_in_order_and_hold_the_same_groups(loads: list[int], sizes: tuple[int, int]):
     nodes, groups = sizes
     placed = place_balanced(loads, 8, 3, num_nodes=nodes, num_groups=groups)
