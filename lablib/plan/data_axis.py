@@ -104,8 +104,9 @@ def data_axis(setup: Setup, parameters: ParametersPerRank, one: StageTime, embed
     reduce_s, packing_s = _reduced_s(setup, parameters, outside)
     numbers, expert = setup.layers * parameters.layer + outside, setup.layers * parameters.expert_layer
     gather_s = (setup.zero_stage > 0) * _gather_s(setup, _shared(setup, numbers) + _experts(setup, expert))
-    owners_s = _owners_s(setup)
-    reduce_s, gather_s = reduce_s + owners_s, gather_s + owners_s
+    if setup.machine.stack.owns_tensors and setup.zero_stage:
+        owners_s = _owners_s(setup)
+        reduce_s, gather_s = reduce_s + owners_s, gather_s + owners_s
     # ZeRO-2 keeps only its shard of the gradients, so it reduces them for every micro-batch.
     before = (setup.num_microbatches - 1) * (setup.zero_stage == 2)
     total_s, packing_s = (1 + before) * reduce_s + gather_s, (1 + before) * packing_s
@@ -123,8 +124,6 @@ def data_axis(setup: Setup, parameters: ParametersPerRank, one: StageTime, embed
 
 def _owners_s(setup: Setup) -> Numbers:
     """Additional fixed time if ranks own whole tensors: for each owner a reduction, and a broadcast."""
-    if not (setup.machine.stack.owns_tensors and setup.zero_stage):
-        return 0.0 * setup.data
     # Of a layer: norms, two products of attention, two or three of the MLP; biases of all but the gated ones.
     of_layer = 7 if setup.model.activation == "swiglu" else 12
     owners = minimum(setup.shards, setup.layers * of_layer + 3)

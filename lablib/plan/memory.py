@@ -143,9 +143,11 @@ def _dummy_bytes(setup: Setup, parameters: ParametersPerRank) -> Numbers:
     """Empty gradients that products return if they add to the sum: one of each weight's shape, of a single expert."""
     stack = setup.machine.stack
     if not (stack.keeps_dummies and stack.fused_accumulation and setup.has_weight_gradients):
-        return 0.0 * parameters.layer
-    experts = setup.model.experts.num_experts / setup.expert if setup.model.experts else 1
-    return (parameters.layer + parameters.expert_layer / experts) * setup.machine.width
+        return 0.0
+    numbers = parameters.layer
+    if setup.model.experts:
+        numbers = numbers + parameters.expert_layer / (setup.model.experts.num_experts / setup.expert)
+    return numbers * setup.machine.width
 
 
 def _buffers(setup: Setup, shared: Numbers, rank: Numbers) -> Numbers:
