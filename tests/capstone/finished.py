@@ -18,6 +18,7 @@ from lablib.capstone import (
     simulate_step,
     with_runs,
 )
+from lablib.capstone.large_run import StepCost
 from lablib.capstone.report import CHOICES
 from lablib.train.config import DataConfig, ModelConfig, TrainConfig
 
@@ -67,9 +68,18 @@ SMALL = TrainConfig(
 )
 
 
-def finished(brief: Brief, large: TrainConfig, changes: tuple[tuple[str, ...], ...], factor: float = 1.05) -> Report:
-    """A report whose predictions are `factor` times the simulation, and whose small run is made up."""
-    cost = simulate_step(large, brief.cluster, brief.gpus)
+def finished(
+    brief: Brief,
+    large: TrainConfig,
+    changes: tuple[tuple[str, ...], ...],
+    factor: float = 1.05,
+    cost: StepCost | None = None,
+) -> Report:
+    """A report whose predictions are `factor` times the simulation, and whose small run is made up.
+
+    `cost`: of the large step, where it has been simulated.
+    """
+    cost = cost or simulate_step(large, brief.cluster, brief.gpus)
     small_bytes = simulate_step(SMALL, "laptop", 2).memory_bytes
     losses = tuple(log(256) - 0.2 * step for step in range(SMALL.num_steps))
     report = Report(

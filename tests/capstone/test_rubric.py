@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lablib.capstone import Report, changed, find_brief, findings, machine_points, rubric, simulate_step
+from lablib.capstone.large_run import StepCost
 from lablib.train.config import TrainConfig
 from tests.capstone.finished import finished
 
@@ -42,15 +43,15 @@ def points_of(report: Report) -> dict[str, float | None]:
     return {each.name: each.points for each in rubric(report, findings(report))}
 
 
-def planned(name: str, changes: tuple[str, ...]) -> TrainConfig:
-    """The plan with as many steps as 95% of budget and deadline allow."""
+def planned(name: str, changes: tuple[str, ...]) -> tuple[TrainConfig, StepCost]:
+    """The plan with as many steps as 95% of budget and deadline allow, and the cost of a step."""
     brief = find_brief(name)
     *sizes, batch = SIZES[name]
     fields = [*_VOCABULARY, *(f"model.{each}" for each in sizes), f"data.seq_len={brief.seq_len}"]
     config = changed(TrainConfig(), [*fields, f"data.batch_size={batch}", "data.micro_batch=1", *changes])
-    step_s = simulate_step(config, brief.cluster, brief.gpus).step_s
+    cost = simulate_step(config, brief.cluster, brief.gpus)
     hours = 0.95 * min(brief.gpu_hours, brief.days * 24 * brief.gpus)
-    return replace(config, num_steps=floor(hours * 3600 / brief.gpus / step_s))
+    return replace(config, num_steps=floor(hours * 3600 / brief.gpus / cost.step_s)), cost
 
 
 @pytest.mark.parametrize(
@@ -63,10 +64,10 @@ def planned(name: str, changes: tuple[str, ...]) -> TrainConfig:
 )
 def test_several_plans_of_a_brief_get_all_points_that_a_program_gives(name: str, changes: tuple[str, ...]):
     brief = find_brief(name)
-    config = planned(name, changes)
+    config, cost = planned(name, changes)
     others = (("memory.recompute=none",) if config.memory.recompute == "full" else ("memory.recompute=full",),)
     others += (("parallel.schedule=gpipe", "data.micro_batch=1"),)
-    report = finished(brief, config, others)
+    report = finished(brief, config, others, cost=cost)
     assert [str(each) for each in findings(report)] == []
     assert machine_points(rubric(report, [])) == (60.0, 60)
 

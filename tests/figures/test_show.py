@@ -2,8 +2,11 @@
 
 # plotly and ipywidgets make their properties at run time, so the type checker does not know them
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
+import re
+
 import nbformat
 import plotly.graph_objects as go
+import plotly.io as pio
 import pytest
 
 from lablib.figures import describe, figure_timeline, show, with_drawn_figures
@@ -40,6 +43,14 @@ def test_show_displays_the_picture_then_the_words_and_the_table(figure, displaye
     assert 'setAttribute("role", "img")' in words["text/html"] and 'setAttribute("aria-label"' in words["text/html"]
     assert THEME_CSS in words["text/html"]
     assert figure.to_json() == before
+
+
+def test_a_picture_loads_plotly_as_plotlys_own_html_does(figure):
+    own = pio.to_html(figure, include_plotlyjs="cdn", full_html=False)
+    pages = own, picture_bundle(figure)["text/html"]
+    wanted, found = (re.findall(r"<script.*?</script>", page, re.DOTALL) for page in pages)
+    assert "integrity=" in wanted[1] and found[:2] == wanted[:2]
+    assert [one.count("Plotly.newPlot(") for one in found[:3]] == [0, 0, 1]
 
 
 def test_the_caption_is_text_not_markup(figure):

@@ -62,14 +62,22 @@ def run_on_gpu(name: str) -> None:
 
 
 def run_in_nbval(notebook: str, outputs: str) -> None:
-    """Run a notebook in nbval, and write the outputs of its cells; without the project's settings of pytest (`-c`)."""
+    """Run a notebook in nbval, without the project's settings of pytest (`-c`), and write the outputs of its cells.
+
+    nbval keeps no outputs; so one run shows that it passes and what the cells printed.
+    """
     import pytest
     from jupyter_client.provisioning import local_provisioner
 
+    class Outputs:
+        def pytest_sessionfinish(self, session: pytest.Session) -> None:
+            items: list[Any] = [item for item in session.items if hasattr(item, "test_outputs")]  # nbval's
+            cells = [{"tags": item.cell.metadata.get("tags", []), "outputs": item.test_outputs} for item in items]
+            Path(outputs).write_text(json.dumps(cells, default=str))
+
     local_provisioner.launch_kernel = ForkedKernel().launch  # pyright: ignore[reportPrivateImportUsage]
-    words = ["-c", os.devnull, "--rootdir", os.path.dirname(notebook), "-p", "no:cacheprovider"]
-    words += ["-p", "tests.labs.nbval_outputs", "--outputs", outputs, "--nbval-lax", "--nbval-current-env", "-q"]
-    sys.exit(pytest.main([*words, notebook]))
+    words = ["-c", os.devnull, "--rootdir", os.path.dirname(notebook), "-p", "no:cacheprovider", "-q", notebook]
+    sys.exit(pytest.main([*words, "--nbval-lax", "--nbval-current-env"], plugins=[Outputs()]))
 
 
 class ForkedKernel:

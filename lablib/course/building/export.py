@@ -45,12 +45,12 @@ def export_students(labs: Sequence[Lab], folder: Path) -> str:
     for lab in labs:
         read = [lab.checks, *lab.folder.glob("*.json"), lab.folder.parent / "README.md"]
         files |= {path.relative_to(root).as_posix(): path for path in read if path.is_file()}
-    notebooks = {
-        master.lab.notebook.relative_to(root).as_posix(): to_text(make_notebook(master, Version.LEARNER))
-        for master in load_all(labs)
-    }
     try:
-        earlier = _earlier(folder)
+        earlier = _earlier(folder)  # a folder that is refused is so before the notebooks are built
+        notebooks = {
+            master.lab.notebook.relative_to(root).as_posix(): to_text(make_notebook(master, Version.LEARNER))
+            for master in load_all(labs)
+        }
         for path, source in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(source, folder / path)

@@ -13,7 +13,7 @@ Each cell keeps its line in the file, so that a finding can name file and line. 
 import ast
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from lablib.course.building.parameters import Parameter, read_parameters
@@ -169,8 +169,6 @@ class Master:
 
 def read_master(lab: Lab) -> Master:
     """Read a lab's master. Raises CourseFailure: it is missing, is not UTF-8, or is not Python (with file and line)."""
-    import jupytext  # takes a third of a second, and most commands do not need it
-
     path = lab.master
     try:
         text = read_text(path)
@@ -183,7 +181,7 @@ def read_master(lab: Lab) -> Master:
     except SyntaxError as error:
         message = f"a master must be valid Python: {path}:{error.lineno or 1}: {error.msg}; correct it and build again."
         raise CourseFailure(message) from None
-    cells = jupytext.reads(text, fmt="py:percent").cells
+    cells = _read_cells(text)
     lines = [number for number, line in enumerate(text.splitlines(), 1) if _CELL.match(line)]
     if len(lines) != len(cells):
         raise CourseFailure(
@@ -191,6 +189,14 @@ def read_master(lab: Lab) -> Master:
             f"{len(cells)} cells; move the text above the first one into a cell."
         )
     return Master(lab, tuple(_cell(cell, line) for cell, line in zip(cells, lines, strict=True)))
+
+
+@lru_cache(maxsize=64)
+def _read_cells(text: str) -> tuple[Any, ...]:
+    """The cells as jupytext reads them: 40 ms for a lab, and a report or a proof reads each lab several times."""
+    import jupytext  # takes a third of a second, and most commands do not need it
+
+    return tuple(jupytext.reads(text, fmt="py:percent").cells)
 
 
 def of_notebook(lab: Lab, notebook: Any) -> Master:
