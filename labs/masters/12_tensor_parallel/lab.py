@@ -25,8 +25,9 @@ quick: bool = True  # few repeats
 # ## Two ways to cut a product
 #
 # A *rank* is one process with one GPU. A linear layer computes Y = X W: a row of X for each *token*, a column of W for
-# each output; above, 6 tokens of width 8, and 16 outputs. W is cut over 4 ranks, by columns or by rows. After which of
-# the two must the ranks send something to have Y, or their columns of Y?
+# each output; above, 6 tokens of width 8, and 16 outputs (the darker a square, the larger its number, of either sign).
+# W is cut over 4 ranks, by columns or by rows. After which of the two must the ranks send something to have Y, or their
+# columns of Y?
 
 # %%
 my_guess_cut = None  # "columns" or "rows"
@@ -69,7 +70,7 @@ runs = {way: launch(product, way, X, W, ranks=ranks) for way in ("columns", "row
 found = {"columns": torch.cat(runs["columns"].values, dim=1), "rows": runs["rows"].values[0]}
 for way, run in runs.items():
     is_right = torch.allclose(found[way].cpu(), X @ W)
-    print(f"{way}: X W: {is_right}; a rank sends {run.traffic.sent_bytes(0):g} B")
+    print(f"{way}: equal to X W: {is_right}; a rank sends {run.traffic.sent_bytes(0):g} B")
 
 # %% [markdown]
 # Y has 768 B. Like all small messages, its parts are added up along a *tree* of ranks, and the sum is sent down again
@@ -84,8 +85,7 @@ for way, run in runs.items():
 # all-reduce) forward needs, and then backward, which computes every gradient, including the input's.
 
 # %%
-my_guess_forward = None  # a whole number
-my_guess_backward = None  # a whole number
+my_guess_forward, my_guess_backward = None, None  # whole numbers
 print(f"{ranks} ranks, guesses: {my_guess_forward} forward, {my_guess_backward} backward")
 
 # %% [markdown] minutes=13
