@@ -96,9 +96,9 @@ def test_documents_do_not_see_each_other(way, lengths, is_causal, num_heads):
 @pytest.mark.parametrize("tiles", [AttentionTiles(1, 1), AttentionTiles(2, 8), AttentionTiles(16, 4)])
 @by_each
 def test_any_tile_gives_the_same(way, tiles, is_causal):
-    inputs = example(7, 9, (2, 1))
+    inputs = example(5, 6, (2, 1))
     ours = flash_attention_varlen(
-        *inputs[:3], cu_seqlens([7]), cu_seqlens([9]), is_causal, scale=0.3, tiles=tiles, passes=WAYS[way]
+        *inputs[:3], cu_seqlens([5]), cu_seqlens([6]), is_causal, scale=0.3, tiles=tiles, passes=WAYS[way]
     )
     q, k, v = (x.transpose(0, 1)[None] for x in inputs[:3])
     assert_same(ours, standard(q, k, v, is_causal, 0.3)[0].transpose(0, 1), inputs)

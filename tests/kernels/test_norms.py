@@ -110,7 +110,7 @@ def test_without_tokens_forward_takes_one_and_backward_shares_them_among_four_pr
 
 
 @each
-@pytest.mark.parametrize("D", [1, 5])
+@pytest.mark.parametrize("D", [1, 3])
 def test_gradients_by_finite_differences(norm, D):
     given_ = inputs(norm, 3, D)
     assert torch.autograd.gradcheck(lambda *x: OURS[norm](*x, tokens=2), given_)
