@@ -11,21 +11,12 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from lablib.figures import style
 from lablib.figures.describe import attach
 from lablib.figures.run.lanes import Lane, extent, lanes_of, pixels, ranks_to_show
 from lablib.figures.run.memory import HIDDEN_AXIS
 from lablib.figures.run.timeline import Drawing, bubble_bars, drawing_of, lane_axis, letters, work_bars
-from lablib.figures.style import (
-    FAINT_INK,
-    LOOKS,
-    MEMORY_LOOKS,
-    PAPER_PIXELS,
-    axis,
-    base_layout,
-    lay_out,
-    named_rows,
-    texts,
-)
+from lablib.figures.style import FAINT_INK, LOOKS, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, named_rows, texts
 from lablib.pipeline.replay import Replay
 from lablib.record.rank_text import ranks_in_words
 from lablib.run import COMPUTE
@@ -115,7 +106,7 @@ def draw_pipeline(
         "yaxis": named_rows(extent(lanes)[::-1], [lane.y for lane in lanes], strip_names) | {"domain": [0, share]},
         "yaxis2": lane_axis(lanes) | {"domain": [share + GAP_PIXELS / height, 1]},
     }
-    lay_out(figure, axes)
+    style.lay_out(figure, axes)
     return drawn
 
 

@@ -9,22 +9,11 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from lablib.figures import style
 from lablib.figures.describe import attach
 from lablib.figures.run.bars import KINDS, Bars, DrawnBars, is_alone, picture_of, stretches_of
 from lablib.figures.run.lanes import Lane, extent, lanes_of, pixels, ranks_to_show
-from lablib.figures.style import (
-    BUBBLE,
-    INK,
-    LOOKS,
-    PAPER_PIXELS,
-    STATES,
-    Look,
-    axis,
-    base_layout,
-    lay_out,
-    named_rows,
-    texts,
-)
+from lablib.figures.style import BUBBLE, INK, LOOKS, PAPER_PIXELS, STATES, Look, axis, base_layout, named_rows, texts
 from lablib.record.rank_text import ranks_in_words
 from lablib.record.timeline import Interval, intersection, length
 from lablib.run import COMPUTE, Span, Timeline
@@ -74,7 +63,7 @@ def figure_timeline(
     after_s = 0.0 if timeline.deaths else margin_s  # an endless wait leaves the picture
     span_of_x = [unit.of(start_s - margin_s / 4), unit.of(end_s + after_s) or 1.0]
     across = axis(axis_title("time since launch", unit), range=span_of_x)
-    lay_out(figure, {"barmode": "overlay", "xaxis": across, "yaxis": lane_axis(lanes)})
+    style.lay_out(figure, {"barmode": "overlay", "xaxis": across, "yaxis": lane_axis(lanes)})
     summary = _summary(timeline, chosen, len(ranks or ()), drawing.picture, window or timeline.window)
     return attach(figure, summary, _columns(drawing.picture, lanes), timeline.notes)
 
