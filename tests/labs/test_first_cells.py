@@ -10,26 +10,7 @@ from lablib.course.building.master import read_master
 from lablib.course.places import find_labs
 
 ROOT = Path(__file__).parents[2]
-NUMBERS = [
-    "00",
-    "01",
-    "02",
-    "03",
-    "04",
-    "05",
-    "06",
-    "07",
-    "08",
-    "09",
-    "10",
-    "11",
-    "12",
-    "13",
-    "14",
-    "15",
-    "16",
-    "17",
-]  # the other labs begin with all their imports
+NUMBERS = [lab.number for lab in find_labs(ROOT / "labs")]
 
 
 @pytest.mark.parametrize("number", NUMBERS)

@@ -34,7 +34,23 @@ from lablib.figures.describe import describe
 from lablib.figures.show import caption_html, picture_bundle
 from lablib.hardware import Cluster, Device, FatTree, Link, load_cluster
 from lablib.kernels.accesses import Access, Launch, Operand
-from lablib.labs import lab02, lab03, lab04, lab05, lab06, lab07, lab11, lab12, lab13, lab14, lab15, lab16, lab17, lab18
+from lablib.labs import (
+    lab01,
+    lab02,
+    lab03,
+    lab04,
+    lab05,
+    lab06,
+    lab07,
+    lab11,
+    lab12,
+    lab13,
+    lab14,
+    lab15,
+    lab16,
+    lab17,
+    lab18,
+)
 from lablib.memory.ways_to_fit import Way
 from lablib.parallel import Mesh
 from lablib.pipeline import Plan, equal_memory, replay
@@ -231,6 +247,7 @@ NAMELESS = {
     for one in (
         *(lab04.figure_steps_law, lab05.figure_singular_values, lab07.figure_loading, lab16.figure_question),
         *(lab17.figure_restarts, lab17.figure_intervals, lab17.figure_rules, lab18.figure_question),
+        lab01.figure_over_rule,
     )
 }  # given numbers alone
 UNSEEN = {"figure_evidence"}  # its lines of code are run, not shown
