@@ -18,6 +18,7 @@ from lablib.models.training_compute import over_six_n_d, six_n_d, training_days
 from lablib.models.transformer_flops import forward_flops, recompute_flops, step_flops
 from lablib.record.timeline import Timeline
 from lablib.run import Run
+from lablib.signature import Count, checked
 from lablib.text.units import format_quantity
 from lablib.widgets import memory_calculator
 
@@ -100,7 +101,8 @@ def in_table(rows: Mapping[str, Mapping[str, float]], unit: str, digits: int = 3
     return pd.DataFrame(table, index=list(rows)).rename_axis(index or None)
 
 
-def figure_over_rule(models: Sequence[str], lengths: Sequence[int]) -> go.Figure:
+@checked
+def figure_over_rule(models: Sequence[str], lengths: Sequence[Count]) -> go.Figure:
     """FLOPs of a token over the rule's 6 N, by length of the sequence."""
     import numpy as np
 

@@ -183,8 +183,9 @@ def readings(params: Params, after: str, before: str | None = None) -> tuple[Int
         if counts_nothing or not least_before <= params * sum(_whole_and_split(0, precision, parts)) <= most_before:
             continue
         for stage in (1, 2, 3):
-            whole, split = (params * size for size in _whole_and_split(stage, precision, parts))
-            if split == params * _whole_and_split(stage - 1, precision, parts)[1] or whole >= most_after:
+            sizes = _whole_and_split(stage, precision, parts)
+            whole, split = (params * size for size in sizes)
+            if sizes == _whole_and_split(stage - 1, precision, parts) or whole >= most_after:
                 continue
             min_ranks = max(1, ceil(split / (most_after - whole)))
             max_ranks = floor(split / (least_after - whole)) if least_after > whole else inf

@@ -117,7 +117,7 @@ CASES: dict[str, tuple[Change, str, str]] = {
     "small memory": (
         lambda r: replace(r, brief=replace(r.brief, small=replace(r.brief.small, memory_bytes=10.0))),
         "brief",
-        "at most 10 B per rank: got 648 kB",
+        "at most 10 B per rank: got 748 kB",
     ),
 }
 

@@ -4,6 +4,7 @@ op.py         an operator, and the price of a list of them         work.py      
 operators.py  the list of a layer                                  ends.py       of embedding, head and loss
 parts.py      parts of lists: norm, linear, MLP, sums over ranks   attention.py  attention itself
 dispatch.py   the exchange with experts                            ring.py       attention in a ring, of eager torch
+adapters.py   memory traffic of LoRA's adapters
 
 A layer is products, attention and the kernels between them. Tensor parallelism (t ranks) gives each rank 1/t of the
 heads and of the MLP's hidden width; a row-split product ends in a sum over ranks, so a layer has two all-reduces
