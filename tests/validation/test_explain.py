@@ -157,7 +157,9 @@ def test_terms_add_up_and_every_claim_has_its_number(name, step_s, share):
         found = explain(ARGUMENTS[name], measured)
         predicted_s = found.prediction.step_time_s
         assert sum(found.terms.values()) == pytest.approx(predicted_s)
-        assert [each.gap for each in found.changes] == sorted(each.gap for each in found.changes)
+        gaps = [each.gap for each in found.changes]
+        num_close = sum(gap < min(gaps) + 0.01 for gap in gaps)  # of these the more usual come first
+        assert max(gaps[:num_close]) < min(gaps) + 0.01 and gaps[num_close:] == sorted(gaps)[num_close:]
         for each in found.changes:
             assert predict(**{**ARGUMENTS[name], **each.arguments}).step_time_s == pytest.approx(each.step_s)
             assert sum(each.terms.values()) == pytest.approx(each.step_s)
