@@ -56,6 +56,8 @@ def jit(function: Callable | None = None, *, dtypes: Sequence[torch.dtype] = FLO
     """Decorator: a kernel for floats of `dtypes`, launched as `kernel[grid](...)`, or called inside another kernel."""
     if function is None:
         return partial(jit, dtypes=dtypes)
+    if isinstance(function, Kernel):
+        return function
     return Kernel(inspect.unwrap(function), tuple(dtypes))
 
 

@@ -46,7 +46,7 @@ def figure_question() -> go.Figure:
     panel = Panel(Axis("time", span=(0, 1), look=look), Axis("memory", span=(0, 1.1), look=look), [mark], [limit])
     sentence = "What fills the memory, which work takes the time, and does the step fit?"
     columns = {"moment": ["begins", "highest", "ends"], "memory": ["low", "high", "low"]}
-    return chart("One step of training on one GPU (sketch)", panel, sentence, columns, pixels=190)
+    return chart("One step of training on one GPU (sketch, not to scale)", panel, sentence, columns, pixels=190)
 
 
 def facts(config: GPTConfig, device: Device, tokens: int) -> str:

@@ -52,7 +52,7 @@ def figure_question() -> go.Figure:
     look |= {"base": [4 * gpu for gpu in range(4)], "textfont": LOOKS["forward"].font()}
     across = Axis("layers of the model, from input to output", look={"showticklabels": False, "ticks": ""})
     panel = Panel(across, ROWS, [bars(LOOKS["forward"], "layers", [4] * 4, rows, (), **look)])
-    sentence = "Each GPU needs the output of the GPU above. What does it do until then?"
+    sentence = "Each GPU needs the output of the GPU above. What does it do before that arrives?"
     columns = {"GPU": rows, "holds": words}
     return chart("A model that four GPUs hold together", panel, sentence, columns, pixels=150, showlegend=False)
 

@@ -45,7 +45,7 @@ def figure_question() -> go.Figure:
         mark = bars(look, look.name, [1] * len(ranks), rows, words, orientation="h", base=ranks)
         marks.append(mark.styled(text=[look.letter] * len(ranks), textposition="inside", insidetextanchor="middle"))
     across = Axis("GPU", ticks={8.0: "node 0 | node 1"}, span=(0, 16))
-    sentence = "Which GPUs should share the matrices of a layer: neighbours on a node, or one of each node?"
+    sentence = "Which GPUs should share the matrices of a layer: neighbours on a node, or GPUs of both nodes?"
     columns: dict[str, list[Any]] = {"GPU": list(range(16))}
     columns |= {row: [GROUPS[group].letter for group in groups] for row, groups in orders.items()}
     title = "Two orders of 2 data, 2 pipeline and 4 tensor ranks"

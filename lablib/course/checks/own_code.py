@@ -69,6 +69,8 @@ def _refused(value: Any, allowed: set[str], seen: dict[int, Any]) -> Iterator[st
     name = _reason(value, allowed)
     if name:
         yield name
+    elif kernel := _kernel(value):
+        yield from _refused(kernel, allowed, seen)
     elif not _is_lablib(_home(value)):  # allowed, or an object of lablib: a cluster, a link
         for part in _parts(value):
             yield from _refused(part, allowed, seen)
@@ -96,8 +98,16 @@ def _reason(value: Any, allowed: set[str]) -> str:
         return "sys as a whole"
     if isinstance(value, FunctionType | type) and _is_lablib(home) and value.__name__ not in allowed:
         return _public_name(value.__name__, value)
+    if (kernel := _kernel(value)) and _is_lablib(_home(kernel)) and kernel.__name__ not in allowed:
+        return kernel.__name__
     is_code = isinstance(value, ModuleType) or (callable(value) and home != "builtins")  # `len`, `int` are allowed
     return f"{home}, by which anything can be reached" if is_code and home in _MODULES else ""
+
+
+def _kernel(value: Any) -> FunctionType | None:
+    """The function of a kernel made by `jit`."""
+    function = getattr(value, "fn", None) if _is_lablib(_home(value)) else None
+    return function if isinstance(function, FunctionType) else None
 
 
 def _refused_text(value: str | bytes) -> str:

@@ -215,8 +215,9 @@ print(f"saved: {waits_us - hides_us:.1f} µs, guessed: {my_guess_us}")
 
 # %% [markdown]
 # A rank that both sends and receives starts the two as a **batch**: `dist.batch_isend_irecv` takes a list of
-# `dist.P2POp(dist.isend, x, to)` and `dist.P2POp(dist.irecv, inbox, from)`, and returns handles to wait for. On GPUs
-# this matters: NCCL runs single messages one after another, and a circle of ranks that all send first can wait forever.
+# `dist.P2POp(dist.isend, x, right)` and `dist.P2POp(dist.irecv, inbox, left)`, with the ranks to send to and to receive
+# from, and returns handles to wait for. On GPUs this matters: NCCL runs single messages one after another, and a circle
+# of ranks that all send first can wait forever.
 
 # %% [markdown]
 # **Exercise 2.** The ranks form a circle. Each sends `x` to its right neighbour, (r + 1) % n for rank r (% is the
@@ -331,9 +332,8 @@ lab00.seconds_table(run)
 # %% [markdown] minutes=8
 # ## Random numbers, rank by rank
 #
-# Look at `step` again: every rank draws its own weights with `torch.randn`. In a real training run they must be equal:
-# ranks that start from different weights train different models. Here are three ways of **seeding**, which sets the
-# start of the random numbers. How many *different* numbers do 4 ranks draw in each way?
+# Look at `step` again: every rank calls `torch.randn` for its weights. Here are three ways of **seeding**, which sets
+# the start of the random numbers. How many *different* numbers do 4 ranks draw in each way?
 
 # %%
 my_guess_draws = None  # three numbers from 1 to 4: no seed, same seed, seed + rank
@@ -354,11 +354,12 @@ for way in ("no seed", "same seed", "seed + rank"):
 print("guessed:", my_guess_draws)
 
 # %% [markdown]
-# Without a seed, each rank draws different numbers; with one seed, all draw the same.
+# Without a seed, and with seed + rank, each rank draws different numbers; with one seed, all draw the same.
 #
-# **Weights** need one seed. **Noise and dropout** (which switches off random parts of a layer) need different ones. And
-# the **order of the data**? Three ranks shuffle 12 examples, and each takes every third. How many different examples do
-# they train on if each shuffles with a different seed, and with the same seed?
+# **Weights** need one seed: ranks that start from different weights train different models. **Noise and dropout**
+# (which switches off random parts of a layer) need different ones. And the **order of the data**? Three ranks shuffle
+# 12 examples, and each takes every third. How many different examples do they train on if each shuffles with a
+# different seed, and with the same seed?
 
 # %%
 my_guess_examples = None  # two numbers: different seeds, the same seed
@@ -383,7 +384,8 @@ print("guessed:", my_guess_examples)
 
 # %% [markdown]
 # **Exercise 3.** From one `seed`, make weights that are equal on all ranks and data that differ on every rank, without
-# sending a byte. For seeds 0 to 999 and up to 32 ranks, no two of all these tensors may be equal.
+# sending a byte. For seeds 0 to 999 and up to 32 ranks, all these weights and data must be different tensors; only the
+# weights of one seed are equal, on all ranks.
 
 
 # %% tags=["exercise"]
@@ -412,7 +414,7 @@ check.weights_and_data(weights_and_data)
 # %% [markdown] minutes=6
 # ## Two ranks swap a number
 #
-# Two ranks want to swap a number. Read the program. Who sends first?
+# Two ranks want to swap a number. Read `swap`, two cells below, before you run it. Who sends first?
 
 # %%
 my_guess_first = None  # "rank 0", "rank 1", "both" or "neither"
@@ -533,7 +535,8 @@ def finite_gradients():
 
 nan = lab00.CorruptGradient(2, kind="nan")
 run = launch(finite_gradients, ranks=4, cluster=cluster, faults=[nan])
-print("finite before and after:", dict(enumerate(run.values)), "guessed:", my_guess_finite)
+before, after = (sum(flags) for flags in zip(*run.values, strict=True))
+print(f"finite on {before} ranks before, {after} after; guessed: {my_guess_finite}")
 
 # %% [markdown]
 # The sum spreads the NaN to every rank. The rank that had it can only be found before the sum.
@@ -630,8 +633,8 @@ print(f"error of the makespan: {comparison.error:+.0%}, guessed: {my_guess_error
 
 # %% [markdown]
 # Other programs make measured seconds longer, by an unknown amount. So here is your comparison next to one recorded on
-# a quieter machine of another model. (Its **load average** is the number of programs that wanted to compute at once.)
-# Errors and noise are in percent.
+# a quieter machine of another model. (The reading says how many cores other programs kept busy.) Errors and noise are
+# in percent.
 
 # %%
 recorded = lab00.recorded_comparison("00")

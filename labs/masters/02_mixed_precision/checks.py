@@ -526,6 +526,8 @@ def _expect_case(expect: Expect, answer: Callable[..., Any], case: _Case) -> Non
     masters = [weight.detach().float() for weight in weights]
     places, dtypes = [tensor.data_ptr() for tensor in (*weights, *masters)], [weight.dtype for weight in weights]
     handed = list(masters)
+    for weight in weights:
+        weight.grad = torch.ones_like(weight)  # of an earlier step
     for number, (batch, scale) in enumerate(zip(case.batches, case.scales, strict=True), 1):
         on = f"step {number}, {case.words}"
         gradients = _gradients(model, batch, scale)

@@ -71,7 +71,7 @@ def bits_of(x, format):
 for one in (FP32, BF16, FP16):
     kept = float(torch.tensor(1 / 3, dtype=one.dtype))
     print(f"{one.name:5s} {kept:.9f}   {bits_of(1 / 3, one)}")
-print("you guessed", my_guess_digits, "digits in BF16")
+print("BF16 keeps 3 digits, 0.333; you guessed", my_guess_digits)
 
 # %% [markdown]
 # BF16 is the upper half of FP32: it has as many exponent bits and fewer mantissa bits. FP16 has fewer exponent bits and
@@ -410,9 +410,9 @@ for one in (BF16, FP16, FP32):
 # %% [markdown]
 # ### Exercise 3: one step in mixed precision
 #
-# Put the parts together, on one rank. The model's parameters are in 16 bits; each has a master weight in FP32. Forward
-# and backward use the parameters and a loss times `scale`. The update is plain *SGD*, stochastic gradient descent:
-# `lr * gradient` is subtracted. Work in FP32 wherever 16 bits would lose a number.
+# Put loss scale and master weights together, on one rank. The model's parameters are in 16 bits; each has a master
+# weight in FP32. Forward and backward use the parameters and a loss times `scale`. The update is plain *SGD*,
+# stochastic gradient descent: `lr * gradient` is subtracted. Work in FP32 wherever 16 bits would lose a number.
 
 
 # %% tags=["exercise"]
@@ -475,7 +475,7 @@ check.mixed_step(mixed_step)
 
 # %%
 my_guess_memory = None  # memory in BF16 over memory in FP32: 0.5 if it halves
-my_guess_speedup = None  # how many times as fast
+my_guess_speedup = None  # how many times as fast as FP32, without TF32
 print("guesses:", my_guess_memory, "and", my_guess_speedup)
 
 # %%

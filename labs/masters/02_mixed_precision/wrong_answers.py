@@ -937,11 +937,6 @@ def quantize_blocks(x, block, format):
         ("does not unscale", _step(gradient="weight.grad.float()"), "minus lr times the gradient"),
         ("unscales in 16 bits", _step(gradient="(weight.grad / scale).float()"), "minus lr times the gradient"),
         ("adds the gradients of the step before", _step(forget="pass"), "of this step"),
-        (
-            "forgets the gradients at the end alone",
-            _step(forget="pass", done="bool(model.zero_grad())"),
-            "",
-        ),
         ("never skips", _step(overflow="False"), "an overflow skips"),
         ("always skips", _step(overflow="True"), "finite gradients skip no step"),
         ("looks at the first gradient alone", _step(overflow="not gradients[0].isfinite().all()"), "an overflow skips"),

@@ -25,10 +25,10 @@ quick: bool = True  # few repeats
 # ## The tensors that an operator saves
 #
 # Write dx for the gradient of the loss with respect to x, dy for the gradient with respect to y. Forward computes y =
-# exp(x). Which tensor does backward need to compute dx from dy: x or y?
+# exp(x). Which tensor does PyTorch save, to compute dx from dy?
 
 # %%
-my_guess_exp = None  # "x", "y", "either", "both" or "none"
+my_guess_exp = None  # "x", "y", "both" or "none"
 print("guess:", my_guess_exp)
 
 # %%
@@ -79,8 +79,8 @@ print(f"exp saves {len(saved)} tensor; is it y? {saved[0].data_ptr() == y.data_p
 print("you guessed", my_guess_exp)
 
 # %% [markdown]
-# Here dx = dy y: backward needs y, and x could be freed. Now six operators: which save their input x, their output y,
-# their weight w, several of them, or nothing?
+# Here dx = dy y: with y saved, backward needs no second exp, and x can be freed. Now six operators: which save their
+# input x, their output y, their weight w, several of them, or nothing?
 #
 # | operator | derivative |
 # |---|---|
@@ -157,17 +157,18 @@ print(f"a block's input: b = {lab03.format_quantity(input_bytes, 'B')}")
 # %% [markdown]
 # `checkpointing.run` runs a chain by a *plan*, which selects the layers to keep; the first plan keeps everything. The
 # *memory tracker* of the simulator records each allocation and when it is freed. Draw the activations against time,
-# forward and then backward. Where is the peak?
+# forward and then backward. Which percentage of all memory at the peak are activations?
 
 # %%
-my_guess_peak = None  # such as "in the middle of forward"
-print("guess:", my_guess_peak)
+my_guess_share = None  # percent of all memory at the peak
+print("guess:", my_guess_share)
 
 # %%
 GPU = {"ranks": 1, "cluster": cluster, "fidelity": "shapes"}
 everything = launch(step, keep_all(16), **GPU)
 lab03.show_memory(everything, "All activations are kept")
-print("you guessed", my_guess_peak)
+share = lab03.activations(everything) / everything.memory.peak_bytes(0)
+print(f"activations: {share:.0%} of all memory; you guessed {my_guess_share}")
 
 # %% [markdown]
 # In forward (F) activations grow, block by block. Backward (B) begins with the last block, uses its saved tensors and
@@ -287,7 +288,7 @@ pd.DataFrame(rows).T
 # computed again, so the last product of a segment is never repeated. So short segments are quicker as well.
 
 # %% [markdown] minutes=11
-# ## Side effects that happen twice
+# ## A checkpoint of our own
 #
 # Here is our own checkpoint. Inside `forward` autograd is off, so no tensor of the segment is saved. `backward` gets
 # dy, computes the segment again, and passes dy through it, which also fills the gradients of the segment's parameters.
@@ -317,8 +318,9 @@ def run_plainly(segment, x, rng_state):
 
 # %% [markdown]
 # *Dropout* sets random elements to zero, and draws from the *random generator*. `lab03.RunningMean` keeps a mean of its
-# inputs in a *buffer*, a tensor of the module that is not a parameter. After a step with `run_plainly`, which is right:
-# the gradient, the running mean, the next random number?
+# inputs in a *buffer*, a tensor of the module that is not a parameter. `lab03.one_step` runs forward and
+# backward of a small segment with both. Which of these are the same with `run_plainly` as without a checkpoint: the
+# gradient, the running mean, the next random number?
 
 # %%
 my_guess_right = None  # all, none, or which of the three
@@ -741,7 +743,8 @@ pd.DataFrame(rows).T
 # Every way is a point: further down is less memory, further left is less time; a point outside the figure is drawn at
 # the edge with its value. *Full recomputation* is a checkpoint at every block. New are checkpoints of the first half,
 # offloaded checkpoints, and *micro-batch / 2*: half of the sequences at a time. V100, A100 and H100 are GPUs of 2017,
-# 2020 and 2022. First predict: for width 1024, does offloading everything pay? And for 8192?
+# 2020 and 2022. First predict: does offloading everything pay, that is, does it take less time than full
+# recomputation, at width 1024? And at 8192?
 
 # %%
 my_guess_pays = {1024: None, 8192: None}  # True or False
@@ -755,6 +758,7 @@ controls = [
     lab03.Choice("number", "A number takes", ("2 bytes", "4 bytes"), "2 bytes"),
 ]
 examples = [{"width": 1024}, {"width": 8192}]
+print("you guessed", my_guess_pays)
 lab03.explore(lab03.ways_by_device, lab03.figure_time_memory, controls, interactive, examples)
 
 # %% [markdown]

@@ -27,8 +27,8 @@ quick: bool = True  # few repeats
 #
 # `micro-batch x accumulations x data ranks = global batch`
 #
-# in sequences. Of all cuts of one global batch over 16 GPUs, how many times as long as the fastest does the slowest
-# take?
+# in sequences. A model of 1.6 billion parameters trains on 16 GPUs with a global batch of 512 sequences. Of all cuts of
+# this batch, how many times as long as the fastest does the slowest take?
 
 # %%
 my_guess_cut = None  # a factor, such as 1.2
@@ -54,11 +54,12 @@ check = lab04.checks_for("04")
 check
 
 # %% [markdown]
-# Below is a model of 1.6 billion parameters on 16 GPUs. *Activations* are tensors that forward keeps for backward,
+# Below is this model on its 16 GPUs. *Activations* are tensors that forward keeps for backward,
 # *optimizer state* is the data that the optimizer stores for each weight, and MFU is the share of a GPU's peak speed
 # that is used. Which cut takes the least memory, which is the fastest? Then give the work to 64 GPUs.
 
 # %%
+print("you guessed", my_guess_cut, "times")
 lab04.batch_calculator(interactive)
 
 # %% [markdown]
@@ -230,9 +231,11 @@ value.requires_grad_()
 read = F.scaled_dot_product_attention(query, key, value, is_causal=True)
 read[0, 0, document_of[0] == 1].square().sum().backward()
 print("gradient ", "  ".join(f"{row.norm():.3f}" for row in value.grad[0, 0]))
+print("you guessed", my_guess_reached)
 
 # %% [markdown]
-# So the gradient of a document depends on its neighbours in the block, which are there by chance.
+# It reaches document 1 itself, and all of document 0. So the gradient of a document depends on its neighbours in the
+# block, which are there by chance.
 
 # %% [markdown]
 # ### Exercise 2: the document mask
@@ -309,7 +312,7 @@ print("positions within the block  off by", off_by(blocks._replace(positions=pla
 print("you guessed", my_guess_most)
 
 # %% [markdown] minutes=11
-# ## Clip the sum
+# ## Clipping, and the cut
 #
 # Sometimes a batch has a gradient many times as long as usual, and one step along it undoes many. *Clipping* shortens
 # it (Pascanu et al., 2012). All gradients together are one vector g; its length is the *norm* |g|:
@@ -344,7 +347,7 @@ for name, one in zip(("text", "more", "yet more", "broken"), [*text, broken], st
 
 # %%
 my_guess_nearer = None  # "the sum" or "each micro-batch"
-my_guess_same = None  # the same two
+my_guess_same = None  # "the sum" or "each micro-batch"
 print("guesses:", my_guess_nearer, "and", my_guess_same)
 
 # %%
@@ -480,7 +483,7 @@ recorded_noise = small_runs.recorded_noise()
 steps = [step for step, _, _ in recorded_noise]
 scales = [found.noise_scale for _, _, found in recorded_noise]
 labels = {"x_label": "step", "y_label": "noise scale", "y_unit": "sequences"}
-title = f"The noise scale went from {min(scales):.1f} to {max(scales):.0f} sequences"
+title = f"The noise scale: {min(scales):.1f} to {max(scales):.0f} sequences"
 lines = {"noise scale": scales}
 figure = lab04.figure_lines(steps, lines, **labels, title=title, log_x=True, log_y=True)
 lab04.show(figure)
@@ -650,7 +653,8 @@ pd.DataFrame(ends).T.round(3).rename_axis("peak rate")
 # %% [markdown] minutes=5
 # ## Reconcile: predicted and measured
 #
-# One step of 16 sequences on this computer, cut in three ways: one micro-batch of 16, four of 4, sixteen of 1. The
+# Forward and backward of 16 sequences on this computer, cut in three ways: one micro-batch of 16, four of 4, sixteen of
+# 1. (`lab04.all_cuts` does this, without an optimizer.) The
 # *simulator* runs the same program, and predicts bytes and seconds, from the speed of this computer, which takes half a
 # minute to measure, once. Which cut takes less memory, which is slower, and by how much?
 
@@ -692,8 +696,8 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # Memory follows from the program. Here sixteen micro-batches hold less than a quarter. Seconds depend on the load of
 # the computer. In the recording on a quiet one, the predictions are 13 to 56 percent too long, and sixteen
-# micro-batches took an eighth longer than one; half was predicted. (The calibration measured two ranks that compute at
-# once; here one rank has caches and memory alone.)
+# micro-batches took 13 percent longer than one; 56 percent longer was predicted. (The calibration measured two ranks
+# that compute at once; here one rank has caches and memory alone.)
 
 # %% [markdown] tags=["further"] minutes=2
 # ## Further: variable length
@@ -869,7 +873,7 @@ lab04.show(
 #   token weighs 1 / N and sees only its own document, and no target crosses a border. Mean of means does change it.
 # - Clip the whole sum, by the norm over all ranks, after unscaling: then the cut does not matter.
 # - The right size depends on noise. Far above the noise scale, more tokens save few steps. The noise scale changes
-#   during training; here it fell below one sequence, and rose to 37.
+#   during training; here it was below one sequence in the first ten steps, and rose to 37.
 # - Further: a decay of the rate at the end lowered the loss; a decay from the start raised it, in short runs.
 
 # %% [markdown]

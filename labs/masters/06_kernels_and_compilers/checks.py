@@ -195,15 +195,16 @@ def attend_kernel(expect: Expect, attend_kernel: Callable[..., None]) -> None:
     _needs_triton()
     not_from_lablib(attend_kernel)
     for on, q, k, v, block in _texts(expect.draw):
+        scale = expect.draw.number(0.5, 2.0) / math.sqrt(q.shape[1])
         expect.measured.clear()
         o, (N, D) = torch.full_like(q, -7.0), q.shape
         given = [one.clone() for one in (q, k, v)]
         with record_accesses() as launches:
-            jit(attend_kernel)[(math.ceil(N / block),)](q, k, v, o, N, 1 / math.sqrt(D), D=D, BLOCK=block)
+            jit(attend_kernel)[(math.ceil(N / block),)](q, k, v, o, N, scale, D=D, BLOCK=block)
         on = f"{on}; N {N}, D {D}, BLOCK {block}"
         expect.equal(f"q, k and v stay unchanged ({on})", [q, k, v], given)
         expect.that(f"no number is nan ({on})", not o.isnan().any(), f"{_rows_with_nan(o)} are", "numbers")
-        softmax = _softmax(q, k)
+        softmax = _softmax(q, k, scale)
         expect.close(f"each query's mean of the values ({on})", o, (softmax @ v.double()).float(), rtol=1e-3, atol=1e-4)
         _expect_tiles(expect, launches[0], ("q", "k", "v", "o"), block, on)
 
@@ -222,20 +223,21 @@ def dq_kernel(expect: Expect, dq_kernel: Callable[..., None]) -> None:
     _needs_triton()
     not_from_lablib(dq_kernel)
     for on, q, k, v, block in _texts(expect.draw):
+        scale = expect.draw.number(0.5, 2.0) / math.sqrt(q.shape[1])
         expect.measured.clear()
         do, dq, (N, D) = expect.draw.tensor(q.shape), torch.full_like(q, -7.0), q.shape
-        softmax = _softmax(q, k)
+        softmax = _softmax(q, k, scale)
         delta = (do * (softmax @ v.double())).sum(1)
-        tensors = (q, k, v, do, _scores(q, k).logsumexp(1).float(), delta.float())
+        tensors = (q, k, v, do, _scores(q, k, scale).logsumexp(1).float(), delta.float())
         given = [one.clone() for one in tensors]
         with record_accesses() as launches:
-            jit(dq_kernel)[(math.ceil(N / block),)](*tensors, dq, N, 1 / math.sqrt(D), D=D, BLOCK=block)
+            jit(dq_kernel)[(math.ceil(N / block),)](*tensors, dq, N, scale, D=D, BLOCK=block)
         on = f"{on}; N {N}, D {D}, BLOCK {block}"
         expect.equal(f"the other tensors stay unchanged ({on})", list(tensors), given)
         expect.that(f"no number is nan ({on})", not dq.isnan().any(), f"{_rows_with_nan(dq)} are", "numbers")
         of_scores = softmax * (do.double() @ v.double().T - delta[:, None])
-        wanted = (of_scores @ k.double() / math.sqrt(D)).float()
-        terms = softmax * (do.double() @ v.double().T).abs() @ k.double().abs() / math.sqrt(D)
+        wanted = (of_scores @ k.double() * scale).float()
+        terms = softmax * (do.double() @ v.double().T).abs() @ k.double().abs() * scale
         expect.close(f"each query's gradient ({on})", dq, wanted, rtol=1e-3, atol=3e-4 * float(terms.max()))
         _expect_tiles(expect, launches[0], ("q", "k", "v", "do", "lse", "delta", "dq"), block, on)
 
@@ -249,13 +251,13 @@ def _rows_with_nan(x: Tensor) -> str:
     return f"{plural(int(x.isnan().any(1).sum()), 'rows')} of {len(x)}"
 
 
-def _scores(q: Tensor, k: Tensor) -> Tensor:
+def _scores(q: Tensor, k: Tensor, scale: float) -> Tensor:
     at = torch.arange(len(q))
-    return (q.double() @ k.double().T / math.sqrt(q.shape[1])).masked_fill(at > at[:, None], -math.inf)
+    return (q.double() @ k.double().T * scale).masked_fill(at > at[:, None], -math.inf)
 
 
-def _softmax(q: Tensor, k: Tensor) -> Tensor:
-    return torch.softmax(_scores(q, k), 1)
+def _softmax(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    return torch.softmax(_scores(q, k, scale), 1)
 
 
 def _texts(draw: Draw) -> Iterator[tuple[str, Tensor, Tensor, Tensor, int]]:
@@ -278,6 +280,8 @@ def _texts(draw: Draw) -> Iterator[tuple[str, Tensor, Tensor, Tensor, int]]:
     low, small = torch.full((18, 4), -1.0), 1e-3 * draw.tensor((18, 4))
     yield "scores far below 0", 100 * q.abs() + 100, low + small, v, block
     yield "scores far above 0", 100 * q.abs() + 100, small - low, v, block
+    equal = torch.full((18, 4), -1.0)
+    yield "equal scores a million below 0", 5e5 + draw.tensor((18, 4)).abs(), equal, v, block
     rising = torch.arange(18.0)[:, None] + draw.tensor((18, 4))
     yield "scores that grow along the text", q.abs() + 1, rising, v, block
     yield "scores that fall along the text", q.abs() + 1, -rising, v, block

@@ -248,8 +248,9 @@ check.join(join)
 # ### Exercise 3: causal attention in one kernel
 #
 # *Causal* means: query i sees the keys j <= i. Program p takes the queries from p * BLOCK on; tiles of keys that none
-# of them sees are not loaded. A tile of two dimensions has places such as `rows[:, None] * D + columns`;
-# `tl.dot(a, b)` is the product of two tiles, on a GPU's matrix units.
+# of them sees are not loaded. A tile of two dimensions has places such as `rows[:, None] * D + columns`, of two
+# `tl.arange`; its mask is `rows[:, None] < N`. Loop with Python's `for start in range(...)`; its end may depend on
+# `tl.program_id(0)`. `tl.dot(a, b)` is the product of two tiles, on a GPU's matrix units.
 
 
 # %% tags=["exercise"]
@@ -307,7 +308,8 @@ check.attend_kernel(attend_kernel)
 # Now its bytes. Standard attention writes and reads the scores, then their softmax: 4 N^2 numbers. The loop reads q and
 # writes o once, and reads k and v once for each tile of B queries. (In the loop of 2022 keys were outside: q and o were
 # read for each tile of B keys, and o was written.) The count includes all requests of kernels; a cache between chip and
-# memory may serve some of them. Guess: with twice the tokens, by which factor do the bytes of each grow?
+# memory may serve some of them. It is without a causal mask, which halves keys and values. Guess: with twice the
+# tokens, by which factor do the bytes of each grow?
 
 # %%
 my_guess_growth = None  # two factors: standard, the loop

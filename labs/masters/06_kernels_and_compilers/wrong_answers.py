@@ -240,6 +240,8 @@ def softmax_kernel(x_ptr, y_ptr, M, BLOCK: "tl.constexpr"):
     ],
     "attend_kernel": [
         ("no scale", _attend(scores="tl.dot(q, tl.trans(k))"), "mean of the values (one tile;"),
+        ("a scale of its own", _attend(scores="tl.dot(q, tl.trans(k)) / D**0.5"), ""),
+        ("hidden scores are -10,000", _attend(hidden="-1e4"), ""),
         ("divides by D", _attend(scores="tl.dot(q, tl.trans(k)) / D"), "mean of the values (one tile;"),
         ("sees the future", _attend(seen="keys < N"), "mean of the values (one tile;"),
         ("does not see itself", _attend(seen="keys < rows[:, None]"), ""),
@@ -340,6 +342,7 @@ def attend_kernel(q_ptr, k_ptr, v_ptr, o_ptr, N, scale, D: "tl.constexpr", BLOCK
     "dq_kernel": [
         ("forgets scale at the end", _dq(stored="dq"), "each query's gradient (one tile;"),
         ("forgets scale in the scores", _dq(share="tl.exp(tl.dot(q, tl.trans(k)) - lse[:, None])"), ""),
+        ("a scale of its own", _dq(stored="dq / D**0.5"), ""),
         ("forgets lse", _dq(share="tl.exp(tl.dot(q, tl.trans(k)) * scale)"), ""),
         ("divides by lse", _dq(share="tl.exp(tl.dot(q, tl.trans(k)) * scale) / lse[:, None]"), ""),
         ("sees the future", _dq(seen="share"), ""),

@@ -25,9 +25,9 @@ quick: bool = True  # fewer sizes, a few seconds
 # ## The task
 #
 # A *rank* is one process of a distributed program, with its own GPU. A *collective* is a call that all ranks make
-# together. *All-reduce* is the collective that sums. Eight ranks sum a tensor of 8 MB: all send it to rank 0, which
-# adds up and sends the sum back. How many MB are sent in total? And how many with the best algorithm, if ranks do the
-# adding?
+# together. *All-reduce* is the collective that leaves the sum of all ranks' tensors on every rank. Eight ranks sum a
+# tensor of 8 MB: all send it to rank 0, which adds up and sends the sum back. How many MB are sent in total? And how
+# many with the best algorithm, if ranks do the adding?
 
 # %%
 my_guess_mb, my_best_mb = None, None  # megabytes, of all ranks together
@@ -130,6 +130,7 @@ star_run = launch(lab08.summed, star_all_reduce, 2_000_000, **here)
 total = sum(before for before, _ in star_run.values)
 is_sum = [torch.allclose(after, total, atol=1e-4) for _, after in star_run.values]
 print("every rank holds the sum:", all(is_sum))
+print(f"sent in total: {star_run.traffic.sent_bytes() / 1e6:.0f} MB; you guessed {my_guess_mb}")
 title = "Star: bytes sent by each rank, 8 MB each time"
 lab08.show(lab08.figure_traffic(star_run.traffic, ranks, title=title))
 
@@ -248,7 +249,8 @@ lab08.show(lab08.figure_timeline(ring_run.timeline, ranks=[0, 1], title=title))
 
 # %% [markdown]
 # Each rank has a lane for sending and one for receiving (in the *world*, the group of all ranks), and both are full
-# from start to end. From here on lablib's own ring runs, whether you have solved the exercise or not.
+# from start to end. The cell above and all later ones run lablib's own ring, whether you have
+# solved the exercise or not.
 
 # %% [markdown]
 # Are fewer bytes possible? For each element n − 1 parts must be sent to its sum, and the sum to n − 1 ranks. That is
@@ -358,7 +360,7 @@ lab08.show(lab08.figure_timeline(tree_run.timeline, ranks=range(min(ranks, 4)), 
 # %% [markdown] minutes=7
 # ## The crossing
 #
-# So few messages are faster for small tensors, and small messages for large ones. At one size in between, ring and tree
+# So few rounds are faster for a small tensor, and small messages for a large one. At one size in between, ring and tree
 # take the same time. Guess it, for eight ranks on NVLink (α 1.9 µs, 1/β 450 GB/s); your formula will give the answer.
 
 # %%
@@ -386,8 +388,8 @@ lab08.try_out(crossing_size_bytes, 8, 1.9e-6, 450e9)
 check.crossing_size_bytes(crossing_size_bytes)
 
 # %% [markdown]
-# The same size without algebra, by *bisection*: halve an interval again and again, and keep the half in which the
-# faster algorithm changes.
+# `lab08.cost_curves` finds the same size without algebra, by *bisection*: it halves an interval again and again, and
+# keeps the half in which the faster algorithm changes.
 
 
 # %%
@@ -420,7 +422,8 @@ print("guess:", my_guess_times)
 real = "gloo" if backend == "sim" else backend  # gloo: processes on this CPU
 there = {"ranks": min(ranks, 4), "backend": real}
 repeats = 5 if quick else 15
-small_s = lab08.step_s(1000, repeats, **there)  # median; three rings after a warm-up
+# seconds of one ring step with messages of 4 kB and 4 MB: medians of three rings after a warm-up
+small_s = lab08.step_s(1000, repeats, **there)
 large_s = lab08.step_s(1_000_000, repeats, **there)
 bandwidth = 3_996_000 / max(large_s - small_s, 1e-9)  # 4 MB less 4 kB
 your_link = Link("your link", small_s, bandwidth)
@@ -434,7 +437,7 @@ print(f"you guessed {my_guess_times}")
 # than the noise has no meaning. How large will the error be?
 
 # %%
-my_error_pct = None  # percent
+my_error_pct = None  # percent; negative: predicted too short
 print(f"My guess of the error: {my_error_pct} %")
 
 # %%
@@ -450,9 +453,9 @@ lab08.show(comparison.figure(ranks=[0, 1]))
 
 # %% [markdown]
 # Where the measured panel is hatched, a rank was waiting, for others or for the processor. α + S β includes neither.
-# Next, the same comparison recorded on another machine. Read the makespan first. It may fit although its parts do not:
-# α and β were fitted to makespans, so the predicted *send* includes waiting, *idle* and the additions, which the
-# prediction adds again as *compute*.
+# Next, the same comparison recorded on another machine. There the makespan is predicted 44% too long, twice its noise:
+# four ranks share two cores, and α and β come from other runs. They are fitted to makespans, so the predicted *send*
+# includes waiting, *idle* and the additions, which the prediction adds again as *compute*.
 
 # %%
 recorded = lab08.recorded_comparison("08")

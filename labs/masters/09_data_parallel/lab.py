@@ -20,14 +20,14 @@ real_ranks: int = 2  # replicas that run as real processes on this machine, 2 or
 cluster: str = "pcie-a100"  # pcie-a100 | dgx-a100 | dgx-h100 | hgx-h200 | laptop
 bucket_mb: float = 2.0  # size of a bucket, in MB
 interactive: bool = True  # widgets, or static figures
-quick: bool = True  # a short training and few repeats
+quick: bool = True  # few repeats
 
 # %% [markdown] minutes=3
 # ## A model, and a part of the batch for each rank
 #
-# A small GPT (a language model) learns Python's standard library; each byte is one *token*. *Forward* computes the
-# *loss*, the error of its predictions; *backward* the *gradient*: for each *parameter* of the model, how the loss
-# changes with it. There are 3.2 million parameters of 4 bytes. Guess: how large is the gradient?
+# A small GPT (a language model) learns the source code of Python's standard library; each byte is one *token*.
+# *Forward* computes the *loss*, the error of its predictions; *backward* the *gradient*: for each *parameter* of the
+# model, how the loss changes with it. There are 3.2 million parameters of 4 bytes. Guess: how large is the gradient?
 
 # %%
 my_guess_gradient = None  # MB
@@ -92,7 +92,7 @@ print(f"sent per rank: {sent_bytes / 1e6:.1f} MB, in {lab09.format_quantity(send
 # guesses: if gradients are exchanged after backward; and if the exchange overlaps with backward as well as possible.
 
 # %%
-my_guess_naive, my_guess_best = None, None  # shares such as 0.5
+my_guess_naive, my_guess_best = None, None  # percent
 print("guesses:", my_guess_naive, "and", my_guess_best)
 
 # %% [markdown] minutes=9
@@ -131,7 +131,7 @@ check.average_gradients(average_gradients)
 # ## The naive step on a timeline
 #
 # Now the simulator runs this step on all ranks in the simplest, the *naive* way: forward, backward, then one all-reduce
-# for each parameter. How long will they take together?
+# for each parameter.
 
 
 # %%
@@ -310,7 +310,8 @@ check.overlap(overlap)
 lab09.show_source(parallel.DataParallel._on_gradient, after=check.overlap)
 
 # %% [markdown]
-# How many of these buckets' all-reduces end after backward has ended? Think of when the last bucket is complete.
+# How many all-reduces of the buckets listed in "One call for each gradient" end after backward has ended? Think of when
+# the last bucket is complete.
 
 # %%
 my_guess_late = None  # a number of all-reduces
@@ -337,7 +338,7 @@ print(lab09.late_calls(overlapped), "end after backward; you guessed", my_guess_
 
 # %%
 steps = {"naive": naive, "bucketed": bucketed, "overlapped": overlapped}
-lab09.report("at best", overlapped, alone, my_guess_best)
+lab09.report("overlapped", overlapped, alone, my_guess_best)
 lab09.table_of_steps(steps, alone)
 
 # %% [markdown]
@@ -427,8 +428,9 @@ rows = comparison.beside(recorded).loc[["forward", "backward", "exposed", "makes
 rows.map("{:.0f}%".format).replace("nan%", "-")
 
 # %% [markdown]
-# In the recording the errors of forward and backward are about their noise, and *exposed* is furthest off: nearly all
-# of the sending was predicted to be hidden, so every delay is exposed. Half of the difference in makespan is time that
+# In the recording the errors of forward and backward are about their noise. *Exposed* is furthest off, but its noise is
+# as large, 50%: four fifths of the sending was predicted to be hidden, so every delay is exposed, and delays differ
+# from run to run. Half of the difference in makespan is time that
 # the prediction leaves out: one rank waits for the other, and Python works between operations.
 
 # %% [markdown]
@@ -446,7 +448,7 @@ my_guess_bucket = None  # MB
 print("guess:", my_guess_bucket)
 
 # %%
-print(lab09.gpt2_facts(), "You guessed", my_guess_bucket)
+print(lab09.gpt2_facts(), "You guessed", my_guess_bucket, "MB.")
 lab09.explore_scaling(interactive)
 
 # %% [markdown]

@@ -24,9 +24,10 @@ quick: bool = True  # few repeats
 # %% [markdown] minutes=5
 # ## Memory of a replica
 #
-# A *replica* is a rank's full copy of the model (lab 09). This GPT computes in BF16, 2 bytes per number. The optimizer
+# A *replica* is a rank's full copy of the model (lab 09). This lab's GPT, with about a hundred million parameters,
+# computes in BF16, 2 bytes per number. The optimizer
 # AdamW changes a *master copy* in FP32, since BF16 would round small changes away (lab 02), and keeps two averages of
-# each gradient in FP32 (lab 05). Guess: how many bytes per parameter are that?
+# each gradient in FP32 (lab 05). Guess: how many bytes per parameter are that together?
 
 # %%
 my_guess_replica = None  # bytes per parameter: parameters, gradients, master copy, averages
@@ -72,7 +73,8 @@ lab10.table_at_rest(runs)
 # | master copy and averages | 12 |
 
 # %%
-my_guess_smallest = None  # bytes per parameter that must stay on each rank at the table's time
+# Bytes per parameter that must stay on each rank between backward and zero_grad:
+my_guess_smallest = None
 my_guess_times = None  # bytes sent per step, as a multiple of data parallel training's
 print(f"{ranks} ranks, guesses: {my_guess_smallest} bytes, {my_guess_times} times the bytes")
 
@@ -265,14 +267,14 @@ check.shard_gradients(shard_gradients)
 
 # %% [markdown]
 # `parallel.Zero` does this for *buckets*, buffers for many gradients (lab 09), and does not wait: one reduce-scatter
-# runs while backward fills the next bucket. Below, `full` is the bucket's gradient.
+# runs while backward fills the next bucket. Below, `unit` is a bucket, and `full` its gradient.
 
 # %%
 lab10.show_source(parallel.Zero2._launch, after=check.shard_gradients)
 
 # %% [markdown]
-# *Activations*, which backward needs, accumulate in forward (lab 03). In the peak of a step, which kinds of memory are
-# smaller in stage 2 than in stage 0, and which are equal?
+# *Activations*, which backward needs, accumulate in forward (lab 03). Take the most of each kind of memory in a step:
+# which kinds are smaller in stage 2 than in stage 0, and which are equal?
 
 # %%
 my_guess_equal = None  # those of parameter, gradient, optimizer state, activation
@@ -375,7 +377,8 @@ lab10.table_of_steps({**runs, "stage 3, no prefetch": waiting})
 
 # %% [markdown]
 # In stages 1 and 2 the all-gather after the update is exposed. Stage 3 gathers parameters in the next forward, one unit
-# ahead; with few ranks or slow links (`ranks: 2`, or 8 on `pcie-a100`) its third transfer is exposed. Stage 0's
+# ahead: on 4 ranks of `dgx-a100` its step is shorter than stage 1's. With few ranks or slow links (`ranks: 2`, or 8 on
+# `pcie-a100`) its second gather, in backward, is exposed, and stage 1's step is shorter. Stage 0's
 # optimizer updates everything on every rank, which matters with so small a batch.
 #
 # Now all stages in one picture.
@@ -385,13 +388,15 @@ lab10.show_stages(runs)
 
 # %% [markdown]
 # The highest point decides whether a model fits. In stages 2 and 3 this is the peak of activations, which no stage
-# cuts: there stage 2 saves much less than at rest. Stage 1 saves most, of the optimizer's 12 bytes.
+# cuts, so stage 2 saves much less at its peak than at rest. The change from stage 0 to stage 1 saves most, of the
+# optimizer's 12 bytes.
 
 # %% [markdown] minutes=4
 # ## Bytes stored and sent
 #
 # Memory is your exercise 1, with the empty room included. And what does a rank send in a step? Every all-gather and
-# every reduce-scatter sends (n-1)/n of its bytes, 2 N for N parameters. Stages 0 to 2 have two. Stage 3 has three:
+# every reduce-scatter sends (n-1)/n of the full tensor: 2 N bytes for N parameters in BF16. Stages 0 to 2 have two (an
+# all-reduce is both). Stage 3 has three:
 # parameters in forward, again in backward (except the *root*, those outside the blocks), and gradients.
 
 # %%
@@ -425,8 +430,8 @@ lab10.explore_states(interactive)
 # %% [markdown]
 # <details><summary>Which limits?</summary>
 #
-# Stages 1 and 2 approach 4 and 2 bytes per parameter, in FP32 8 and 4: the uncut bytes. From 30 and 70 ranks on they
-# are within a tenth of that. 70 billion on 16 GPUs: little is left for activations.
+# Stages 1 and 2 approach the uncut bytes: 4 and 2 per parameter in BF16 with a master copy, within a tenth from 30 and
+# 70 ranks on; in FP32 8 and 4. 70 billion on 16 GPUs: little is left for activations.
 #
 # </details>
 
@@ -561,11 +566,11 @@ rows = comparison.beside(recorded).loc[["forward", "backward", "step", "exposed"
 rows.map("{:.0f}%".format).replace("nan%", "-")
 
 # %% [markdown]
-# The recording's machine was busy. An error is negative if the prediction is too short. Calls
-# and bytes are equal on both sides; seconds are not. In the recording *exposed* is furthest off in percent: gathers
-# that were predicted to be hidden are not. Gathers and reduce-scatters took twice as long as predicted, since the
-# processes compute at the same time, and most of that is exposed. The prediction also omits the clearing of new memory,
-# which stage 3 allocates and frees with every unit.
+# The recording's machine was busy. An error is negative if the prediction is too short. Calls and bytes are equal on
+# both sides; seconds are not. In the recording *exposed* is furthest off in percent: gathers that were predicted to be
+# hidden are not. Gathers and reduce-scatters took twice as long as predicted, since the processes compute at the same
+# time, and most of that is exposed. The prediction also omits the clearing of new memory, which stage 3 allocates and
+# frees with every unit. There 31 of 143 ms are exposed, where 4 were predicted: compute does not hide the gathers.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: PyTorch's FSDP

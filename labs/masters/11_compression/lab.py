@@ -84,7 +84,7 @@ print("guesses:", my_guess_faster, "and", my_guess_loss)
 #
 # To *quantize* is to give each number one of a few levels. With b bits the *codes* are whole numbers from -q to q, q =
 # 2^(b-1) - 1. A *scale* s is one step of the code: x is near s times code. The largest number sets it, s = max|x| / q,
-# and no number is off by more than s / 2. Check that on a real gradient.
+# and with the nearest code no number is off by more than s / 2. Check that on a real gradient.
 
 # %%
 model = GPT(lab11.CONFIG, seed=0)
@@ -159,7 +159,7 @@ check.quantize(quantize)
 # rounding to nearest and with stochastic rounding?
 
 # %%
-my_guess_shrinks = None  # two factors
+my_guess_shrinks = None  # to nearest and stochastic: two factors such as (2, 3)
 print("guess:", my_guess_shrinks)
 
 # %%
@@ -170,8 +170,9 @@ lab11.table_of_means(gradient[: 2**14])
 # ## Add quantized numbers
 #
 # Codes with different scales cannot be added. The ring all-reduce of lab 08 would have to dequantize, add and round
-# again at every hop, n - 1 times. In *two phases* a number is rounded twice: an all-to-all sends the codes of a piece
-# to its owner; the owner dequantizes and adds; an all-gather sends the codes of the sums.
+# again at every hop, n - 1 times. In *two phases* a number is rounded twice: an *all-to-all*, in which every rank sends
+# another piece to each rank, takes the codes of a piece to its owner; the owner dequantizes and adds; an all-gather
+# sends the codes of the sums.
 
 # %%
 lab11.show_growth()
@@ -179,7 +180,7 @@ lab11.show_growth()
 # %% [markdown]
 # With 2 ranks the ring rounds less often. From 4 ranks on the error of two phases is constant, and the ring's grows
 # like a root of the number of ranks. (`Int4()` rounds to nearest, here and in the recorded runs: their ranks have
-# different gradients, and rounding to nearest has a smaller error.) Now to the first guess.
+# different gradients, and rounding to nearest has a smaller error.) Now to your guess of the step in 4 bits.
 
 
 # %%
@@ -206,9 +207,11 @@ print(f"{sent_32 / sent_4:.2f} times fewer, not 8")
 # ### Exercise 2: inside the node first
 #
 # Write the first phase in two levels (Wang et al., 2023). With N nodes of L ranks, rank (k, l) has place l on node k.
-# Inside the node, place l gets from each of the node's L ranks the N pieces of all ranks with place l, and adds them up
-# (with `dist.all_to_all_single`). Across nodes, the ranks with place l exchange those sums, one for each node. Each
-# level packs once. `pack` and `unpack` are given: they quantize rows and dequantize them.
+# Inside the node, place l gets from each of the node's L ranks the N pieces of all ranks with place l, and adds them
+# up. Across nodes, the ranks with place l exchange those sums, one for each node. Each level packs once.
+# `dist.all_to_all_single(received, rows, group=inside)` cuts `rows` into equal parts, one for each rank of the group:
+# part j goes to rank j, and part i of `received` comes from rank i. `pack` and `unpack` are given: they quantize rows
+# and dequantize them.
 
 
 # %% tags=["exercise"]
@@ -354,7 +357,7 @@ gradients = lab11.gradient_runs(runs)
 lab11.show(lab11.figure_loss_against_bytes(gradients))
 
 # %%
-print(f"you guessed {my_guess_loss} nats for 4 bits")
+print(f"you guessed {my_guess_loss} nats for 4 bits: see row INT4, column less none's")
 columns = ["sent (B/step)", "times fewer", "loss (nats)", "less none's", "+- 95%"]
 lab11.table(runs)[columns].loc[list(gradients)].style.format(precision=3)
 
@@ -377,7 +380,8 @@ lab11.table(with_sgd, "SGD, none")[columns[1:3] + ["less SGD, none's", "+- 95%"]
 # %% [markdown]
 # With AdamW feedback harms top-k, with SGD it helps, on each of the three seeds. Adam divides by the root of a mean of
 # *squares*: a gradient that arrives late and in one piece has a larger square. We think that this is the reason; it was
-# not measured. And this is one small model and its first 192 steps: other models may give another order.
+# not measured. For one bit with SGD there is no conclusion: with feedback its best rate was the lowest one tried. And
+# this is one small model and its first 192 steps: other models may give another order.
 
 # %% [markdown] minutes=5
 # ## When does it save time?
@@ -388,8 +392,9 @@ lab11.table(with_sgd, "SGD, none")[columns[1:3] + ["less SGD, none's", "+- 95%"]
 #     step = compute + t_pack + max(0, t_wire - overlap x compute)
 #
 # At the *break-even bandwidth* B of a link, packing costs as much as it saves. If the compressed bytes are hidden, the
-# saving is the exposed time of W bytes of 32-bit numbers: B = W / (t_pack + overlap x compute). Guess B for 10^9
-# numbers in 32 bits on 64 GPUs, compute of 0.5 s, an overlap of 0.5, and packing of a few ms.
+# saving is the exposed time in 32 bits: B = W / (t_pack + overlap x compute), where W is the bytes that a rank sends,
+# 2 (n-1)/n x 4 per number. Guess B for 10^9 numbers on 64 GPUs, compute of 0.5 s, an overlap of 0.5, and a few ms of
+# packing, by a fused kernel.
 
 # %%
 my_guess_even = None  # GB/s
@@ -880,11 +885,12 @@ lab11.table(streaming)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].
 # %% [markdown] minutes=1
 # ## Summary
 #
-# - A block of numbers shares a scale; an error is at most half of it, or zero on average with stochastic rounding.
+# - A block of numbers shares a scale; rounding to nearest is off by at most half of it, stochastic rounding is right on
+#   average.
 # - Codes are not added in a ring. All-to-all, add, all-gather: two roundings for any number of ranks.
 # - Inside the node first: only sums cross the slow link.
-# - The dropped part must be kept, separately for each parameter. This helps with an optimizer that is linear in the
-#   gradient; with AdamW it did harm here.
+# - The dropped part must be kept, separately for each parameter. That helped top-k with SGD, whose step is linear
+#   in the gradient; with AdamW it did harm here.
 # - Fewer bits save time only if the step waits for the link, and packing is cheaper than waiting.
 
 # %% [markdown]

@@ -26,8 +26,8 @@ quick: bool = True  # few repeats
 #
 # A *rank* is one process with one GPU. A linear layer computes Y = X W: a row of X for each *token*, a column of W for
 # each output; above, 6 tokens of width 8, and 16 outputs (the darker a square, the larger its number, of either sign).
-# W is cut over 4 ranks, by columns or by rows. After which of the two must the ranks send something to have Y, or their
-# columns of Y?
+# W is cut over 4 ranks, by columns or by rows. With one of the two a rank's product is not yet a part of Y: the ranks
+# must first send something. With which?
 
 # %%
 my_guess_cut = None  # "columns" or "rows"
@@ -207,7 +207,7 @@ lab12.table_of_mlp(ranks, cluster)
 # has two all-reduces forward and two backward.
 #
 # Many models have fewer heads of keys and values than of queries: several query heads share one (*grouped queries*).
-# Guess: with 16 heads of queries and 2 of keys and values, how many ranks hold a copy of the same head?
+# Guess: with 16 heads of queries and 2 of keys and values on 4 ranks, how many ranks hold a copy of the same head?
 
 # %%
 my_guess_copies = None  # ranks
@@ -332,8 +332,9 @@ lab12.table_of_kept(ranks, cluster)
 
 # %% [markdown]
 # Inputs of norms and their statistics are now divided by n. One row is not: the gathered inputs of regions, which
-# backward needs. (Megatron keeps a rank's own tokens of them and gathers again in backward: a *further* section.) It
-# needs no more bytes: 2 (n-1)/n N D became twice (n-1)/n N D, except for the few sums of gains and biases.
+# backward needs. (Megatron keeps a rank's own tokens of them and gathers again in backward: a *further* section.)
+# Sequence parallel sends no more bytes: 2 (n-1)/n N D became twice (n-1)/n N D, except for the few sums of gains and
+# biases.
 
 # %% [markdown] minutes=11
 # ## The vocabulary
@@ -484,10 +485,11 @@ for pattern, style in parallel.GPT_PLAN.items():
     print(f"{pattern:28} {style}")
 
 # %% [markdown]
-# `Vocabulary` cuts by words: the head, and the embedding, too. `units`: parts that must not be cut, here heads.
-# `SharedInput`: queries, keys and values read one tensor, which goes through f once for all three. TENSOR: with f and
-# g. `parallelize` replaces each layer in the plan by a cut layer. Compare everything in this lab at once with one
-# device, in float64: the loss, and every gathered gradient.
+# Whole are the norms and the position embedding: few parameters, and little work. `Vocabulary` cuts by words: the head,
+# and the embedding, too. `units`: parts that must not be cut, here heads. `SharedInput`: queries, keys and values read
+# one tensor, which goes through f once for all three. TENSOR: with f and g. `parallelize` replaces each layer in the
+# plan by a cut layer. Compare everything in this lab at once with one device, in float64: the loss, and every gathered
+# gradient.
 
 
 # %%

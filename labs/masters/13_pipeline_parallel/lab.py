@@ -3,8 +3,8 @@
 #
 # **Question.** Where does the bubble come from?
 #
-# A model that is too large for one GPU is cut into *stages*, each on a separate GPU. Then most GPUs wait most of the
-# time. You change only the order of work, and compute its time and memory before it runs.
+# A model that is too large for one GPU is cut into *stages*, each on a separate GPU. A stage waits for its neighbours:
+# this idle time is the *bubble*. You change only the order of work, and compute its time and memory before it runs.
 #
 # **Prerequisites.** Lab 09; helpful: labs 01, 03, 04 and 10. **Time.** 60 minutes, without sections called *further*.
 
@@ -55,7 +55,9 @@ lab13.check_sizes(ranks, microbatches)
 lab13.table_of_stages(ranks)
 
 # %% [markdown]
-# Now run one batch. `launch` simulates the GPUs of `cluster`, with shapes instead of values.
+# Now run one batch. A *plan* has a row of actions for each stage; `schedules.gpipe(ranks, 1)` is the plan for one
+# batch. `launch` simulates the GPUs of `cluster`, with shapes instead of values. `measured_costs` reads the seconds of
+# each action from the run; from them `replay` computes the step and its idle share.
 
 
 # %%
@@ -80,8 +82,9 @@ print(f"idle: {replay(one, costs).bubble_fraction:.0%}; you guessed", my_guess_o
 # FLOPs, and writes gradients as large as the weights.
 
 # %% [markdown]
-# Below the bars are the micro-batches that a stage holds: from F to B it keeps the activations that backward needs. The
-# dark line is the *critical path*, the chain of actions that determines the total time. Only one stage works at a time.
+# Below the bars is what a stage holds, in *micro-batches* (parts of a batch; here the batch is one): from F to B it
+# keeps the activations that backward needs. The dark line is the *critical path*, the chain of actions that determines
+# the total time. Only one stage works at a time, so p equal stages idle 1 - 1/p of it.
 
 # %% [markdown] minutes=11
 # ## Cut the batch
@@ -95,20 +98,21 @@ my_guess = None  # the bubble of 4 stages and 8 micro-batches: a share such as 0
 print("guess:", my_guess)
 
 # %% [markdown]
-# The next picture is not a run: `replay` computes when each action can begin from the durations of the actions, here 1
-# second for F and 2 for B. An action begins when its stage is free and its input has arrived.
+# The next picture is not a run: here `replay` gets assumed durations, 1 second for F and 2 for B. An action begins when
+# its stage is free and its input has arrived.
 
 # %%
 gpipe = schedules.gpipe(ranks, microbatches)
 lab13.show(lab13.picture(gpipe, title=f"GPipe, {ranks} stages, {microbatches} micro-batches"))
 print(replay(gpipe))
+print("you guessed", my_guess)
 print(gpipe)
 
 # %% [markdown]
 # The last stage can only begin when the first micro-batch reaches it: the *fill*. When it has ended its last backward,
-# the gradient must still go back through all stages: the *drain*. With p stages
-# and m micro-batches each stage is busy m (F + B) seconds; the step takes (m + p - 1)(F + B). So the bubble is
-# (p - 1)/(m + p - 1).
+# the gradient must still go back through all stages: the *drain*. Between the two it never waits. With p stages and m
+# micro-batches the step takes (p - 1) F + m (F + B) + (p - 1) B = (m + p - 1)(F + B), and each stage is busy m (F + B).
+# So the bubble is (p - 1)/(m + p - 1).
 
 # %% [markdown]
 # ### Exercise 1: predict the bubble
@@ -185,7 +189,6 @@ for plan in (gpipe, one_by_one):
     done = replay(plan)
     print(f"{plan.name}: {done.makespan_s:.0f} s, bubble {done.bubble_fraction:.1%}", end=", ")
     print(f"holds {done.in_flight}")
-print("you guessed", my_guess)
 
 # %% [markdown]
 # The bubble is the same: the last stage works without a pause, between the same fill and the same drain. But stage 0
@@ -213,6 +216,7 @@ print(f"bubble:   {expected.bubble_fraction:.1%}")
 #
 # Do the gradients equal one GPU's? The loss of the batch is the *mean* over its tokens, but each micro-batch has its
 # own mean. The sum of m means gives gradients m times too large. Adam hides this: it divides by the gradient's size.
+# `step` multiplies the loss of each micro-batch by a weight.
 
 # %%
 texts = torch.arange(4 * 2 * 17).view(4, 2, 17) * 7 % 64
@@ -294,10 +298,8 @@ lab13.in_rows(rows)
 
 # %% [markdown]
 # In *ZB-H1* (Qi et al., 2023) the last stage begins after (p - 1) F, as before, and never waits. Its last I goes back
-# to stage 0 in (p - 1) I, not (p - 1)(I + W).
-#
-# And it comes earlier: after its last I the last stage still has p W's to
-# do, stage 0 only one. The last stage does these p - 1 W's while the gradient goes back. So a stage idles (p - 1)(F +
+# to stage 0 in (p - 1) I, not (p - 1)(I + W). And it comes earlier: after its last I the last stage still has p W's to
+# do, stage 0 only one. The last stage does p - 1 of its W's while the gradient goes back. So a stage idles (p - 1)(F +
 # I - W), if W is not longer than F or I: p - 1 seconds instead of 3 (p - 1). Stage 0 holds no more than before; the
 # later stages do.
 

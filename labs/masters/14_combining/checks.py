@@ -17,7 +17,7 @@ from lablib.course.checks.draw import Draw
 from lablib.course.checks.expect import NotAttempted, RuleBroken
 from lablib.course.checks.formatting import short_repr
 from lablib.course.checks.observe import Observed
-from lablib.course.checks.rules import changes_nothing, communications_within, not_from_lablib, observe
+from lablib.course.checks.rules import changes_nothing, not_from_lablib, observe
 from lablib.parallel import Mesh
 from lablib.plan import Parallel, axis_by_axis, predict
 from lablib.text.units import format_quantity, plural
@@ -184,7 +184,6 @@ Tensors = list[tuple[tuple[int, ...], tuple[str, ...], torch.dtype, float]]  # s
 
 def _norms(draw: Draw) -> Iterator[tuple[str, dict[str, int], Tensors]]:
     """The case in words, the mesh, the tensors. Sizes of a mesh differ, so that a mistake in an axis is seen."""
-    all_axes = ("data", "pipeline", "tensor")
 
     def some(*axes: str, dtype: torch.dtype = torch.float64, size: float = 1.0) -> Any:
         return (draw.integer(2, 4), draw.integer(1, 3)), axes, dtype, size
@@ -198,7 +197,7 @@ def _norms(draw: Draw) -> Iterator[tuple[str, dict[str, int], Tensors]]:
     three = {"data": 2, "pipeline": 3, "tensor": 2}
     yield "three axes", three, [some("pipeline", "tensor"), some("pipeline"), some("pipeline", "tensor")]
     for number in range(3):
-        axes = draw.shuffled(list(all_axes))
+        axes = draw.shuffled(list(AXES))[:3]
         sizes = {axis: draw.integer(1, 3) for axis in axes}
         kinds = [tuple(draw.shuffled(axes)[: draw.integer(0, 3)]) for _ in range(draw.integer(1, 4))]
         yield f"drawn, number {number + 1}", sizes, [some(*kind) for kind in kinds]
@@ -242,11 +241,11 @@ def _expect_norm(
     values = [_plain_norm(call.value, on) for call in run.values]
     rule = f"the norm is the same on every rank ({on})"
     expect.that(rule, len(set(values)) == 1, saw=f"{len(set(values))} different norms", expected="one")
-    rtol = 1e-9 if all(dtype == torch.float64 for _, _, dtype, _ in tensors) else 1e-5
-    expect.close(f"each number of the whole gradient counts once ({on})", values[0], total**0.5, rtol=rtol)
-    communications_within(expect, run, at_most=2)
+    expect.close(f"each number of the whole gradient counts once ({on})", values[0], total**0.5, rtol=1e-5)
+    calls = max(sum(rank in one.ranks for one in run.traffic.transfers) for rank in range(mesh.num_ranks))
+    expect.budget(f"calls of a rank ({on})", calls, 2)
     sent = max(run.traffic.sent_bytes(rank) for rank in range(mesh.num_ranks))
-    expect.budget(f"bytes that a rank sends: a sum, and no gradients ({on})", sent, 64, "B")
+    expect.budget(f"bytes that a rank sends: a sum or two, and no gradients ({on})", sent, 64, "B")
 
 
 def _plain_norm(value: Any, on: str) -> float:
@@ -470,7 +469,7 @@ _FASTER = 0.97  # of the last row's step
     ],
 )
 def faster_plan(expect: Expect, faster_plan: Callable[[], tuple[Parallel, dict[str, Any]]]) -> None:
-    not_from_lablib(faster_plan, allowed=("predict", "search", "Parallel"))
+    not_from_lablib(faster_plan, allowed=("predict", "Parallel"))
     value = faster_plan()
     if value is Ellipsis:
         raise NotAttempted
@@ -481,11 +480,13 @@ def faster_plan(expect: Expect, faster_plan: Callable[[], tuple[Parallel, dict[s
         raise RuleBroken("the settings are a dict", short_repr(settings), '{"micro_batch": 1}')
     others = [name for name in settings if name not in _SETTINGS]
     expect.that("only the plan changes", not others, saw=f"{others}", expected=f"some of {', '.join(_SETTINGS)}")
-    expect.that("the plan is for 512 GPUs", axes.num_ranks == 512, saw=f"{axes}: {axes.num_ranks} GPUs", expected="512")
     try:
         plan = predict("gpt3-175b", "dgx-a100", axes, 1536, **settings)
     except (TypeError, ValueError) as error:
         raise RuleBroken("the planner accepts the plan", str(error), "such axes and settings") from None
+    expect.that("the plan is for 512 GPUs", plan.num_gpus == 512, saw=f"{axes}: {plan.num_gpus} GPUs", expected="512")
+    lossy = axes.zero_plus_plus
+    expect.that("messages keep their precision", not lossy, saw=f"ZeRO++ {lossy}", expected="none in 8 or 4 bits")
     expect.that(
         "it fits into the memory of a GPU",
         plan.fits,

@@ -103,23 +103,24 @@ for axis in mesh.axes:
 # ## One step on all axes
 #
 # Four labs in one step: the batch cut in two (09), layers in two stages that run 1F1B (13), matrices cut in two (12),
-# the optimizer's state shared by the data ranks (ZeRO-1, 10). And the gradient is clipped: all ranks need the norm of
-# the *whole* gradient. A matrix has different parts on the ranks of its tensor group; the weight of a layer norm is
-# whole on each of them, and still counts once. And all data ranks have the same gradients.
+# the optimizer's state shared by the data ranks (ZeRO-1, 10). And the gradient is *clipped*, shortened if its norm (its
+# length) is above a limit: for this all ranks need the norm of the *whole* gradient. A matrix has different parts on
+# the ranks of its tensor group; the weight of a layer norm is whole on each of them, and still counts once. And all
+# data ranks have the same gradients.
 #
 # ### Exercise 2: the norm of the whole gradient
 #
-# The budget: two calls, and no more than 64 bytes sent by a rank.
+# The budget: each rank makes at most two calls, and sends at most 64 bytes, for any number of ranks.
 
 
 # %% tags=["exercise"]
 def whole_norm(gradients, mesh):
     """The norm of the model's gradient, the same on every rank: the root of the sum of squares.
 
-    gradients: list of pairs (this rank's gradient, axes), perhaps empty. Ranks with other
-        coordinates on one of these axes have other parts, or other gradients; ranks with the
-        same coordinates on all of them have copies. Gradients may be in 16 bits; they stay
-        unchanged.
+    gradients: list of pairs (this rank's gradient, names of axes such as ["pipeline",
+        "tensor"]), perhaps empty. Ranks with other coordinates on one of these axes have other
+        parts, or other gradients; ranks with the same coordinates on all of them have copies.
+        Gradients may be in 16 bits; they stay unchanged.
     mesh: `mesh.coordinates(rank)` is axis -> coordinate, `mesh.sizes` axis -> size.
     """
     ### BEGIN SOLUTION
@@ -365,7 +366,7 @@ for wires, order, milliseconds in [
 #
 # GPT-3 with 18 bytes per parameter (gradients are added up in 32 bits here), on 512 A100 of 80 GB; 1,536 sequences in a
 # step. Add an axis only if a number requires it. Which axis first, and of which size? How many stages until it fits?
-# And how many replicas then? (Rows 5 to 7 refine.)
+# And how many replicas then? (Rows 2, 3 and 4 answer; rows 5 to 7 refine.)
 
 # %%
 my_guess_tensor = None  # ranks
@@ -439,8 +440,9 @@ def faster_plan():
     schedule.
 
     Such as `Parallel(data=16, tensor=8, pipeline=4, zero_stage=1)` and `{"micro_batch": 1}`.
-    chunks=2 and more need the schedule "interleaved"; recompute is "none", "selective" or
-    "full". The plan fits into memory.
+    chunks: pieces of a stage; pipeline * chunks divides the 96 layers. With chunks=2 and more
+    the schedule is "interleaved", with 2 also "zb-v". recompute: "none", "selective" or "full".
+    The plan fits into memory.
     """
     ### BEGIN SOLUTION
     axes = Parallel(data=8, tensor=8, pipeline=8, chunks=12, zero_stage=1)
@@ -603,8 +605,8 @@ print_text(f"{recorded}")
 #
 # - A mesh gives each rank a coordinate on each axis. A group has the ranks that differ in one coordinate; their
 #   distance is the product of the sizes after its axis.
-# - Axes are independent: loss, gradients and norm equal one device's, if each gradient is summed over the right group
-#   and divided by the right number.
+# - Axes are independent: loss, gradients and norm equal one device's. For the norm each number counts once: divide its
+#   square by the number of ranks with a copy.
 # - The order of axes is a placement. Last, inside the node: the axis that sends most and cannot hide it, tensor. First,
 #   across: axes that send little or can hide it, pipeline and data.
 # - Add an axis only if a number requires it: ZeRO-3 alone is a rival, as long as each GPU has enough sequences.
@@ -615,7 +617,7 @@ print_text(f"{recorded}")
 # - T. Brown et al., "Language Models are Few-Shot Learners", 2020, arXiv 2005.14165: GPT-3's sizes.
 # - D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
 #   arXiv 2104.04473: data, pipeline and tensor together, which inside a node (section 3).
-# - Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783: four axes and their order, keys gathered, zigzag
+# - Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783: four axes and their order
 #   (section 3.3.2).
 # - S. Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020, arXiv
 #   1910.02054: ZeRO-3.

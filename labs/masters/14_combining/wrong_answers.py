@@ -231,6 +231,11 @@ def groups(sizes, axis):
             "counts once (parts on two tensor ranks",
         ),
         (
+            "knows three axes alone",
+            _norm(copies="math.prod(mesh.sizes.get(a, 1) for a in ('data', 'pipeline', 'tensor') if a not in axes)"),
+            "counts once (drawn, number",
+        ),
+        (
             "forgets copies along tensor",
             _norm(copies="math.prod(s for a, s in mesh.sizes.items() if a not in axes and a != 'tensor')"),
             "counts once (parts, and copies on tensor ranks",
@@ -602,6 +607,21 @@ def best_order(sizes, sent, per_node):
         ),
         ("an unknown word", _plan("data=8, tensor=8, pipeline=8", "'recompute': 'half'"), "the planner accepts"),
         (
+            "by search",
+            """
+def faster_plan():
+    from lablib.plan import search
+    best = search("gpt3-175b", "dgx-a100", 1536, gpus=512).best
+    return [best.parallel, dict(micro_batch=best.micro_batch, recompute=best.recompute, schedule=best.schedule)]
+""",
+            "your own code",
+        ),
+        (
+            "messages in 4 bits",
+            _plan("data=64, tensor=8, zero_stage=3, zero_plus_plus=('qwZ', 'qgZ')", "'micro_batch': 1"),
+            "",
+        ),
+        (
             "the axes alone",
             "def faster_plan():\n    return Parallel(data=8, tensor=8, pipeline=8)\n",
             "axes and settings",
@@ -661,6 +681,21 @@ def groups(sizes, axis):
         ),
     ],
     "whole_norm": [
+        (
+            "in FP32",
+            """
+def whole_norm(gradients, mesh):
+    total = 0.0
+    for gradient, axes in gradients:
+        copies = 1
+        for axis, size in mesh.sizes.items():
+            copies *= 1 if axis in axes else size
+        total += gradient.float().square().sum().item() / copies
+    total = torch.tensor(total)
+    dist.all_reduce(total)
+    return total.sqrt().item()
+""",
+        ),
         (
             "the first of the copies counts",
             """
@@ -773,15 +808,6 @@ def best_order(sizes, sent, per_node):
         (
             "a schedule of lab 13",
             _plan("data=8, tensor=8, pipeline=8, chunks=2, zero_stage=1", "'micro_batch': 4, 'schedule': 'zb-v'"),
-        ),
-        (
-            "by search",
-            """
-def faster_plan():
-    from lablib.plan import search
-    best = search("gpt3-175b", "dgx-a100", 1536, gpus=512).best
-    return [best.parallel, dict(micro_batch=best.micro_batch, recompute=best.recompute, schedule=best.schedule)]
-""",
         ),
     ],
 }

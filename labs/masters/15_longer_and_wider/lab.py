@@ -4,7 +4,7 @@
 # **Question.** How do GPUs share one long text, or one wide layer?
 #
 # A text of a million tokens has more activations than a GPU has memory. A model of hundreds of billions of parameters
-# may use only a few of them for each token. Two more axes split these: *context*, the tokens of a sequence, and
+# may use only a twentieth of them for each token. Two more axes split these: *context*, the tokens of a sequence, and
 # *expert*, the many MLPs of a layer. In both, what a rank needs is on another rank, and comes at a price.
 #
 # **Prerequisites.** Labs 06 and 14; helpful: lab 04. **Time.** 60 minutes, without the folded sections, called
@@ -32,6 +32,21 @@ quick: bool = True  # the lab is as short either way
 # that it has, and sends them on to the next rank at the same time. After n rounds it has used all keys, part by part.
 # How are the parts combined into one softmax?
 
+# %%
+import pandas as pd
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from lablib import find_cluster, launch, parallel, studies
+from lablib.course import show_source, try_out
+from lablib.figures import format_quantity, show
+from lablib.models import GPT, GPTConfig, next_token_loss
+from lablib.parallel import Mesh
+
+check = lab15.checks_for("15")
+check
+
 # %% [markdown]
 # For each part and each query a rank keeps two things: the mean o of its values, and one number, the *log-sum-exp* l =
 # log(sum of exp(score)) over its keys. exp(l) is the weight of the whole part.
@@ -56,19 +71,6 @@ def merge(o1, l1, o2, l2):
 
 
 # %%
-import pandas as pd
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-
-from lablib import find_cluster, launch, parallel, studies
-from lablib.course import show_source, try_out
-from lablib.figures import format_quantity, show
-from lablib.models import GPT, GPTConfig, next_token_loss
-from lablib.parallel import Mesh
-
-check = lab15.checks_for("15")
-
 # One query. Part 1: a key of score 0 and value 10. Part 2: two keys of score 0, values 1 and 3.
 # The mean of all three is 4.667; l is log 3 = 1.099.
 one = torch.tensor([[10.0]]), torch.tensor([0.0])
@@ -84,7 +86,7 @@ show_source(parallel.merge_attention, after=check.merge)
 # %% [markdown]
 # So a ring needs memory only for a few ranks' keys. In backward the keys go round once more, followed by their
 # gradients. Does it work? Compare the library's ring on ranks with one device: its output and the gradient of the
-# queries.
+# queries. (Here 4 heads of queries share 2 heads of keys and values, *grouped-query attention*: fewer keys to send.)
 
 # %%
 draw = torch.Generator().manual_seed(0)
@@ -97,7 +99,7 @@ print("one device: output", list(whole.shape), "gradient", list(whole_grad.shape
 
 # %%
 assert ranks in (2, 4, 8), f"ranks must be 2, 4 or 8: got {ranks}."
-order = parallel.contiguous_order(64, ranks)
+order = parallel.contiguous_order(64, ranks)  # rank r has the r-th part
 
 
 def ring():
@@ -167,7 +169,7 @@ def attend(order_name):
 
 SHAPES = {"cluster": cluster, "fidelity": "shapes"}
 run = launch(attend, "contiguous", ranks=4, **SHAPES)
-share_s = studies.fair_share_s(LONG, find_cluster(cluster), 4)
+share_s = studies.fair_share_s(LONG, find_cluster(cluster), 4)  # equal work, no rounds
 print(
     f"guess: {my_guess_times}; simulated: {run.timeline.makespan_s / share_s:.2f} times as long"
 )
@@ -213,7 +215,8 @@ for name in ("contiguous", "zigzag", "striped"):
 # The rest is the cost of rounds: partial results are written, read again and merged, and kernels start again. A public
 # benchmark of 2024 ran three rings on 8 H800, with 8,192 tokens on each, and gives the share of the best time that each
 # reached. The best is 8 times the time of one GPU for its own 8,192 tokens, as there are 8 times as many pairs for each
-# GPU. Counting pairs gives 53% for contiguous, 100%, 100%. Which shares do you expect in the measurement?
+# GPU. Counting pairs gives 53% for contiguous, 100% for zigzag and nearly 100% for striped. Which shares do you expect
+# in the measurement?
 
 # %%
 my_guess_zigzag = None  # both passes together: a share, such as 0.95
@@ -289,6 +292,7 @@ def sent_by_all():
     return own.tolist(), exchanged(own).tolist()
 
 
+# Expected: rank 0 [0.0, 1.0] becomes [0.0, 10.0], rank 1 [10.0, 11.0] becomes [1.0, 11.0].
 try_out(sent_by_all, ranks=2)
 
 # %% [markdown]
@@ -577,15 +581,16 @@ check.some_tokens(some_tokens)
 # - H. Liu, M. Zaharia, P. Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023, arXiv
 #   2310.01889. W. Brandon et al., "Striped Attention", 2023, arXiv 2311.09431. S. Jacobs et al., "DeepSpeed Ulysses:
 #   System Optimizations for Enabling Training of Extreme Long Sequence Transformer Models", 2023, arXiv 2309.14509. J.
-#   Fang, S. Zhao, "USP: A Unified Sequence Parallelism Approach for Long Context Generative AI", 2024, arXiv 2405.07719
-#   (further). The benchmark: zhuzilin/ring-flash-attention, README.md, 2024.
+#   Fang, S. Zhao, "USP: A Unified Sequence Parallelism Approach for Long Context Generative AI", 2024, arXiv
+#   2405.07719.
+#   The benchmark: zhuzilin/ring-flash-attention, README.md, 2024.
 # - M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv 1805.02867: merging.
 # - N. Shazeer et al., "Outrageously Large Neural Networks", 2017, arXiv 1701.06538. D. Lepikhin et al., "GShard", 2020,
 #   arXiv 2006.16668. W. Fedus, B. Zoph, N. Shazeer, "Switch Transformers: Scaling to Trillion Parameter Models with
 #   Simple and Efficient Sparsity", 2021, arXiv 2101.03961: experts, capacity.
 # - S. Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596: the groups over which gradients are averaged.
 # - DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, arXiv 2412.19437 (the bias; sections 3.2.1 and 3.4.1: overlap of
-#   exchange and compute); deepseek-ai/EPLB, README.md, 2025 (further). N. Muennighoff et al., "OLMoE: Open
+#   exchange and compute); deepseek-ai/EPLB, README.md, 2025. N. Muennighoff et al., "OLMoE: Open
 #   Mixture-of-Experts Language Models", 2024, arXiv 2409.02060 (further). D. Raposo et al., "Mixture-of-Depths:
 #   Dynamically Allocating Compute in Transformer-Based Language Models", 2024, arXiv 2404.02258 (further).
 # - Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783: keys gathered, zigzag (section 3.3.2).
