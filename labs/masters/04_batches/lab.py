@@ -654,9 +654,9 @@ pd.DataFrame(ends).T.round(3).rename_axis("peak rate")
 # ## Reconcile: predicted and measured
 #
 # Forward and backward of 16 sequences on this computer, cut in three ways: one micro-batch of 16, four of 4, sixteen of
-# 1. (`lab04.all_cuts` does this, without an optimizer.) The
-# *simulator* runs the same program, and predicts bytes and seconds, from the speed of this computer, which takes half a
-# minute to measure, once. Which cut takes less memory, which is slower, and by how much?
+# 1, by `lab04.all_cuts`, without an optimizer. The *simulator* runs the same program, and predicts bytes and seconds,
+# from the speed of this computer, which takes half a minute to measure, once. Which cut takes less memory, which is
+# slower, and by how much?
 
 # %%
 my_guess_memory = None  # peak of 16 micro-batches over the peak of one, such as 0.5

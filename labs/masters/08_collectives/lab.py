@@ -422,7 +422,7 @@ print("guess:", my_guess_times)
 real = "gloo" if backend == "sim" else backend  # gloo: processes on this CPU
 there = {"ranks": min(ranks, 4), "backend": real}
 repeats = 5 if quick else 15
-# seconds of one ring step with messages of 4 kB and 4 MB: medians of three rings after a warm-up
+# Seconds of one ring step with messages of 4 kB and 4 MB: medians of three rings.
 small_s = lab08.step_s(1000, repeats, **there)
 large_s = lab08.step_s(1_000_000, repeats, **there)
 bandwidth = 3_996_000 / max(large_s - small_s, 1e-9)  # 4 MB less 4 kB
