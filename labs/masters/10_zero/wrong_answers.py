@@ -116,6 +116,8 @@ def bytes_of_rank(num_params, ranks, rank, stage):
         (
             "calls the library's own",
             """
+from lablib.parallel import zero_bytes
+
 def bytes_of_rank(num_params, ranks, rank, stage):
     return zero_bytes(stage, [num_params], ranks).total
 """,

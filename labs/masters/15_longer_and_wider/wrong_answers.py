@@ -104,6 +104,8 @@ def merge(o1, l1, o2, l2):
         (
             "softmax over the parts, first and second exchanged in l only",
             """
+import math
+
 def merge(o1, l1, o2, l2):
     w = torch.softmax(torch.stack([l1, l2]), 0)
     return w[0][..., None] * o1 + w[1][..., None] * o2, torch.logsumexp(torch.stack([l1, l2]), 0) - math.log(2)
