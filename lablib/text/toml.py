@@ -4,9 +4,9 @@
     with_tables(text, {"lock": {"at": "12:00"}, "runs": {}})    [lock] as given, no [runs], the rest as it was
 
 Only values of these tables that differ change: an equal value keeps its spelling. Comments stay, also in tables that
-are removed. The text is cut into statements by its tokens, so a line of a text that looks like a
-heading is text. Where a file has such a table in another form (dotted keys, an inline table), its statements are
-removed and the table is written at the end.
+are removed. The text is cut into statements by its tokens, so a line within a string that looks like a heading is text.
+Where a file has such a table in another form (dotted keys, an inline table), its statements are removed and the table
+is written at the end.
 
 Source: TOML 1.0.0, toml.io.
 Simplified: comments inside a list that is replaced move above its line.

@@ -25,6 +25,7 @@ import lablib
 from lablib import parallel, phase
 from lablib.course.checks.expect import RuleBroken
 from lablib.course.checks.own_code import not_from_lablib
+from lablib.kernels.jit import Kernel, jit
 
 
 class Holder:
@@ -350,3 +351,22 @@ def test_a_module_may_be_refused_as_a_whole_and_its_parts_not():
 def test_an_attribute_of_the_same_name_and_a_number_are_no_use_of_lablib():
     not_from_lablib(lambda x: x.launch + x.helper)
     not_from_lablib(5)
+
+
+def test_a_kernel_of_lablib_is_refused_and_a_kernel_of_ones_own_passes():
+    ready = importlib.import_module("lablib.kernels.softmax").softmax_kernel
+    assert isinstance(ready, Kernel)
+
+    def calls_it(x_ptr, y_ptr, M):
+        ready(x_ptr, y_ptr, M)
+
+    def own(x_ptr, y_ptr, M):
+        return M
+
+    for answer in (calls_it, jit(calls_it), functools.partial(jit(calls_it)), ready):
+        with pytest.raises(RuleBroken) as caught:
+            not_from_lablib(answer)
+        assert "softmax_kernel" in caught.value.saw
+    kernel = jit(own)
+    assert jit(kernel) is kernel
+    not_from_lablib(kernel)

@@ -7,6 +7,7 @@ Effects of a call on its tensors (the program returns `observe(answer, ...)`, so
     changes_nothing       arguments are unchanged, lists too
     works_in_place        the first argument holds the result
 Values:
+    whole_numbers         a list of whole numbers, for further rules
     is_mean               a mean, and not a sum or a mean of other values
     same_on_every_rank    all ranks agree
     equals_one_device     gradients equal the whole batch's on one device
@@ -21,6 +22,7 @@ The answer's source (own_code.py):
 They are functions of a recorded run; none of them communicates.
 """
 
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +30,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lablib.course.checks.comparison import difference, distinguishable
+from lablib.course.checks.comparison import difference, distinguishable, is_array
 from lablib.course.checks.expect import Expect, RuleBroken
 from lablib.course.checks.formatting import short_repr
 from lablib.course.checks.observe import Observed
@@ -74,6 +76,16 @@ def returns_new_tensors(expect: Expect, calls: Calls, like: Tensor) -> None:
             saw=f"the result shares its memory with an argument{where}" if call.aliased else "memory of its own",
             expected="memory of its own: start from a copy, x.clone()",
         )
+
+
+def whole_numbers(rule: str, value: Any, example: str) -> list[int]:
+    """The whole numbers of a returned list, tuple or array. RuleBroken with the rule: anything of another kind."""
+    value = value.tolist() if is_array(value) else value
+    try:
+        return [int(operator.index(each)) for each in value]  # a subclass of int may equal everything
+    except TypeError:
+        said = "None: is there a return?" if value is None else short_repr(value)
+        raise RuleBroken(rule, said, example) from None
 
 
 def changes_nothing(expect: Expect, calls: Calls) -> None:

@@ -1,6 +1,5 @@
 """Checks of lab 14: combining them. Meshes, orders and gradients are random."""
 
-import operator
 from collections.abc import Callable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from itertools import permutations
 from math import prod
@@ -17,12 +16,11 @@ from lablib.course.checks.draw import Draw
 from lablib.course.checks.expect import NotAttempted, RuleBroken
 from lablib.course.checks.formatting import short_repr
 from lablib.course.checks.observe import Observed
-from lablib.course.checks.rules import changes_nothing, not_from_lablib, observe
+from lablib.course.checks.rules import changes_nothing, not_from_lablib, observe, whole_numbers
 from lablib.parallel import Mesh
 from lablib.plan import Parallel, axis_by_axis, predict
 from lablib.text.units import format_quantity, plural
 
-HALF = 0.5  # of a byte: budgets of bytes that are exact
 AXES = ("data", "context", "pipeline", "tensor", "expert", "replica")
 EXACT = 1e-9
 
@@ -39,15 +37,6 @@ def _words(sizes: Mapping[str, int]) -> str:
 def _stride(sizes: Mapping[str, int], axis: str) -> int:
     axes = list(sizes)
     return prod(sizes[name] for name in axes[axes.index(axis) + 1 :])
-
-
-def _whole_numbers(rule: str, value: Any, example: str) -> list[int]:
-    value = value.tolist() if is_array(value) else value
-    try:
-        return [int(operator.index(each)) for each in value]  # a subclass of int may equal everything
-    except TypeError:
-        said = "None: is there a return?" if value is None else short_repr(value)
-        raise RuleBroken(rule, said, example) from None
 
 
 # ---- exercise 1 ----
@@ -135,7 +124,7 @@ def _groups(expect: Expect, value: Any, sizes: dict[str, int], axis: str) -> lis
     if not isinstance(value, list | tuple | ValuesView):
         said = "None: is there a return?" if value is None else short_repr(value)
         raise RuleBroken(f"a list of lists of ranks is returned ({what})", said, "[[0, 1], [2, 3]]")
-    return [_whole_numbers(f"a group is a list of ranks ({what})", each, "[0, 1]") for each in value]
+    return [whole_numbers(f"a group is a list of ranks ({what})", each, "[0, 1]") for each in value]
 
 
 def _expect_groups(expect: Expect, found: list[list[int]], sizes: dict[str, int], axis: str, mistake: str) -> None:

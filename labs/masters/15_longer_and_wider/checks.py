@@ -1,6 +1,5 @@
 """Checks of lab 15: longer and wider. Scores, orders and routings are random; sums and gradients equal one device's."""
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,25 +9,15 @@ from torch import Tensor
 
 from lablib import Run
 from lablib.course import Expect, exercise
-from lablib.course.checks.comparison import is_array
 from lablib.course.checks.draw import Draw
 from lablib.course.checks.expect import RuleBroken
 from lablib.course.checks.formatting import short_repr
 from lablib.course.checks.observe import Observed
-from lablib.course.checks.rules import calls_only, changes_nothing, not_from_lablib, observe
+from lablib.course.checks.rules import calls_only, changes_nothing, not_from_lablib, observe, whole_numbers
 from lablib.text.units import plural
 
 HALF = 0.5  # of a byte: budgets of bytes that are exact
 EXACT = 1e-9
-
-
-def _whole_numbers(rule: str, value: Any, example: str) -> list[int]:
-    value = value.tolist() if is_array(value) else value
-    try:
-        return [int(operator.index(each)) for each in value]  # a subclass of int may equal everything
-    except TypeError:
-        said = "None: is there a return?" if value is None else short_repr(value)
-        raise RuleBroken(rule, said, example) from None
 
 
 # ---- exercise 1 ----
@@ -196,7 +185,7 @@ def even_order(expect: Expect, even_order: Callable[[int, int, int], list[int]])
         tokens: list[list[int]] = [[]] * n
         for rank, value in zip(asked, run.values, strict=True):
             expect.equal("positions are returned", value is ..., False)
-            tokens[rank] = _whole_numbers(f"a list of positions is returned ({what})", value, "[0, 1, 6, 7]")
+            tokens[rank] = whole_numbers(f"a list of positions is returned ({what})", value, "[0, 1, 6, 7]")
         listed = sorted(token for each in tokens for token in each)
         rule = f"every token is on one rank ({what})"
         expect.that(rule, listed == list(range(seq_len)), tokens, f"each of 0 to {seq_len - 1} once")
