@@ -8,7 +8,6 @@ from .accumulation import (
     backward_all as backward_all,
 )
 from .clipping import (
-    clip_each_by_own_norm_ as clip_each_by_own_norm_,
     clip_grad_norm_ as clip_grad_norm_,
     named_nonfinite as named_nonfinite,
 )
@@ -34,25 +33,19 @@ from .noise_scale import (
     fit_steps_law as fit_steps_law,
 )
 from .large_batch import (
-    AdamSettings as AdamSettings,
     linear_rate as linear_rate,
     square_root_rate as square_root_rate,
-    noise_scale_rate as noise_scale_rate,
-    scale_adam as scale_adam,
 )
 from .batch_rules import (
     kaplan_critical_batch as kaplan_critical_batch,
     deepseek_batch as deepseek_batch,
-    deepseek_rate as deepseek_rate,
     step_law_batch as step_law_batch,
-    step_law_rate as step_law_rate,
 )
 from .mup import (
     apply_mup_ as apply_mup_,
     mup_groups as mup_groups,
     at_width as at_width,
     coordinate_check as coordinate_check,
-    growth_exponent as growth_exponent,
 )
 from .packing import (
     Packing as Packing,

@@ -5,8 +5,8 @@ does when the loss falls. They define the best batch differently: for Kaplan it 
 tokens are both twice their minimum; for the others, the lowest loss for a given budget.
 
     Kaplan et al.   B_crit = 2e8 / L^(1 / 0.21)                        tokens, from the loss L in nats per token
-    DeepSeek LLM    B = 0.2920 C^0.3271      rate 0.3118 C^-0.1250     C FLOPs of the training, without embedding
-    Step Law        B = 0.58 D^0.571         rate 1.79 N^-0.713 D^0.307    D tokens, N parameters without embedding
+    DeepSeek LLM    B = 0.2920 C^0.3271      C FLOPs of the training, without embedding
+    Step Law        B = 0.58 D^0.571         D tokens
 
 Cost: none.
 Source: Kaplan et al., "Scaling Laws for Neural Language Models", 2020, arXiv 2001.08361, equation 1.4; DeepSeek-AI,
@@ -34,18 +34,6 @@ def deepseek_batch(compute_flops: Positive) -> float:
 
 
 @checked
-def deepseek_rate(compute_flops: Positive) -> float:
-    """Best peak rate of AdamW for a training of `compute_flops`."""
-    return 0.3118 * compute_flops**-0.1250
-
-
-@checked
 def step_law_batch(num_tokens: Positive) -> float:
     """Tokens of the best batch for a training on `num_tokens`."""
     return 0.58 * num_tokens**0.571
-
-
-@checked
-def step_law_rate(num_params: Positive, num_tokens: Positive) -> float:
-    """Best peak rate of AdamW for `num_params`, without embedding, and `num_tokens`."""
-    return 1.79 * num_params**-0.713 * num_tokens**0.307

@@ -41,13 +41,6 @@ MaxNorm = Annotated[float, Range(gt=0), "try 1.0, or math.inf to measure only"]
 
 
 @checked
-def clip_each_by_own_norm_(params: Tensor | Iterable[Tensor], max_norm: MaxNorm) -> None:
-    """Naive: clip every parameter's gradient by its own norm, which changes the direction of the whole."""
-    for param in _listed(params):
-        clip_grad_norm_([param], max_norm)
-
-
-@checked
 def clip_grad_norm_(
     params: Tensor | Iterable[Tensor],
     max_norm: MaxNorm,

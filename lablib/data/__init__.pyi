@@ -48,20 +48,16 @@ from .loading.queueing import (
     open_orders as open_orders,
     idle_share_exponential as idle_share_exponential,
     idle_share_constant as idle_share_constant,
-    idle_share_at_most as idle_share_at_most,
 )
 from .loading.smallest_prefetch import idle_share as idle_share, smallest_prefetch as smallest_prefetch
 from .sharding import (
     Uneven as Uneven,
     epoch_order as epoch_order,
     rank_part as rank_part,
-    shards_of as shards_of,
     count_seen as count_seen,
 )
 from .shuffle_buffer import (
     shuffle_buffer as shuffle_buffer,
-    interleave as interleave,
-    expected_displacement as expected_displacement,
 )
 from .resumable_sampler import ResumableSampler as ResumableSampler, merge_states as merge_states
 from .resumable_shards import (

@@ -1,4 +1,4 @@
-"""Sharding: the samples or shards of an epoch that each rank, and each worker of it, reads.
+"""Sharding: the samples of an epoch that each rank reads.
 
 Every rank computes the same order of the N samples from (seed, epoch), and takes its part of it, without communication:
 
@@ -9,13 +9,9 @@ Every rank computes the same order of the N samples from (seed, epoch), and take
 The seed must be the same everywhere. With different seeds each rank takes 1 / W of another order: a sample is taken by
 0, 1, 2, ... ranks (binomial), and (1 - 1 / W)^W of all, about 1 / e, are not seen in that epoch.
 
-Whole shards, files of many samples, are dealt out in the same way: shard s to rank s mod W, there to worker
-(s div W) mod k. Ranks then differ by whole shards, and a step needs a batch of every rank: the rank with the fewest
-batches limits the common steps.
-
 Cost: N numbers of 8 bytes for the order, N / W for a part.
 Source: torch 2.13, `torch/utils/data/distributed.py`: order, padding and dropping as in DistributedSampler.
-Simplified: shards are dealt out by number, not by size.
+Simplified: samples one by one; whole shards are dealt out by `resumable_shards.py`.
 """
 
 from collections import Counter
@@ -66,20 +62,6 @@ def dealt(order: Sequence[int], rank: int, world_size: int, uneven: Uneven) -> l
         missing = world_size - remainder
         order += (order * (missing // len(order) + 1))[:missing]  # fewer samples than ranks: more than once
     return order[rank::world_size]
-
-
-@checked
-def shards_of(num_shards: int, rank: int, world_size: Count, worker: int = 0, num_workers: Count = 1) -> list[int]:
-    """The shards that this worker of this rank reads; a worker may have none. ValueError: more ranks than shards."""
-    check_rank_of(rank, world_size)
-    if not 0 <= worker < num_workers:
-        raise ValueError(f"worker must be from 0 to num_workers - 1 = {num_workers - 1}: got {worker}.")
-    if num_shards < world_size:
-        raise ValueError(
-            f"every rank needs at least one shard: got {num_shards} shards for {world_size} ranks; write at least "
-            f"{world_size} smaller shards, or share out samples (rank_part) instead of shards."
-        )
-    return list(range(rank, num_shards, world_size))[worker::num_workers]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ A sample waits for a number of draws that is geometric with chance 1 / b, which 
 
 A shuffle of all N by index: E[|d|] = (N^2 - 1) / (3 N), correlation 0. A buffer of b << N leaves sorted data (one class
 after another) sorted: batches are of one class. Two ways help and cost no memory: shards in a random order, and several
-shards open at once, read in turn (bunched shuffle, `interleave`), before the buffer.
+shards open at once, read in turn (a bunched shuffle), before the buffer.
 
 Cost: b samples of memory, and b reads before the first one comes out; the whole order by index: random reads.
 Source: the buffers of tf.data (`Dataset.shuffle`) and webdataset (`shuffle`); geometric waiting times. Interleaving:
@@ -22,11 +22,8 @@ D. Murray et al., "tf.data: A Machine Learning Data Processing Framework", 2021,
 Simplified: webdataset can begin to give out before its buffer is full (`initial`).
 """
 
-import math
 import random
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator
 from typing import Annotated, TypeVar
 
 from lablib.signature import Range, checked
@@ -48,31 +45,3 @@ def shuffle_buffer(samples: Iterable[T], size: BufferSize, seed: int = 0) -> Ite
         yield out
     draw.shuffle(buffer)
     yield from buffer
-
-
-@checked
-def interleave(
-    shards: Sequence[Iterable[T]], num_open: Annotated[int, Range(ge=1, example=8)], seed: int | None = None
-) -> Iterator[T]:
-    """The samples of several shards in turn; one that ends gives its place to the next.
-
-    `num_open`: shards that are read at once. `seed`: of the order of the shards; None: as they are given.
-    """
-    order = list(shards)
-    if seed is not None:
-        random.Random(seed).shuffle(order)
-    waiting, opened = deque(map(iter, order)), deque[Iterator[T]]()
-    while waiting or opened:
-        while waiting and len(opened) < num_open:
-            opened.append(waiting.popleft())
-        shard = opened.popleft()
-        for sample in islice(shard, 1):  # none, if it has ended
-            yield sample
-            opened.append(shard)
-
-
-@checked
-def expected_displacement(size: BufferSize) -> float:
-    """E[|d|] far from the ends, the places by which a buffer moves a sample: 2 (b - 1) (1 - 1/b)^(b - 1)."""
-    # (1 - 1/b)^(b - 1) by its logarithm: 1 - 1/b of a large b is 1 in a float.
-    return 2 * (size - 1) * math.exp((size - 1) * math.log1p(-1 / size)) if size > 1 else 0.0

@@ -4,24 +4,19 @@ import pytest
 
 from lablib.batches.batch_rules import (
     deepseek_batch,
-    deepseek_rate,
     kaplan_critical_batch,
     step_law_batch,
-    step_law_rate,
 )
 
 
-@pytest.mark.parametrize(
-    "layers, width, tokens, batch_sequences, rate", [(30, 4096, 2e12, 2304, 4.2e-4), (95, 8192, 2e12, 4608, 3.2e-4)]
-)
-def test_deepseek_llm_was_trained_by_its_own_law(layers, width, tokens, batch_sequences, rate):
+@pytest.mark.parametrize("layers, width, tokens, batch_sequences", [(30, 4096, 2e12, 2304), (95, 8192, 2e12, 4608)])
+def test_deepseek_llm_was_trained_by_its_own_law(layers, width, tokens, batch_sequences):
     """Table 2 of arXiv 2401.02954: 7B and 67B, sequences of 4096; FLOPs a token 72 l d^2 + 12 l d s, its equation 2.
 
     To 10%: that counts a plain layer, and 67B's has fewer key and value heads; batches were rounded, too.
     """
     compute_flops = (72 * layers * width**2 + 12 * layers * width * 4096) * tokens
     assert deepseek_batch(compute_flops) == pytest.approx(batch_sequences * 4096, rel=0.1)
-    assert deepseek_rate(compute_flops) == pytest.approx(rate, rel=0.03)
 
 
 def test_kaplans_critical_batch():
@@ -31,7 +26,6 @@ def test_kaplans_critical_batch():
     assert 1e5 < kaplan_critical_batch(4.0) < 1e6 < kaplan_critical_batch(2.5) < 1e7
 
 
-def test_step_law_of_a_billion_parameters_and_100_billion_tokens():
-    # By logarithms: ln B = ln 0.58 + 0.571 ln 1e11, ln rate = ln 1.79 - 0.713 ln 1e9 + 0.307 ln 1e11.
+def test_step_law_of_100_billion_tokens():
+    # By logarithms: ln B = ln 0.58 + 0.571 ln 1e11.
     assert step_law_batch(1e11) == pytest.approx(1.106e6, rel=2e-3)
-    assert step_law_rate(1e9, 1e11) == pytest.approx(1.632e-3, rel=2e-3)

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from lablib.data.loading.loader import Jitter, Loader, draw_times
 from lablib.data.loading.loader_timeline import run_loop
 from lablib.data.loading.queueing import (
-    idle_share_at_most,
     idle_share_constant,
     idle_share_exponential,
     open_orders,
@@ -82,32 +81,7 @@ def test_constant_times_wait_for_the_slower_of_both(load_s, step_s, workers, pre
     )
 
 
-@pytest.mark.parametrize("jitter, spread", [(Jitter.LOGNORMAL, 0.5), (Jitter.LOGNORMAL, 1.5), (Jitter.EXPONENTIAL, 1)])
-def test_one_order_a_worker_is_the_upper_bound_and_more_is_between_the_bounds(jitter, spread):
-    num = 6_000
-    loads, steps = (draw_times(mean, num, jitter, float(spread), seed) for mean, seed in ((1.2, 3), (1.0, 4)))
-    most = idle_share_at_most(loads, steps)
-    shares = [run_loop(Loader(1, prefetch), loads, steps).idle_share for prefetch in (1, 2, 8, 64)]
-    assert shares[0] == pytest.approx(most, abs=0.02)
-    assert shares == sorted(shares, reverse=True)
-    assert shares[-1] >= 1 - sum(steps) / sum(loads) - 0.01  # what the means of these very times leave
-
-
-def test_the_upper_bound_of_exponential_times_is_their_closed_form():
-    # E[max] of two exponentials of mean 1 is 1.5: a third is idle, as M/M/1/2 says.
-    assert idle_share_at_most([0.0], [0.0]) == 0  # nothing takes any time
-    assert idle_share_at_most([0.0, 2.0], [1.0]) == pytest.approx(1 / 3)  # max: 1 or 2
-    assert idle_share_exponential(1.0, 1.0, 1, 1) == pytest.approx(1 / 3)
-
-
 @given(load_s=EVERY, step_s=EVERY, workers=st.integers(1, 3), prefetch=st.integers(1, 3))
 def test_any_times_that_a_float_can_hold_have_a_share(load_s, step_s, workers, prefetch):
     shares = open_orders(load_s, step_s, workers, prefetch)
     assert math.fsum(shares) == pytest.approx(1) and all(0 <= share <= 1 for share in shares)
-
-
-@given(loads=st.lists(TIMES, min_size=1, max_size=9), steps=st.lists(TIMES, min_size=1, max_size=9))
-def test_the_upper_bound_is_over_all_pairs(loads, steps):
-    pairs = [max(load_s, step_s) for load_s in loads for step_s in steps]
-    expected = 1 - (sum(steps) / len(steps)) / (sum(pairs) / len(pairs))
-    assert idle_share_at_most(loads, steps) == pytest.approx(expected, abs=1e-9)

@@ -10,7 +10,6 @@ from lablib.data.sharding import (
     count_seen,
     epoch_order,
     rank_part,
-    shards_of,
 )
 
 SIZES = {"num": st.integers(1, 60), "world_size": st.integers(1, 9), "seed": st.integers(0, 99)}
@@ -44,23 +43,6 @@ def test_of_no_samples_every_rank_has_none(uneven):
     assert rank_part([], 1, 2, uneven) == []
 
 
-@given(num_shards=st.integers(1, 40), world_size=st.integers(1, 8), num_workers=st.integers(1, 6))
-def test_every_shard_is_read_by_one_worker_of_one_rank(num_shards, world_size, num_workers):
-    if num_shards < world_size:
-        with pytest.raises(ValueError, match=f"got {num_shards} shards for {world_size} ranks; write at least"):
-            shards_of(num_shards, 0, world_size)
-        return
-    readers = [
-        shards_of(num_shards, rank, world_size, worker, num_workers)
-        for rank in range(world_size)
-        for worker in range(num_workers)
-    ]
-    assert count_seen(readers, num_shards).is_exact
-    for first in range(0, len(readers), num_workers):
-        sizes = [len(shards) for shards in readers[first : first + num_workers]]
-        assert max(sizes) - min(sizes) <= 1 and sum(sizes) >= 1
-
-
 @pytest.mark.parametrize("world_size", [2, 8])
 def test_a_seed_for_each_rank_loses_a_third_of_the_samples_and_repeats_others(world_size):
     num = 8_000
@@ -75,7 +57,6 @@ def test_a_seed_for_each_rank_loses_a_third_of_the_samples_and_repeats_others(wo
     "call, message",
     [
         (lambda: rank_part([0], 2, 2), "rank must be from 0 to world_size - 1 = 1: got 2"),
-        (lambda: shards_of(8, 0, 2, worker=3, num_workers=3), "worker must be from 0 to num_workers - 1 = 2: got 3"),
         (lambda: count_seen([[0, 7]], 7), r"from 0 to 6: got \[7\]"),
     ],
 )

@@ -12,7 +12,6 @@ is the queue M/M/k/K, and with a = L / S
 
     constant times     idle share 1 - S / max(S, L / k) for any prefetch (D/D)
     any times          at least the share of their means: 1 - S / max(S, L / k)
-    any times, k = 1   at most 1 - E[S] / E[max(L, S)], which it is at P = 1: load and step begin together
 
 So jitter costs even a loader that is fast enough, and prefetch buys that back: with L = S as 1 / (P + 2), with L < S
 exponentially, r^-(P + 1).
@@ -25,14 +24,8 @@ that take turns, as torch's, wait more.
 """
 
 import math
-from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
-from typing import Annotated
 
-from lablib.signature import Count, NonEmpty, NonNegative, Positive, checked
-
-Times = Annotated[Sequence[NonNegative], NonEmpty(), "draw or measure some"]
+from lablib.signature import Count, Positive, checked
 
 
 @checked
@@ -57,15 +50,3 @@ def idle_share_exponential(load_s: Positive, step_s: Positive, workers: Count = 
 def idle_share_constant(load_s: Positive, step_s: Positive, workers: Count = 1) -> float:
     """The same if every load takes L and every step S seconds; also the least for any times with these means."""
     return 1 - step_s / max(step_s, load_s / workers)
-
-
-@checked
-def idle_share_at_most(load_times_s: Times, step_times_s: Times) -> float:
-    """The most for any times, one worker: 1 - E[S] / E[max(L, S)], over all pairs of these load and step times."""
-    # The sum of max over all pairs: a load is the longer one of the pairs with the steps that are no longer than it.
-    steps_s = sorted(step_times_s)
-    longer_steps_s = [0.0, *accumulate(reversed(steps_s))][::-1]  # from each place of the sorted steps on
-    places = [bisect_right(steps_s, load_s) for load_s in load_times_s]
-    sums_s = [load_s * place + longer_steps_s[place] for load_s, place in zip(load_times_s, places, strict=True)]
-    longer_s = math.fsum(sums_s) / len(load_times_s) / len(steps_s)
-    return 1 - math.fsum(steps_s) / len(steps_s) / longer_s if longer_s else 0.0
