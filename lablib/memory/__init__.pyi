@@ -14,7 +14,6 @@ from .checkpointing import (
     checkpoint_first as checkpoint_first,
     run as run,
     peak_bytes as peak_bytes,
-    require_fits as require_fits,
     recomputed as recomputed,
     checkpoint_operators as checkpoint_operators,
     checkpoint_modules as checkpoint_modules,

@@ -119,32 +119,6 @@ def peak_bytes(plan: Plan, layer_bytes: Sequence[float], input_bytes: Sequence[f
 
 
 @checked
-def require_fits(plan: Plan, layer_bytes: Sequence[float], input_bytes: Sequence[float], budget_bytes: float) -> None:
-    """Raise ValueError unless a plan's peak is within a budget; the message proposes the cheapest plan that fits.
-
-    Arguments: as of `peak_bytes`; budget_bytes: for activations.
-    """
-    require_plan(plan, len(layer_bytes))
-    peak, n = peak_bytes(plan, layer_bytes, input_bytes), len(layer_bytes)
-    if peak <= budget_bytes:
-        return
-    others = {f"checkpoint_first({n}, {m})": checkpoint_first(n, m) for m in range(n + 1)}
-    others |= {f"checkpoint_every({n}, {k})": checkpoint_every(n, k) for k in range(1, n + 1)}
-    peaks = {name: peak_bytes(other, layer_bytes, input_bytes) for name, other in others.items()}
-    again = {name: recomputed(other, [1.0] * n) for name, other in others.items()}
-    fitting = [name for name, size in peaks.items() if size <= budget_bytes]
-    # The plan that recomputes least; if none fits, the smallest.
-    nearest = min(fitting or others, key=lambda name: (again[name], peaks[name]) if fitting else (peaks[name], 0.0))
-    remedy = f"try {nearest}, which needs {peaks[nearest]:,.0f}."
-    if not fitting:
-        remedy = f"no plan of equal segments fits, the least is {nearest} with {peaks[nearest]:,.0f}: try optimal_plan."
-    raise ValueError(
-        f"the plan needs {peak:,.0f} bytes, {peak - budget_bytes:,.0f} more than the budget of {budget_bytes:,.0f}; "
-        + remedy
-    )
-
-
-@checked
 def recomputed(plan: Plan, costs: Sequence[float]) -> float:
     """Cost of recomputation: the sum of the costs of checkpointed layers."""
     return sum((sum(costs[segment.start : segment.stop]) for segment in plan if segment.is_checkpointed), 0.0)

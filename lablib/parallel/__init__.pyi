@@ -33,11 +33,8 @@ from .zero.module import Zero as Zero
 from .zero.per_parameter import (
     LayoutCost as LayoutCost,
     compare_layouts as compare_layouts,
-    gather_by_parameter as gather_by_parameter,
     padded_shard_numel as padded_shard_numel,
-    reduce_scatter_by_parameter as reduce_scatter_by_parameter,
     rows_of as rows_of,
-    shard_rows as shard_rows,
 )
 from .zero.bytes import (
     BF16 as BF16,

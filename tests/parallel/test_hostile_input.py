@@ -276,7 +276,6 @@ def test_a_placement_has_every_expert_or_is_refused(ranks: list[list[int]], num_
         lambda: least_possible_load([1e308] * 2, 1, 2),
         lambda: place_in_order(10**9, 1),
         lambda: place_balanced([1.0] * 4, 2, 10**9),
-        lambda: place_in_order(4, 2).num_moved(place_in_order(4, 4)),
         lambda: place_in_order(4, 2).rank_loads(None),  # pyright: ignore
         lambda: place("gpt3-13b", Mesh(data=2), "dgx-a100", 8).traffic.sent_bytes("Data"),
     ],

@@ -16,7 +16,7 @@ heuristics, and can miss the optimum as above (`studies/expert_best.py` tries al
 the source. If the result is not better than the placement in order, that one is used.
 
 Cost: n s log n comparisons of loads; does not communicate. Cost of a copy: the bytes of an expert's weights on its
-rank, once moved (`num_moved`); in training also its optimizer's state, and a sum of the copies' gradients.
+rank, once moved; in training also its optimizer's state, and a sum of the copies' gradients.
 Legend: E experts, n ranks, s slots per rank, N nodes.
 Source: DeepSeek-V3, 2024, arXiv 2412.19437, section 3.4.1 (redundant experts); github.com/deepseek-ai/EPLB, 2025
 (the two policies, hierarchical and global, and the example that the tests repeat); packing: Graham, "Bounds on
@@ -73,17 +73,6 @@ class ExpertPlacement:
         """Load of the busiest rank over the mean, the factor by which experts take longer; 1 without tokens."""
         ranks = self.rank_loads(loads)
         return max(ranks) * len(ranks) / sum(ranks) if sum(ranks) else 1.0
-
-    def num_moved(self, before: "ExpertPlacement") -> int:
-        """The number of experts new on a rank, to be sent with all states. ValueError: other experts or ranks."""
-        check_type("num_moved: before", before, ExpertPlacement)
-        if (len(before.ranks), before.num_experts) != (len(self.ranks), self.num_experts):
-            raise ValueError(
-                "before must be of the same experts and ranks: got "
-                f"{before.num_experts} experts on {len(before.ranks)} ranks, and {self.num_experts} on "
-                f"{len(self.ranks)}; place the same ones."
-            )
-        return sum(len(set(new) - set(old)) for new, old in zip(self.ranks, before.ranks, strict=True))
 
 
 @checked

@@ -24,8 +24,7 @@ and g + 4 + 4 + w for the casts; beta the host link and h the host's memory, in 
                 exposed     max(M u, b + d + c + M u - M b, b + d + c + (M - 1) max(b, d, c) + u - M b)
     bytes       on the GPU w P at rest, and two buckets while backward runs; 12 P/n on the host with Adam, and g P/n
     sent bytes  as stage 2; over the host link (g + w) P/n
-`offload_time` has these; `tokens_for_share` from where on the step is a small share: the host's work does not grow with
-the batch.
+`offload_time` has these. The host's work does not grow with the batch, so many tokens make it a small share.
 
 Shapes: a shard is [N / n].
 Source: Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training", 2021, arXiv 2101.06840, sections 3 to
@@ -51,7 +50,7 @@ from lablib.parallel.zero.stage2 import Zero2
 from lablib.parallel.zero.stage3 import Zero3
 from lablib.parallel.zero.units import GatheredUnit
 from lablib.phases import host_work
-from lablib.signature import Count, NonNegative, Positive, PositiveFraction, checked
+from lablib.signature import Count, NonNegative, Positive, checked
 
 HOST_BYTES_PER_S = 50e9  # of one of 8 GPUs that share 16 channels of DDR4-3200, 410 GB/s
 
@@ -308,14 +307,3 @@ def offload_time(
     last_s = first_s + (units - 1) * max(b, d, c)
     exposed_s = max(params_s, first_s + params_s - backward_s, last_s + u - backward_s)
     return OffloadTime(gradients_s, host_s, params_s, exposed_s, numbers * (12 + grad_bytes))
-
-
-@checked
-def tokens_for_share(
-    exposed_s: NonNegative, params: Positive, flops_per_s: Positive, share: PositiveFraction = 0.1
-) -> float:
-    """Tokens on each rank from which the exposed seconds are at most this share of the step.
-
-    6 P t / F of compute grow with the tokens, the host's step does not: t = exposed (1 / share - 1) F / (6 P).
-    """
-    return exposed_s * (1 / share - 1) * flops_per_s / (6 * params)

@@ -28,14 +28,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Annotated
 
-import torch
-import torch.distributed as dist
-from torch import Tensor
-
-from lablib.parallel.zero.shards import FlatLayout, all_gather_shards, reduce_scatter_average
+from lablib.parallel.zero.shards import FlatLayout
 from lablib.signature import Count, NonEmpty, NonNegativeInt, checked
-
-Shapes = Sequence[tuple[int, ...]]
 
 
 @checked
@@ -52,62 +46,6 @@ def padded_shard_numel(shape: tuple[int, ...], world_size: Count) -> int:
     """Elements that every rank keeps of a parameter: ceil(D / n) rows. A number without dimensions is one row."""
     rows, *rest = shape or (1,)
     return -(-rows // world_size) * prod(rest)
-
-
-def shard_rows(param: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """This rank's rows of a parameter that every rank has, padded with zeros: a new tensor [d, ...]."""
-    n, rank = dist.get_world_size(group), dist.get_rank(group)
-    rows = param.detach().reshape(param.shape or (1,))
-    chunk = -(-len(rows) // n)
-    shard = rows.new_zeros(chunk, *rows.shape[1:])
-    own = rows[rank * chunk : (rank + 1) * chunk]
-    shard[: len(own)] = own
-    return shard
-
-
-def gather_by_parameter(
-    shards: Sequence[Tensor], shapes: Shapes, group: dist.ProcessGroup | None = None
-) -> list[Tensor]:
-    """The full parameters of a unit from every rank's padded shards. Communicates: one all-gather.
-
-    Phases:
-        1. copy in     this rank's shards into one buffer
-        2. all-gather
-        3. copy out    every parameter's rows from all ranks' parts, without padding
-    """
-    n = dist.get_world_size(group)
-    # ---- 1. copy in ----
-    own = torch.cat([shard.flatten() for shard in shards])
-    # ---- 2. all-gather ----
-    by_rank = own.new_empty(n * own.numel())
-    all_gather_shards(own, by_rank, group).wait()
-    # ---- 3. copy out ----
-    parts = by_rank.view(n, -1).split([shard.numel() for shard in shards], dim=1)
-    return [part.reshape(-1)[: prod(shape)].view(shape) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def reduce_scatter_by_parameter(gradients: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> list[Tensor]:
-    """This rank's padded shards of the mean of full gradients. Communicates: one reduce-scatter.
-
-    Phases:
-        1. copy in     every gradient's rows, padded, to the part of the rank that keeps them
-        2. reduce-scatter
-        3. shards are views of the result
-    """
-    n = dist.get_world_size(group)
-    shapes = [tuple(gradient.shape) for gradient in gradients]
-    numels = [padded_shard_numel(shape, n) for shape in shapes]
-    # ---- 1. copy in ----
-    by_rank = gradients[0].new_zeros(n, sum(numels))
-    for gradient, part in zip(gradients, by_rank.split(numels, dim=1), strict=True):
-        chunk = part.size(1)
-        for rank, piece in enumerate(gradient.detach().flatten().split(max(chunk, 1))):
-            part[rank, : piece.numel()] = piece
-    # ---- 2. reduce-scatter ----
-    own = by_rank.new_empty(sum(numels))
-    reduce_scatter_average(by_rank.flatten(), own, group).wait()
-    # ---- 3. shards are views of the result ----
-    return [piece.view(-1, *shape[1:]) for piece, shape in zip(own.split(numels), shapes, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
