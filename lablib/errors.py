@@ -50,27 +50,16 @@ class RankError(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """State of one rank when no rank could go on.
+    """State of one rank when no rank could go on."""
 
-    Attributes:
-        rank: the rank.
-        what: "waits in all_reduce #7 of group dp", "has finished".
-        source: "file:line" of the program; "" if unknown.
-        why: the reason of the wait, "rank 3 is not there"; "" for none.
-        for_ranks: the ranks it waits for; empty if unknown or none.
-        operation: the call, "all_reduce", "recv"; "" if it is no communication.
-        group: the process group of the call.
-        since_s: virtual time at which the wait began; None if not recorded.
-    """
-
-    rank: int
-    what: str
-    source: str = ""
-    why: str = ""
-    for_ranks: tuple[int, ...] = ()
-    operation: str = ""
-    group: str = ""
-    since_s: float | None = None
+    rank: int  # the rank
+    what: str  # "waits in all_reduce #7 of group dp", "has finished"
+    source: str = ""  # "file:line" of the program; "" if unknown
+    why: str = ""  # the reason of the wait, "rank 3 is not there"; "" for none
+    for_ranks: tuple[int, ...] = ()  # the ranks it waits for; empty if unknown or none
+    operation: str = ""  # the call, "all_reduce", "recv"; "" if it is no communication
+    group: str = ""  # the process group of the call
+    since_s: float | None = None  # virtual time at which the wait began; None if not recorded
 
     @property
     def text(self) -> str:

@@ -49,23 +49,14 @@ QUIET_NOISE_PCT = 15.0  # noise below which the runs count as undisturbed
 
 @dataclass(frozen=True)
 class Reconciliation:
-    """A prediction and the measurements it is compared with.
+    """A prediction and the measurements it is compared with."""
 
-    Attributes:
-        predicted: the simulated run.
-        measured: the run with the median makespan of `repeats`.
-        repeats: every measured run.
-        without: the phase left out on both sides ("" for none).
-        notes: caveats about the numbers.
-        loads: load of other programs before and after the repeats; empty if not measured.
-    """
-
-    predicted: Run
-    measured: Run
-    repeats: tuple[Run, ...]
-    without: str = ""
-    notes: tuple[str, ...] = ()
-    loads: tuple[HostLoad, ...] = ()
+    predicted: Run  # the simulated run
+    measured: Run  # the run with the median makespan of `repeats`
+    repeats: tuple[Run, ...]  # every measured run
+    without: str = ""  # the phase left out on both sides ("" for none)
+    notes: tuple[str, ...] = ()  # caveats about the numbers
+    loads: tuple[HostLoad, ...] = ()  # load of other programs before and after the repeats; empty if not measured
 
     @staticmethod
     @checked

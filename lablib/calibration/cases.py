@@ -44,19 +44,12 @@ _EVICTED = 2**18  # float32 numbers: 1 MB, read and written
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkCase:
-    """One benchmark.
+    """One benchmark."""
 
-    Attributes:
-        part: "dispatch", "program", "memory", "elementwise" or "matmul".
-        kind: a key of `PROGRAMS`.
-        shape: of its operands: elements, or (rows, depth, columns), with the batch first if there is one.
-        dtype: a key of `Device.peak_flops_per_s`.
-    """
-
-    part: str
-    kind: str
-    shape: tuple[int, ...]
-    dtype: str = "float32"
+    part: str  # "dispatch", "program", "memory", "elementwise" or "matmul"
+    kind: str  # a key of `PROGRAMS`
+    shape: tuple[int, ...]  # of its operands: elements, or (rows, depth, columns), with the batch first if there is one
+    dtype: str = "float32"  # a key of `Device.peak_flops_per_s`
 
     def __str__(self) -> str:
         return f"{self.kind} {' x '.join(map(str, self.shape))} {self.dtype}"

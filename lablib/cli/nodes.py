@@ -30,24 +30,16 @@ _SLURM_PORT = 29500
 
 @dataclass(frozen=True)
 class Nodes:
-    """A script, its arguments, and its nodes.
+    """A script, its arguments, and its nodes."""
 
-    Attributes:
-        script, arguments: as after `python`.
-        nodes, ranks: numbers of nodes and ranks; all nodes have the same number of ranks.
-        host, port: address of the first node's store.
-        node: the number of this machine; None: all nodes.
-        out: output file for the run.
-    """
-
-    script: str
+    script: str  # script, arguments: as after `python`
     arguments: tuple[str, ...]
-    nodes: int
+    nodes: int  # nodes, ranks: numbers of nodes and ranks; all nodes have the same number of ranks
     ranks: int
-    host: str
+    host: str  # host, port: address of the first node's store
     port: int
-    node: int | None
-    out: Path
+    node: int | None  # the number of this machine; None: all nodes
+    out: Path  # output file for the run
 
     def command(self, node: int) -> list[str]:
         """The command that starts the ranks of a node; `torchrun` is a name for its first three words."""

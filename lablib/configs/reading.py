@@ -16,15 +16,10 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True, slots=True)
 class Omission:
-    """A part of the configuration that the record cannot hold.
+    """A part of the configuration that the record cannot hold."""
 
-    Attributes:
-        text: the part, as a sentence without its full stop.
-        parameters: parameters of the model that are therefore not counted.
-    """
-
-    text: str
-    parameters: int = 0
+    text: str  # the part, as a sentence without its full stop
+    parameters: int = 0  # parameters of the model that are therefore not counted
 
     def __str__(self) -> str:
         return f"{self.text} ({self.parameters:,} parameters)" if self.parameters else self.text
@@ -32,17 +27,11 @@ class Omission:
 
 @dataclass(frozen=True, slots=True)
 class Reading(Generic[Record]):
-    """A record and the rest of its file.
+    """A record and the rest of its file."""
 
-    Attributes:
-        record: what the planner takes.
-        omissions: parts that were understood, but are not priced.
-        unknown: names of fields that this reader does not know.
-    """
-
-    record: Record
-    omissions: tuple[Omission, ...] = ()
-    unknown: tuple[str, ...] = ()
+    record: Record  # what the planner takes
+    omissions: tuple[Omission, ...] = ()  # parts that were understood, but are not priced
+    unknown: tuple[str, ...] = ()  # names of fields that this reader does not know
 
     def sentences(self, label: str = "Not priced") -> list[str]:
         """One line for each part that is left out, after `label`, and one for the unknown fields."""

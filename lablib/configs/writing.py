@@ -31,15 +31,10 @@ DEFAULTS: Mapping[str, Any] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A configuration.
+    """A configuration."""
 
-    Attributes:
-        text: the file.
-        remarks: choices of the plan that are made outside of it, as sentences.
-    """
-
-    text: str
-    remarks: tuple[str, ...] = ()
+    text: str  # the file
+    remarks: tuple[str, ...] = ()  # choices of the plan that are made outside of it, as sentences
 
 
 class Draft:

@@ -24,21 +24,14 @@ Agreement = tuple[tuple[str, Any], ...]
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Communication:
-    """A communication as seen by the ranks that wait for it.
+    """A communication as seen by the ranks that wait for it."""
 
-    Attributes:
-        payload: the data; opaque to the engine.
-        has_data: whether all participants have joined.
-        is_final: whether `end_s` is known.
-        stopped: the fault that keeps it from ending; "" for none.
-        data_waiters, end_waiters: global ranks to wake at that step.
-    """
-
-    payload: Any = None
-    has_data: bool = False
-    is_final: bool = False
+    payload: Any = None  # the data; opaque to the engine
+    has_data: bool = False  # whether all participants have joined
+    is_final: bool = False  # whether `end_s` is known
     end_s: float = 0.0
-    stopped: str = ""
+    stopped: str = ""  # the fault that keeps it from ending; "" for none
+    # data_waiters, end_waiters: global ranks to wake at that step
     data_waiters: list[int] = field(default_factory=list)
     end_waiters: list[int] = field(default_factory=list)
 
@@ -54,31 +47,20 @@ class Communication:
 
 @dataclass(slots=True, eq=False)
 class Joined:
-    """One rank's call of a collective.
-
-    Attributes:
-        name: the function called, as in `torch.distributed`.
-        agreement: the arguments that must be equal on all ranks.
-        sent_bytes, received_bytes: sizes of all inputs and of all outputs.
-        issue_s: time of the call.
-        phase, source: phase of the program, and source line of the call.
-        handling: the exception being handled at the call, in words; "" for none.
-        dtype: dtype of the inputs; "" for several or none.
-        tensors: inputs and outputs, for the host that moves them; kept until all members have joined.
-        uneven: for an all-to-all, the bytes to each member in group order; None if all are equal.
-    """
+    """One rank's call of a collective."""
 
     rank: int
-    name: str
-    agreement: Agreement
-    sent_bytes: float
+    name: str  # the function called, as in `torch.distributed`
+    agreement: Agreement  # the arguments that must be equal on all ranks
+    sent_bytes: float  # sent_bytes, received_bytes: sizes of all inputs and of all outputs
     received_bytes: float
-    issue_s: float
-    phase: str
+    issue_s: float  # time of the call
+    phase: str  # phase, source: phase of the program, and source line of the call
     source: Any
-    handling: str = ""
-    dtype: str = ""
-    tensors: Any = None
+    handling: str = ""  # the exception being handled at the call, in words; "" for none
+    dtype: str = ""  # dtype of the inputs; "" for several or none
+    tensors: Any = None  # inputs and outputs, for the host that moves them; kept until all members have joined
+    # for an all-to-all, the bytes to each member in group order; None if all are equal
     uneven: Sequence[float] | None = None
 
     def text(self) -> str:
@@ -88,19 +70,13 @@ class Joined:
 
 @dataclass(slots=True, eq=False)
 class Meeting(Communication):
-    """One collective call of a group.
-
-    Attributes:
-        name: the collective, as in `torch.distributed`.
-        index: number of earlier calls on the group.
-        members: the simulated members: place in the group -> global rank.
-        joined: calls by place in the group, until all members have joined.
-    """
+    """One collective call of a group."""
 
     group_label: str
-    members: Mapping[int, int]
-    name: str
-    index: int
+    members: Mapping[int, int]  # the simulated members: place in the group -> global rank
+    name: str  # the collective, as in `torch.distributed`
+    index: int  # number of earlier calls on the group
+    # calls by place in the group, until all members have joined
     joined: dict[int, Joined] = field(default_factory=dict)
 
     def mismatch(self, first: Joined, second: Joined) -> CollectiveMismatchError:
@@ -130,38 +106,25 @@ class Meeting(Communication):
 
 @dataclass(slots=True, eq=False)
 class Message(Communication):
-    """One posted send or receive.
+    """One posted send or receive."""
 
-    Attributes:
-        kind: "send" or "recv".
-        clock: clock of the rank that posted it.
-        place: place of that rank in the group.
-        peer: place of the other side, or ANY_SOURCE.
-        size_bytes, dtype: of the message; both sides must agree.
-        tensors: that tensor, for the host that moves it; kept until send and receive are matched.
-        peer_rank: global rank of the peer; None for any source.
-        matched: place of the other side, once matched.
-        turn: for a send, the number of sends that its rank issued before.
-        is_in_order: whether messages between two ranks match in posting order, regardless of tags.
-    """
-
-    kind: str
-    clock: RankClock
-    place: int
-    peer: int
+    kind: str  # "send" or "recv"
+    clock: RankClock  # clock of the rank that posted it
+    place: int  # place of that rank in the group
+    peer: int  # place of the other side, or ANY_SOURCE
     tag: int
-    size_bytes: int
+    size_bytes: int  # size_bytes, dtype: of the message; both sides must agree
     dtype: str
     shape: tuple[int, ...]
     issue_s: float
     phase: str
     source: Any
-    peer_rank: int | None
+    peer_rank: int | None  # global rank of the peer; None for any source
     group_label: str
-    tensors: Any = None
-    matched: int = ANY_SOURCE
-    turn: int = 0
-    is_in_order: bool = False
+    tensors: Any = None  # that tensor, for the host that moves it; kept until send and receive are matched
+    matched: int = ANY_SOURCE  # place of the other side, once matched
+    turn: int = 0  # for a send, the number of sends that its rank issued before
+    is_in_order: bool = False  # whether messages between two ranks match in posting order, regardless of tags
 
     def text(self, direction: str) -> Wait:
         """Describe this side, for a mismatch error."""

@@ -39,70 +39,42 @@ class Matched:
 
 @dataclass(frozen=True, slots=True)
 class RankPart:
-    """One rank's part in a communication.
-
-    Attributes:
-        stream: the stream that was busy.
-        name: its name in messages: "all_reduce", "send to 3".
-        phase, source: phase of the program at the call, and source line.
-        issue_s: time of the call.
-        place: place in the group; for a message, 0 for the sender and 1 for the receiver.
-    """
+    """One rank's part in a communication."""
 
     rank: int
-    stream: str
-    name: str
-    phase: str
+    stream: str  # the stream that was busy
+    name: str  # its name in messages: "all_reduce", "send to 3"
+    phase: str  # phase, source: phase of the program at the call, and source line
     source: Any
-    issue_s: float
-    place: int
+    issue_s: float  # time of the call
+    place: int  # place in the group; for a message, 0 for the sender and 1 for the receiver
 
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """A communication has ended.
+    """A communication has ended."""
 
-    Attributes:
-        number: its number in the run, from 0, in order of ends.
-        group: label of its group.
-        name: "all_reduce", ...; "send" for a message.
-        parts: one for each simulated participant.
-        ranks: all participants, in group order; the sender first.
-        cost: its cost without contention.
-        size_bytes: S of the cost model.
-        start_s, end_s: its times.
-        dtype: dtype of its data; "" for several or none.
-    """
-
-    number: int
-    group: str
-    name: str
-    parts: tuple[RankPart, ...]
-    ranks: tuple[int, ...]
-    cost: CollectiveCost
-    size_bytes: float
-    start_s: float
+    number: int  # its number in the run, from 0, in order of ends
+    group: str  # label of its group
+    name: str  # "all_reduce", ...; "send" for a message
+    parts: tuple[RankPart, ...]  # one for each simulated participant
+    ranks: tuple[int, ...]  # all participants, in group order; the sender first
+    cost: CollectiveCost  # its cost without contention
+    size_bytes: float  # S of the cost model
+    start_s: float  # start_s, end_s: its times
     end_s: float
-    dtype: str
+    dtype: str  # dtype of its data; "" for several or none
 
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """A communication that has begun and has not ended.
+    """A communication that has begun and has not ended."""
 
-    Attributes:
-        group: label of its group.
-        name: the function called.
-        ranks: global ranks of the participants.
-        joined: (rank, time of its call, phase) for each that joined.
-        start_s: time at which bytes began to move; inf if a participant did not join.
-    """
-
-    group: str
-    name: str
-    ranks: tuple[int, ...]
-    joined: tuple[tuple[int, float, str], ...]
-    start_s: float = inf
+    group: str  # label of its group
+    name: str  # the function called
+    ranks: tuple[int, ...]  # global ranks of the participants
+    joined: tuple[tuple[int, float, str], ...]  # (rank, time of its call, phase) for each that joined
+    start_s: float = inf  # time at which bytes began to move; inf if a participant did not join
 
 
 class Events:

@@ -38,23 +38,14 @@ _END, _START, _BEGIN, _PLAN = range(4)
 
 @dataclass(slots=True, eq=False)
 class Flow:
-    """One transfer.
+    """One transfer."""
 
-    Attributes:
-        start_s: start time; later if a port that it needs is busy.
-        time_s: seconds without contention, latency included.
-        transfer_s: the part of `time_s` in which bytes move.
-        wires: number of its set of wires.
-        on_end: called with start and end, once both are final.
-        ports: the ports that it holds; none for a collective.
-    """
-
-    start_s: float
-    time_s: float
-    transfer_s: float
-    wires: int
-    on_end: Callable[[float, float], None]
-    ports: tuple[Port, ...] = ()
+    start_s: float  # start time; later if a port that it needs is busy
+    time_s: float  # seconds without contention, latency included
+    transfer_s: float  # the part of `time_s` in which bytes move
+    wires: int  # number of its set of wires
+    on_end: Callable[[float, float], None]  # called with start and end, once both are final
+    ports: tuple[Port, ...] = ()  # the ports that it holds; none for a collective
     _left_s: float = 0  # seconds at full speed until its last byte, at the moment `_since_s`
     _since_s: float = 0
     _share: int = 0  # flows on its fullest wire; 0 while its bytes do not move

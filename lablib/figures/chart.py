@@ -36,23 +36,16 @@ NOTHING = "There is nothing to draw yet."
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis.
+    """An axis."""
 
-    Attributes:
-        label: quantity, the first part of the title.
-        unit: "s", "B", "B/s", "FLOP/s" get a prefix, unless the axis is logarithmic; other units are kept.
-        ticks: position -> label; none given: plotly's, or powers of ten on a logarithmic axis.
-        span: first and last value; None: all values.
-        look: further plotly properties.
-    """
-
-    label: str
-    unit: str = ""
+    label: str  # quantity, the first part of the title
+    unit: str = ""  # "s", "B", "B/s", "FLOP/s" get a prefix, unless the axis is logarithmic; other units are kept
     log: bool = False
     from_zero: bool = False
+    # position -> label; none given: plotly's, or powers of ten on a logarithmic axis
     ticks: Mapping[Any, str] = field(default_factory=dict)
-    span: tuple[float, float] | None = None
-    look: Mapping[str, Any] = field(default_factory=dict)
+    span: tuple[float, float] | None = None  # first and last value; None: all values
+    look: Mapping[str, Any] = field(default_factory=dict)  # further plotly properties
 
     def words(self, value: Any, digits: int) -> str:
         """The label and a value, for a hover text."""
@@ -83,21 +76,15 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One plotly trace.
-
-    Attributes:
-        x, y: numbers in base units, or names of categories; None for a gap.
-        hover: a text for each point; None: label, position and value; empty: no hover.
-        ends: the least and the greatest y of each point, drawn as a bar.
-        look: further plotly properties of the trace.
-    """
+    """One plotly trace."""
 
     name: str
-    x: Values
+    x: Values  # x, y: numbers in base units, or names of categories; None for a gap
     y: Values
-    hover: Sequence[str] | None = None
+    hover: Sequence[str] | None = None  # a text for each point; None: label, position and value; empty: no hover
+    # the least and the greatest y of each point, drawn as a bar
     ends: tuple[Sequence[float], Sequence[float]] | None = None
-    look: Mapping[str, Any] = field(default_factory=dict)
+    look: Mapping[str, Any] = field(default_factory=dict)  # further plotly properties of the trace
     trace: type = go.Scatter
 
     def styled(self, **look: Any) -> Mark:

@@ -25,21 +25,15 @@ PAPER_PIXELS = TOP_PIXELS + BOTTOM_PIXELS
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """The look of one kind of work.
-
-    Attributes:
-        ink: the colour of text on top of `color` (contrast at least 4.5 to 1).
-        hatch: the colour of the pattern.
-        edge: the colour of the line around it; "" for none.
-    """
+    """The look of one kind of work."""
 
     name: str
     letter: str
     color: str
     pattern: str
-    ink: str = "#000000"
-    hatch: str = "rgba(255,255,255,0.55)"
-    edge: str = ""
+    ink: str = "#000000"  # the colour of text on top of `color` (contrast at least 4.5 to 1)
+    hatch: str = "rgba(255,255,255,0.55)"  # the colour of the pattern
+    edge: str = ""  # the colour of the line around it; "" for none
 
     @property
     def title(self) -> str:

@@ -50,38 +50,30 @@ class Edge:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Any number of equal nodes.
-
-    Attributes:
-        device: the accelerator; one per rank.
-        devices_per_node: ranks on one node.
-        intra: the link between two devices of one node, per device and direction.
-        inter: the link from a device out of its node (its NIC), per device and direction.
-        topology: the network between nodes.
-        collective_overhead_s: fixed time of one collective or one message of any size, in addition to alpha: the call
-            of the library and the launch of its kernel. 0 in the catalogue: not known.
-        library: "gloo": use the algorithms of this communication library; "": always the fastest one, as NCCL's tuner
-            would (lablib/cost/library.py).
-        uses_nvls: whether "the fastest" may be an all-reduce with sums in the switches of a node, as NCCL's is on a DGX
-            H100 (lablib/cost/nvls.py); only if `intra` has an `nvls_latency_s`.
-        shared_cores: processor cores of a node that its ranks share, where ranks are processes on a CPU and `device`
-            describes one process with a core: more ranks than cores take turns, and a communication needs cores too
-            (lablib/engine/cores.py). 0: each rank has its own device, and links need no cores. The planner, for runs on
-            GPUs, does not read it.
-        profile: when, where and with which versions the figures were measured; empty for published ones.
-    """
+    """Any number of equal nodes."""
 
     name: str
-    device: Device
-    devices_per_node: Annotated[int, Range(ge=1, lt=2**31, example=8)]
-    intra: Link
-    inter: Link
-    topology: Topology = field(default_factory=FatTree)
+    device: Device  # the accelerator; one per rank
+    devices_per_node: Annotated[int, Range(ge=1, lt=2**31, example=8)]  # ranks on one node
+    intra: Link  # the link between two devices of one node, per device and direction
+    inter: Link  # the link from a device out of its node (its NIC), per device and direction
+    topology: Topology = field(default_factory=FatTree)  # the network between nodes
     source: str = ""
+    # fixed time of one collective or one message of any size, in addition to alpha: the call of the library and the
+    # launch of its kernel. 0 in the catalogue: not known.
     collective_overhead_s: Seconds = 0.0
+    # "gloo": use the algorithms of this communication library; "": always the fastest one, as NCCL's tuner would
+    # (lablib/cost/library.py)
     library: Annotated[str, OneOf(LIBRARIES)] = ""
+    # whether "the fastest" may be an all-reduce with sums in the switches of a node, as NCCL's is on a DGX H100
+    # (lablib/cost/nvls.py); only if `intra` has an `nvls_latency_s`
     uses_nvls: bool = False
+    # processor cores of a node that its ranks share, where ranks are processes on a CPU and `device` describes one
+    # process with a core: more ranks than cores take turns, and a communication needs cores too
+    # (lablib/engine/cores.py). 0: each rank has its own device, and links need no cores. The planner, for runs on GPUs,
+    # does not read it.
     shared_cores: NonNegativeInt = 0
+    # when, where and with which versions the figures were measured; empty for published ones
     profile: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

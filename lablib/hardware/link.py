@@ -15,23 +15,17 @@ from lablib.signature import PositiveFraction, check_fields
 
 @dataclass(frozen=True)
 class Link:
-    """A wire between two ends.
+    """A wire between two ends."""
 
-    Attributes:
-        name: e.g. "NVLink 4".
-        latency_s: alpha, seconds before the first byte arrives: of one hop, without the call.
-        bandwidth_bytes_per_s: 1 / beta, bytes per second in one direction for one device.
-        collective_share: share of the bandwidth that collectives of many ranks reach, if one message has all of it; for
-            networks that were measured so. Used by the planner only.
-        nvls_latency_s: seconds before the first byte of an all-reduce with sums in this link's switches (NVLink SHARP:
-            lablib/cost/nvls.py); None: they cannot add.
-    """
-
-    name: str
-    latency_s: Seconds
-    bandwidth_bytes_per_s: Size
+    name: str  # e.g. "NVLink 4"
+    latency_s: Seconds  # alpha, seconds before the first byte arrives: of one hop, without the call
+    bandwidth_bytes_per_s: Size  # 1 / beta, bytes per second in one direction for one device
     source: str = ""
+    # share of the bandwidth that collectives of many ranks reach, if one message has all of it; for networks that were
+    # measured so. Used by the planner only.
     collective_share: PositiveFraction = 1.0
+    # seconds before the first byte of an all-reduce with sums in this link's switches (NVLink SHARP:
+    # lablib/cost/nvls.py); None: they cannot add
     nvls_latency_s: Seconds | None = None
 
     def __post_init__(self) -> None:

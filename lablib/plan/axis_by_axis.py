@@ -39,18 +39,13 @@ GAIN = 0.01  # minimum gain in step time, as a share
 
 @dataclass(frozen=True)
 class AxisStep:
-    """One step of the walk.
+    """One step of the walk."""
 
-    Attributes:
-        axis: the addition: "one GPU", "tensor", "context", "pipeline", "recompute", "data", "ZeRO-1", "fewer stages",
-            "less recompute" or "chunks".
-        prediction: the plan with it.
-        reason: the reason, with numbers.
-    """
-
+    # the addition: "one GPU", "tensor", "context", "pipeline", "recompute", "data", "ZeRO-1", "fewer stages", "less
+    # recompute" or "chunks"
     axis: str
-    prediction: Prediction
-    reason: str
+    prediction: Prediction  # the plan with it
+    reason: str  # the reason, with numbers
 
     @property
     def parallel(self) -> Parallel:

@@ -44,18 +44,12 @@ from lablib.plan.setup import Setup
 
 
 class Waiting(NamedTuple):
-    """Seconds added to one layer of one micro-batch by waiting for parameters, or for the host.
+    """Seconds added to one layer of one micro-batch by waiting for parameters, or for the host."""
 
-    Attributes:
-        forward_s, backward_s: added to each pass, copies included.
-        total_s: on the wires.
-        copies_s: kernels that pack and unpack.
-    """
-
-    forward_s: Numbers = 0.0
+    forward_s: Numbers = 0.0  # forward_s, backward_s: added to each pass, copies included
     backward_s: Numbers = 0.0
-    total_s: Numbers = 0.0
-    copies_s: Numbers = 0.0
+    total_s: Numbers = 0.0  # on the wires
+    copies_s: Numbers = 0.0  # kernels that pack and unpack
 
     @property
     def exposed_s(self) -> Numbers:

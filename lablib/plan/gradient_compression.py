@@ -36,29 +36,19 @@ ALL_REDUCE, ALL_GATHER, TWO_PHASE = "all_reduce", "all_gather", "two_phase"
 
 @dataclass(frozen=True, slots=True)
 class GradientCompression:
-    """One method of gradient compression.
+    """One method of gradient compression."""
 
-    Attributes:
-        name: its name in the catalogue.
-        source: its publication.
-        exchange: "all_reduce", "all_gather" or "two_phase" (all-to-all, sum, all-gather).
-        bits: of a number in the message; None: as many as the gradient.
-        block: numbers that share a 32-bit scale; 0: one for the whole message; None: no scale.
-        ratio: share k of the gradients that are sent, each with a 32-bit index; None: all.
-        rank: of the two factors that are sent for a matrix; None: the matrix.
-        has_error_feedback: whether the residual is kept for the next step.
-        choice_reads: readings of the gradients to select the ones to send.
-    """
-
-    name: str
-    source: str
+    name: str  # its name in the catalogue
+    source: str  # its publication
+    # "all_reduce", "all_gather" or "two_phase" (all-to-all, sum, all-gather)
     exchange: Annotated[str, OneOf((ALL_REDUCE, ALL_GATHER, TWO_PHASE))] = ALL_REDUCE
-    bits: Count | None = None
+    bits: Count | None = None  # of a number in the message; None: as many as the gradient
+    # numbers that share a 32-bit scale; 0: one for the whole message; None: no scale
     block: NonNegativeInt | None = None
-    ratio: PositiveFraction | None = None
-    rank: Count | None = None
-    has_error_feedback: bool = False
-    choice_reads: NonNegativeInt = 0
+    ratio: PositiveFraction | None = None  # share k of the gradients that are sent, each with a 32-bit index; None: all
+    rank: Count | None = None  # of the two factors that are sent for a matrix; None: the matrix
+    has_error_feedback: bool = False  # whether the residual is kept for the next step
+    choice_reads: NonNegativeInt = 0  # readings of the gradients to select the ones to send
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -89,18 +89,12 @@ class PassTime(NamedTuple):
 
 
 class AxisTime(NamedTuple):
-    """Seconds per step of one rank on one axis of communication.
+    """Seconds per step of one rank on one axis of communication."""
 
-    Attributes:
-        total_s, exposed_s: on the wires: in all, and not hidden behind compute.
-        copies_s: kernels that pack and unpack for the axis; they are compute, not communication.
-        kernels: number of these that the host of an eager program under DDP starts.
-    """
-
-    total_s: Numbers = 0.0
+    total_s: Numbers = 0.0  # total_s, exposed_s: on the wires: in all, and not hidden behind compute
     exposed_s: Numbers = 0.0
-    copies_s: Numbers = 0.0
-    kernels: Numbers = 0.0
+    copies_s: Numbers = 0.0  # kernels that pack and unpack for the axis; they are compute, not communication
+    kernels: Numbers = 0.0  # number of these that the host of an eager program under DDP starts
 
     @property
     def added_s(self) -> Numbers:

@@ -48,42 +48,26 @@ _APPLY_FLOPS = 4.0  # w - rate * (update + decay * w)
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """State and cost of one optimizer.
+    """State and cost of one optimizer."""
 
-    Attributes:
-        name: its name in the catalogue.
-        source: its publication.
-        moments: numbers kept for each parameter.
-        moment_bytes: bytes of one of them: 4, or 1 for 8 bits.
-        block: moments that share one 32-bit scale; None: no scales.
-        is_factored: the second moment is kept as sums over rows and columns of each matrix.
-        rank: of the space that matrices are projected to; None: the full one.
-        flops_per_param: of one step, without projections.
-        update_passes: how often the update is written out in 32 bits and read again, before it is applied.
-        extra_reads: further reads of each parameter or gradient, in 32 bits, for norms and sums.
-        kernels: launched per step by an implementation that fuses as much as possible.
-        is_per_tensor: whether those kernels are launched for each tensor, or once for all of them.
-        renew_every: steps between two renewals of the projection.
-        newton_schulz_steps: steps that make a matrix's momentum orthogonal; 0: none. With them, vectors, embedding and
-            head have AdamW's two moments.
-        extra_gradients: additional forward and backward passes per step, as a share of the training's.
-    """
-
-    name: str
-    source: str
-    moments: NonNegativeInt = 0
-    moment_bytes: NonNegativeInt = 4
-    block: Count | None = None
-    is_factored: bool = False
-    rank: Count | None = None
-    flops_per_param: NonNegative = 2.0
+    name: str  # its name in the catalogue
+    source: str  # its publication
+    moments: NonNegativeInt = 0  # numbers kept for each parameter
+    moment_bytes: NonNegativeInt = 4  # bytes of one of them: 4, or 1 for 8 bits
+    block: Count | None = None  # moments that share one 32-bit scale; None: no scales
+    is_factored: bool = False  # the second moment is kept as sums over rows and columns of each matrix
+    rank: Count | None = None  # of the space that matrices are projected to; None: the full one
+    flops_per_param: NonNegative = 2.0  # of one step, without projections
+    # how often the update is written out in 32 bits and read again, before it is applied
     update_passes: NonNegativeInt = 0
-    extra_reads: NonNegativeInt = 0
-    kernels: NonNegativeInt = 1
-    is_per_tensor: bool = False
-    renew_every: Count = 200
+    extra_reads: NonNegativeInt = 0  # further reads of each parameter or gradient, in 32 bits, for norms and sums
+    kernels: NonNegativeInt = 1  # launched per step by an implementation that fuses as much as possible
+    is_per_tensor: bool = False  # whether those kernels are launched for each tensor, or once for all of them
+    renew_every: Count = 200  # steps between two renewals of the projection
+    # steps that make a matrix's momentum orthogonal; 0: none. With them, vectors, embedding and head have AdamW's two
+    # moments.
     newton_schulz_steps: NonNegativeInt = 0
-    extra_gradients: NonNegative = 0.0
+    extra_gradients: NonNegative = 0.0  # additional forward and backward passes per step, as a share of the training's
 
     def __post_init__(self) -> None:
         check_fields(self, self.name)

@@ -36,16 +36,11 @@ PLACED = ("data", "tensor", "pipeline", "context", "expert")  # axes of an order
 
 @dataclass(frozen=True)
 class PlacedMachine(Machine):
-    """A machine with its ranks in another order.
+    """A machine with its ranks in another order."""
 
-    Attributes:
-        sizes: of each axis, in the planner's order.
-        order: the axes from far apart to neighbours.
-        has_free_messages: whether messages between stages take no time, to separate the bubble from waiting for wires.
-    """
-
-    sizes: tuple[tuple[str, int], ...] = ()
-    order: tuple[str, ...] = ()
+    sizes: tuple[tuple[str, int], ...] = ()  # of each axis, in the planner's order
+    order: tuple[str, ...] = ()  # the axes from far apart to neighbours
+    # whether messages between stages take no time, to separate the bubble from waiting for wires
     has_free_messages: bool = False
 
     def collective_s(self, name: str, size_bytes: Numbers, n: Numbers, stride: Numbers = 1) -> Numbers:

@@ -31,39 +31,28 @@ _AXES = ("data", "tensor", "pipeline", "context", "expert", "chunks", "replicas"
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """The split of one run. Numbers below 1, unknown words and axes that do not divide are a ValueError.
+    """The split of one run. Numbers below 1, unknown words and axes that do not divide are a ValueError."""
 
-    Attributes:
-        data: replicas of the model (ZeRO splits their states); each takes other sequences.
-        tensor: ranks that share every matrix product.
-        pipeline: stages, each with some of the layers.
-        context: ranks that share every sequence (ring attention; heads stay whole).
-        expert: ranks that share the experts of a layer.
-        chunks: pieces of the model on each stage, for interleaved schedules (v).
-        sequence_parallel: norms, dropout and residuals split over the tensor axis (Korthikanti et al., 2022); None: on
-            if tensor > 1.
-        zero_stage: states split over the data axis: 0 none, 1 optimizer states, 2 and gradients, 3 and parameters
-            (Rajbhandari et al., 2019, arXiv 1910.02054).
-        reshard_after_forward: with stage 3, gather each layer's parameters again for its backward; False keeps them
-            from forward to backward (FSDP's SHARD_GRAD_OP, as ZeRO-2 in traffic).
-        zero_plus_plus: any of "qwZ" (parameters gathered in INT8), "hpZ" (a second copy in each node, gathered from
-            there in backward), "qgZ" (gradients reduced in INT4) (Wang et al., 2023, arXiv 2306.10209).
-        replicas: copies of the sharded state in a hybrid split (HSDP); 1: one, over all of data.
-        expert_tensor: ranks that share the matrices of each expert; None: as many as `tensor`. Another number needs
-            sequence parallelism if tensor > 1. expert * expert_tensor divides tensor * context * data.
-    """
-
-    data: Count = 1
-    tensor: Count = 1
-    pipeline: Count = 1
-    context: Count = 1
-    expert: Count = 1
-    chunks: Count = 1
+    data: Count = 1  # replicas of the model (ZeRO splits their states); each takes other sequences
+    tensor: Count = 1  # ranks that share every matrix product
+    pipeline: Count = 1  # stages, each with some of the layers
+    context: Count = 1  # ranks that share every sequence (ring attention; heads stay whole)
+    expert: Count = 1  # ranks that share the experts of a layer
+    chunks: Count = 1  # pieces of the model on each stage, for interleaved schedules (v)
+    # norms, dropout and residuals split over the tensor axis (Korthikanti et al., 2022); None: on if tensor > 1
     sequence_parallel: bool | None = None
+    # states split over the data axis: 0 none, 1 optimizer states, 2 and gradients, 3 and parameters (Rajbhandari et
+    # al., 2019, arXiv 1910.02054)
     zero_stage: Annotated[int, OneOf(SHARDING)] = 0
+    # with stage 3, gather each layer's parameters again for its backward; False keeps them from forward to backward
+    # (FSDP's SHARD_GRAD_OP, as ZeRO-2 in traffic)
     reshard_after_forward: bool = True
+    # any of "qwZ" (parameters gathered in INT8), "hpZ" (a second copy in each node, gathered from there in backward),
+    # "qgZ" (gradients reduced in INT4) (Wang et al., 2023, arXiv 2306.10209)
     zero_plus_plus: tuple[Annotated[str, OneOf(ZERO_PLUS_PLUS)], ...] = ()
-    replicas: Count = 1
+    replicas: Count = 1  # copies of the sharded state in a hybrid split (HSDP); 1: one, over all of data
+    # ranks that share the matrices of each expert; None: as many as `tensor`. Another number needs sequence parallelism
+    # if tensor > 1. expert * expert_tensor divides tensor * context * data.
     expert_tensor: Count | None = None
 
     def __post_init__(self) -> None:

@@ -22,21 +22,13 @@ from lablib.models.transformer_sizes import LayerParameters, transformer_paramet
 
 
 class ParametersPerRank(NamedTuple):
-    """Parameters on one rank.
+    """Parameters on one rank."""
 
-    Attributes:
-        layer: of an average layer, shared by every rank of the data axis.
-        expert_layer: of an average layer, shared by the ranks with the same experts.
-        embedding: the table, its learned positions.
-        head: the head's matrix and the final norm; of a tied head only the norm.
-        tied: a tied head's copy of the embedding, on the first and the last stage; 0 for an untied head.
-    """
-
-    layer: Numbers
-    expert_layer: Numbers
-    embedding: Numbers
-    head: Numbers
-    tied: Numbers
+    layer: Numbers  # of an average layer, shared by every rank of the data axis
+    expert_layer: Numbers  # of an average layer, shared by the ranks with the same experts
+    embedding: Numbers  # the table, its learned positions
+    head: Numbers  # the head's matrix and the final norm; of a tied head only the norm
+    tied: Numbers  # a tied head's copy of the embedding, on the first and the last stage; 0 for an untied head
 
 
 def parameters_per_rank(

@@ -32,31 +32,20 @@ _FEW = 512  # up to so many cuts are computed one by one and cached; more are ch
 
 
 class Pieces(NamedTuple):
-    """Seconds and bytes of one micro-batch in a layer, the embedding and the head.
+    """Seconds and bytes of one micro-batch in a layer, the embedding and the head."""
 
-    Attributes:
-        layer: an average layer, dense ones and those with experts in their proportion.
-        embedding, head: bytes kept, and numbers of kernels; their seconds are in embedding_s and head_s.
-        parameters: of one rank.
-        forward_s, input_s, weight_s: of the layer.
-        hidden_s: exchanges over the tensor axis that hide behind the products of weight gradients.
-        hidden_expert_s: exchanges with experts that hide behind another micro-batch's compute.
-        embedding_s, head_s: of embedding and head.
-        embedding_tensor_s, head_tensor_s: of these, on the tensor axis.
-    """
-
-    layer: Work
-    embedding: Work
+    layer: Work  # an average layer, dense ones and those with experts in their proportion
+    embedding: Work  # embedding, head: bytes kept, and numbers of kernels; their seconds are in embedding_s and head_s
     head: Work
-    parameters: ParametersPerRank
-    forward_s: Numbers
+    parameters: ParametersPerRank  # of one rank
+    forward_s: Numbers  # forward_s, input_s, weight_s: of the layer
     input_s: Numbers
     weight_s: Numbers
-    hidden_s: Numbers
-    hidden_expert_s: Numbers
-    embedding_s: StageTime
+    hidden_s: Numbers  # exchanges over the tensor axis that hide behind the products of weight gradients
+    hidden_expert_s: Numbers  # exchanges with experts that hide behind another micro-batch's compute
+    embedding_s: StageTime  # embedding_s, head_s: of embedding and head
     head_s: StageTime
-    embedding_tensor_s: Numbers
+    embedding_tensor_s: Numbers  # embedding_tensor_s, head_tensor_s: of these, on the tensor axis
     head_tensor_s: Numbers
 
 

@@ -29,60 +29,43 @@ TIGHT = 0.95  # share of the memory limit
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted time and memory of one training step.
+    """Predicted time and memory of one training step."""
 
-    Attributes:
-        name: the model's.
-        cluster: the cluster's name.
-        parallel: the split.
-        num_gpus: ranks.
-        batch, micro_batch, num_microbatches, seq_len: sequences per step, sequences and number of micro-batches of a
-            rank, tokens of a sequence.
-        schedule, recompute, precision: arguments of the prediction.
-        step_time_s: seconds of one step.
-        model_flops, hardware_flops: of one step on all GPUs, without and with recomputation.
-        peak_flops_per_s: of one GPU at the training precision: MFU and HFU are shares of it.
-        parts: the step as a sum: seconds of the busiest stage by activity, in the order of a waterfall.
-        communication: axis -> (all seconds, exposed seconds) on the wires, per rank and step. Kernels that pack and
-            unpack messages are in `parts` only.
-        bubble_fraction: share of the pipeline's time in which the busiest stage waits; a run's summary has the average
-            rank's share of the whole step.
-        memory: of each stage, bytes by category at its peak. Gradients that are allocated in every step (FSDP) may not
-            exist yet at the peak of the activations.
-        memory_limit_bytes: memory of one GPU without the driver and the communication library.
-        cached_share: cache of the allocator, as a share of the allocated bytes.
-        driver_bytes: memory of the driver and the communication library on the GPU.
-        power_w: watts of one GPU, if the catalogue has it.
-        software: the generation of training software (stack.py), with the reason for it.
-        notes: remarks, shown below the table.
-        setup: the checked arguments; `evidence` compares them with published runs.
-    """
-
-    name: str
-    cluster: str
-    parallel: Parallel
-    num_gpus: int
+    name: str  # the model's
+    cluster: str  # the cluster's name
+    parallel: Parallel  # the split
+    num_gpus: int  # ranks
+    # batch, micro_batch, num_microbatches, seq_len: sequences per step, sequences and number of micro-batches of a
+    # rank, tokens of a sequence
     batch: int
     micro_batch: int
     num_microbatches: int
     seq_len: int
-    schedule: str
+    schedule: str  # schedule, recompute, precision: arguments of the prediction
     recompute: str
     precision: str
-    step_time_s: float
-    model_flops: float
+    step_time_s: float  # seconds of one step
+    model_flops: float  # model_flops, hardware_flops: of one step on all GPUs, without and with recomputation
     hardware_flops: float
-    peak_flops_per_s: float
+    peak_flops_per_s: float  # of one GPU at the training precision: MFU and HFU are shares of it
+    # the step as a sum: seconds of the busiest stage by activity, in the order of a waterfall
     parts: Mapping[str, float]
+    # axis -> (all seconds, exposed seconds) on the wires, per rank and step. Kernels that pack and unpack messages are
+    # in `parts` only.
     communication: Mapping[str, tuple[float, float]]
+    # share of the pipeline's time in which the busiest stage waits; a run's summary has the average rank's share of the
+    # whole step
     bubble_fraction: float
+    # of each stage, bytes by category at its peak. Gradients that are allocated in every step (FSDP) may not exist yet
+    # at the peak of the activations.
     memory: tuple[Mapping[str, float], ...]
-    memory_limit_bytes: float
-    cached_share: float = 0.0
-    driver_bytes: float = 0.0
-    power_w: float | None = None
-    software: Software = Software("", "")
-    notes: tuple[str, ...] = field(default=())
+    memory_limit_bytes: float  # memory of one GPU without the driver and the communication library
+    cached_share: float = 0.0  # cache of the allocator, as a share of the allocated bytes
+    driver_bytes: float = 0.0  # memory of the driver and the communication library on the GPU
+    power_w: float | None = None  # watts of one GPU, if the catalogue has it
+    software: Software = Software("", "")  # the generation of training software (stack.py), with the reason for it
+    notes: tuple[str, ...] = field(default=())  # remarks, shown below the table
+    # the checked arguments; `evidence` compares them with published runs
     setup: Setup | None = field(default=None, repr=False, compare=False)
 
     @cached_property

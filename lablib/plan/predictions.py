@@ -64,34 +64,20 @@ def setup_of_choices(fixed: Mapping[str, Any], values: Mapping[str, Any]) -> Set
 
 @dataclass(frozen=True, repr=False)
 class Predictions:
-    """Predicted time and memory of many plans. Arrays have one entry per plan; NaN if a plan is impossible.
+    """Predicted time and memory of many plans. Arrays have one entry per plan; NaN if a plan is impossible."""
 
-    Attributes:
-        numbers: name -> array: the split, micro_batch, batch, seq_len.
-        choices: name -> `PlanColumn`.
-        fixed: arguments that all plans share.
-        step_time_s: seconds of one step.
-        tokens_per_s: on all GPUs.
-        mfu, hfu: shares of the peak.
-        peak_memory_bytes: of the fullest stage.
-        bubble_fraction: share of the pipeline's time in which the busiest stage waits.
-        exposed_s: axis -> seconds per step of communication that nothing hides.
-        obstacle: number of the first rule of rules.py that a plan breaks; -1: it is possible.
-        memory_limit_bytes: memory of one GPU without the driver.
-    """
-
-    numbers: Mapping[str, Array]
-    choices: Mapping[str, PlanColumn]
-    fixed: Mapping[str, Any]
-    step_time_s: Array
-    tokens_per_s: Array
-    mfu: Array
+    numbers: Mapping[str, Array]  # name -> array: the split, micro_batch, batch, seq_len
+    choices: Mapping[str, PlanColumn]  # name -> `PlanColumn`
+    fixed: Mapping[str, Any]  # arguments that all plans share
+    step_time_s: Array  # seconds of one step
+    tokens_per_s: Array  # on all GPUs
+    mfu: Array  # mfu, hfu: shares of the peak
     hfu: Array
-    peak_memory_bytes: Array
-    bubble_fraction: Array
-    exposed_s: Mapping[str, Array]
-    obstacle: Array
-    memory_limit_bytes: float
+    peak_memory_bytes: Array  # of the fullest stage
+    bubble_fraction: Array  # share of the pipeline's time in which the busiest stage waits
+    exposed_s: Mapping[str, Array]  # axis -> seconds per step of communication that nothing hides
+    obstacle: Array  # number of the first rule of rules.py that a plan breaks; -1: it is possible
+    memory_limit_bytes: float  # memory of one GPU without the driver
 
     def __len__(self) -> int:
         return len(self.step_time_s)

@@ -41,19 +41,12 @@ KEPT_PRODUCTS = 0.5
 
 
 class Recompute(NamedTuple):
-    """One policy.
+    """One policy."""
 
-    Attributes:
-        name: as in the argument.
-        kind: "none", "selective" or "full".
-        every: layers that share one checkpoint.
-        first: layers of a stage that are recomputed; None: all.
-    """
-
-    name: str
-    kind: str
-    every: int = 1
-    first: int | None = None
+    name: str  # as in the argument
+    kind: str  # "none", "selective" or "full"
+    every: int = 1  # layers that share one checkpoint
+    first: int | None = None  # layers of a stage that are recomputed; None: all
 
     def share(self, layers: Numbers) -> Numbers:
         """Share of a stage's layers that are recomputed."""

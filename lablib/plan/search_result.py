@@ -70,15 +70,10 @@ class Rejected:
 
 @dataclass(frozen=True, repr=False)
 class SearchResult:
-    """Result of a search.
+    """Result of a search."""
 
-    Attributes:
-        plans: all plans that were tried.
-        order: numbers of those that fit, the fastest first (of equally fast ones, the smallest).
-    """
-
-    plans: Predictions
-    order: Array
+    plans: Predictions  # all plans that were tried
+    order: Array  # numbers of those that fit, the fastest first (of equally fast ones, the smallest)
 
     @property
     def best(self) -> Prediction:

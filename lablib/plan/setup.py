@@ -25,49 +25,33 @@ from lablib.plan.recompute import Recompute
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that a prediction depends on.
+    """Everything that a prediction depends on."""
 
-    Attributes:
-        model: the model's sizes.
-        machine: cluster, software, derating, precision.
-        parallel: the given split; of many plans only its ZeRO and sequence parallelism.
-        recompute: the policy of activation recomputation.
-        schedule: of the pipeline.
-        optimizer, compression: records of optimizers.py and gradient_compression.py.
-        trainable: "all", or "lora": the model's own weights have no gradients and no states; "qlora": and 4 bits each.
-        offload: any of "optimizer", "activations" and "parameters", these with their gradients and the optimizer: kept
-            in the host's memory.
-        host_link: the link between device and host.
-        software: the stack's name, and the reason for it.
-        data, tensor, pipeline, context, expert, chunks, replicas: numbers or arrays, as in `Parallel`.
-        expert_tensor: ranks that share the matrices of each expert.
-        micro_batch: sequences that go through a stage at once.
-        batch: sequences per step, on all ranks together.
-        seq_len: tokens of a sequence.
-    """
-
-    model: Transformer
-    machine: Machine
-    parallel: Parallel
-    recompute: Recompute
-    schedule: str
-    optimizer: Optimizer
+    model: Transformer  # the model's sizes
+    machine: Machine  # cluster, software, derating, precision
+    parallel: Parallel  # the given split; of many plans only its ZeRO and sequence parallelism
+    recompute: Recompute  # the policy of activation recomputation
+    schedule: str  # of the pipeline
+    optimizer: Optimizer  # optimizer, compression: records of optimizers.py and gradient_compression.py
     compression: GradientCompression
+    # "all", or "lora": the model's own weights have no gradients and no states; "qlora": and 4 bits each
     trainable: str
+    # any of "optimizer", "activations" and "parameters", these with their gradients and the optimizer: kept in the
+    # host's memory
     offload: tuple[str, ...]
-    host_link: Link
-    software: Software
-    data: Numbers
+    host_link: Link  # the link between device and host
+    software: Software  # the stack's name, and the reason for it
+    data: Numbers  # data, tensor, pipeline, context, expert, chunks, replicas: numbers or arrays, as in `Parallel`
     tensor: Numbers
     pipeline: Numbers
     context: Numbers
     expert: Numbers
-    expert_tensor: Numbers
+    expert_tensor: Numbers  # ranks that share the matrices of each expert
     chunks: Numbers
     replicas: Numbers
-    micro_batch: Numbers
-    batch: Numbers
-    seq_len: Numbers
+    micro_batch: Numbers  # sequences that go through a stage at once
+    batch: Numbers  # sequences per step, on all ranks together
+    seq_len: Numbers  # tokens of a sequence
 
     # ---- choices ----
 

@@ -56,116 +56,93 @@ DISPATCHERS = ("alltoall", "deduplicated")
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """One generation of training software.
+    """One generation of training software."""
 
-    Attributes:
-        name: its name in the catalogue.
-        attention: "flash" or "unfused".
-        attention_generation: of flash attention: 1, 2 (written for Ampere), 3 (Hopper) or 4 (Blackwell). On a newer
-            device than its target it reaches a share of the rate (derating.py).
-        has_dropout: whether masks are drawn, stored and applied.
-        passes_norm, passes_activation, passes_residual: reads and writes of the tensor, forward and backward, by a
-            norm, by the MLP's activation, and by bias, dropout and residual.
-        passes_rms_norm: of a norm without a mean, where it is not as `passes_norm`.
-        passes_rotary: of the rotation of queries and keys.
-        passes_scores: of unfused attention's scores, without dropout.
-        passes_adapter_input, passes_adapter_output: of a linear layer's input and output, by its adapter of low rank
-            (layer/adapters.py).
-        adapts_all: whether every linear layer has an adapter; otherwise queries, keys and values alone, the default of
-            NVIDIA's NeMo.
-        passes_bfloat16_scores: more of these with scores in bfloat16.
-        copies: tensors of the model's width that are copied around attention to move heads, forward and again backward.
-        loss_bytes: bytes per logit moved by the loss, forward and backward together.
-        loss_saved_bytes, loss_peak_bytes: bytes per logit kept until backward, and temporary in backward.
-        split_loss_peak_bytes: the same if tensor ranks split the vocabulary; None: the same number.
-        calls_per_kernel: host work per kernel, in eager operators: views, autograd, Python.
-        selective: work that selective recomputation repeats: "attention" (its core), or "products" (every second one,
-            and all cheap operators).
-        stops_recomputation: whether recomputation of a layer ends with the last tensor that backward needs, before the
-            layer's last product: torch's checkpoints with use_reentrant=False since 2.1, and XLA, which removes
-            operations without a use. Eager stacks always do.
-        gradient_bytes: bytes per accumulated and reduced gradient; float16_gradient_bytes for training in float16,
-            narrow_gradient_bytes for products in 8 bits or less.
-        extra_gradient_bytes: of a second copy of each gradient, if they are accumulated in 32 bits.
-        fused_accumulation: whether a weight's gradient is accumulated inside the product that makes it.
-        keeps_dummies: whether such products return an empty gradient of 16 bits, one kept for each shape of a weight
-            (Transformer Engine's get_dummy_wgrad).
-        keeps_gradients: whether gradients stay from step to step; otherwise ZeRO-3's, and those of one rank alone, are
-            allocated by every step's first backward pass, when activations are freed.
-        updates_in_backward: whether each parameter is updated as soon as it has its gradient, which is then freed.
-        has_master: whether 16-bit parameters have a copy in 32 bits.
-        has_reduce_scatter: whether ZeRO-1 reduces each gradient to its owner alone.
-        bucket_bytes: buffers of the data axis's communication.
-        data_overlap: whether the data axis communicates during compute.
-        owns_tensors: whether ZeRO-1 gives whole tensors to ranks: each owner's gradients are reduced to it, and its
-            parameters broadcast from it, in collectives of their own.
-        gathers_matrices: whether ZeRO-3 gathers and sums each matrix in a collective of its own, not a layer at
-            once.
-        hides_backward_exchange: whether the tensor axis's sums in backward hide behind the weights' products.
-        dispatcher: how tokens travel to experts: "alltoall", or "deduplicated" as DeepEP's (layer/dispatch.py).
-        routing: which experts a token visits: "random", or "contiguous": k neighbours, as a benchmark's balanced router
-            chooses them (layer/dispatch.py).
-        hides_dispatch: whether tokens travel while another micro-batch computes, in any schedule
-            (`--overlap-moe-expert-parallel-comm`).
-        pipeline_overlap: whether messages between stages travel during compute.
-        splits_messages: whether tensor ranks share a message between stages and gather it there.
-        keeps_outputs: whether a stage keeps the output of every micro-batch in flight.
-        is_eager: whether the operators are torch's own, one by one, as layer/operators.py lists them; then the passes
-            above do not count. Its precision is the precision of parameters, gradients, compute and communication: in
-            16 bits the model is cast to them, and with `has_master` the optimizer has copies of parameters and
-            gradients in 32 bits, as in Megatron. It is not autocast.
-        has_wide_shards: of an eager stack without masters: whether training in 16 bits keeps ZeRO-3's shards in 32, as
-            FSDP2's MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32): parameters are cast
-            and gathered in 16 bits, their gradients are cast and summed in 32.
-        is_megatron: of an eager stack: whether queries, keys and values are one product, and the vocabulary is treated
-            as split over ranks even over one, as in Megatron's layers; otherwise three, and torch's own loss.
-    """
-
-    name: str
-    attention: Annotated[str, OneOf(("flash", "unfused"))] = "flash"
+    name: str  # its name in the catalogue
+    attention: Annotated[str, OneOf(("flash", "unfused"))] = "flash"  # "flash" or "unfused"
+    # of flash attention: 1, 2 (written for Ampere), 3 (Hopper) or 4 (Blackwell). On a newer device than its target it
+    # reaches a share of the rate (derating.py).
     attention_generation: Count = 2
-    has_dropout: bool = False
+    has_dropout: bool = False  # whether masks are drawn, stored and applied
+    # passes_norm, passes_activation, passes_residual: reads and writes of the tensor, forward and backward, by a norm,
+    # by the MLP's activation, and by bias, dropout and residual
     passes_norm: tuple[NonNegative, NonNegative] = (2, 3)
+    # of a norm without a mean, where it is not as `passes_norm`
     passes_rms_norm: tuple[NonNegative, NonNegative] | None = None
-    passes_rotary: tuple[NonNegative, NonNegative] = (2, 2)
-    passes_scores: tuple[NonNegative, NonNegative] = (2, 3)
-    passes_bfloat16_scores: tuple[NonNegative, NonNegative] = (0, 0)
+    passes_rotary: tuple[NonNegative, NonNegative] = (2, 2)  # of the rotation of queries and keys
+    passes_scores: tuple[NonNegative, NonNegative] = (2, 3)  # of unfused attention's scores, without dropout
+    passes_bfloat16_scores: tuple[NonNegative, NonNegative] = (0, 0)  # more of these with scores in bfloat16
     passes_activation: tuple[NonNegative, NonNegative] = (2, 3)
     passes_residual: tuple[NonNegative, NonNegative] = (3, 1)
+    # passes_adapter_input, passes_adapter_output: of a linear layer's input and output, by its adapter of low rank
+    # (layer/adapters.py)
     passes_adapter_input: tuple[NonNegative, NonNegative] = (1, 5)
     passes_adapter_output: tuple[NonNegative, NonNegative] = (4, 2)
+    # whether every linear layer has an adapter; otherwise queries, keys and values alone, the default of NVIDIA's NeMo
     adapts_all: bool = True
+    # tensors of the model's width that are copied around attention to move heads, forward and again backward
     copies: NonNegative = 0
-    loss_bytes: NonNegative = 20.0
+    loss_bytes: NonNegative = 20.0  # bytes per logit moved by the loss, forward and backward together
+    # loss_saved_bytes, loss_peak_bytes: bytes per logit kept until backward, and temporary in backward
     loss_saved_bytes: NonNegative = 4.0
     loss_peak_bytes: NonNegative = 2.0
+    # the same if tensor ranks split the vocabulary; None: the same number
     split_loss_peak_bytes: NonNegative | None = None
-    calls_per_kernel: NonNegative = 2.5
+    calls_per_kernel: NonNegative = 2.5  # host work per kernel, in eager operators: views, autograd, Python
+    # work that selective recomputation repeats: "attention" (its core), or "products" (every second one, and all cheap
+    # operators)
     selective: Annotated[str, OneOf(("attention", "products"))] = "attention"
+    # whether recomputation of a layer ends with the last tensor that backward needs, before the layer's last product:
+    # torch's checkpoints with use_reentrant=False since 2.1, and XLA, which removes operations without a use. Eager
+    # stacks always do.
     stops_recomputation: bool = False
+    # bytes per accumulated and reduced gradient; float16_gradient_bytes for training in float16, narrow_gradient_bytes
+    # for products in 8 bits or less
     gradient_bytes: NonNegativeInt = 4
     float16_gradient_bytes: NonNegativeInt = 2
     narrow_gradient_bytes: NonNegativeInt = 4
-    extra_gradient_bytes: NonNegativeInt = 0
-    fused_accumulation: bool = False
+    extra_gradient_bytes: NonNegativeInt = 0  # of a second copy of each gradient, if they are accumulated in 32 bits
+    fused_accumulation: bool = False  # whether a weight's gradient is accumulated inside the product that makes it
+    # whether such products return an empty gradient of 16 bits, one kept for each shape of a weight (Transformer
+    # Engine's get_dummy_wgrad)
     keeps_dummies: bool = False
+    # whether gradients stay from step to step; otherwise ZeRO-3's, and those of one rank alone, are allocated by every
+    # step's first backward pass, when activations are freed
     keeps_gradients: bool = True
+    # whether each parameter is updated as soon as it has its gradient, which is then freed
     updates_in_backward: bool = False
-    has_master: bool = True
-    has_reduce_scatter: bool = True
-    bucket_bytes: NonNegative = 0.0
-    data_overlap: bool = True
+    has_master: bool = True  # whether 16-bit parameters have a copy in 32 bits
+    has_reduce_scatter: bool = True  # whether ZeRO-1 reduces each gradient to its owner alone
+    bucket_bytes: NonNegative = 0.0  # buffers of the data axis's communication
+    data_overlap: bool = True  # whether the data axis communicates during compute
+    # whether ZeRO-1 gives whole tensors to ranks: each owner's gradients are reduced to it, and its parameters
+    # broadcast from it, in collectives of their own
     owns_tensors: bool = False
+    # whether ZeRO-3 gathers and sums each matrix in a collective of its own, not a layer at once
     gathers_matrices: bool = False
+    # whether the tensor axis's sums in backward hide behind the weights' products
     hides_backward_exchange: bool = False
+    # how tokens travel to experts: "alltoall", or "deduplicated" as DeepEP's (layer/dispatch.py)
     dispatcher: Annotated[str, OneOf(DISPATCHERS)] = "alltoall"
+    # which experts a token visits: "random", or "contiguous": k neighbours, as a benchmark's balanced router chooses
+    # them (layer/dispatch.py)
     routing: Annotated[str, OneOf(("random", "contiguous"))] = "random"
+    # whether tokens travel while another micro-batch computes, in any schedule (`--overlap-moe-expert-parallel-comm`)
     hides_dispatch: bool = False
-    pipeline_overlap: bool = False
-    splits_messages: bool = True
-    keeps_outputs: bool = False
+    pipeline_overlap: bool = False  # whether messages between stages travel during compute
+    splits_messages: bool = True  # whether tensor ranks share a message between stages and gather it there
+    keeps_outputs: bool = False  # whether a stage keeps the output of every micro-batch in flight
+    # whether the operators are torch's own, one by one, as layer/operators.py lists them; then the passes above do not
+    # count. Its precision is the precision of parameters, gradients, compute and communication: in 16 bits the model is
+    # cast to them, and with `has_master` the optimizer has copies of parameters and gradients in 32 bits, as in
+    # Megatron. It is not autocast.
     is_eager: bool = False
+    # of an eager stack: whether queries, keys and values are one product, and the vocabulary is treated as split over
+    # ranks even over one, as in Megatron's layers; otherwise three, and torch's own loss
     is_megatron: bool = False
+    # of an eager stack without masters: whether training in 16 bits keeps ZeRO-3's shards in 32, as FSDP2's
+    # MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32): parameters are cast and gathered in
+    # 16 bits, their gradients are cast and summed in 32
     has_wide_shards: bool = False
 
     def __post_init__(self) -> None:

@@ -36,41 +36,31 @@ from lablib.plan.setup import Setup
 
 
 class StepTimes(NamedTuple):
-    """Parts of one step: seconds of the busiest stage, which add up to `step_s`.
+    """Parts of one step: seconds of the busiest stage, which add up to `step_s`."""
 
-    Attributes:
-        step_s: the whole step.
-        products_s, attention_s, memory_s: kernels of the layers by their limit, recomputation included.
-        launch_s: time of the layers beyond these and their communication: launches, by a host that may be late.
-        recompute_s: recomputation in the layers; `repeated` is the same by kind.
-        ends_s: on the busiest stage, embedding or head without the tensor axis, and a layer more than the average.
-        bubble_s: the busiest stage waits for others, or for their messages.
-        optimizer_s, fixed_s: at the end of the step.
-        tensor, context, expert, data, pipeline, host: communication by axis, embedding and head included; for
-            `pipeline`, messages of a rank with two neighbours: their exposed seconds are in bubble_s.
-        pieces: a layer, the embedding and the head, for one micro-batch.
-        pipeline_s: the makespan.
-    """
-
-    step_s: Numbers
+    step_s: Numbers  # the whole step
+    # products_s, attention_s, memory_s: kernels of the layers by their limit, recomputation included
     products_s: Numbers
     attention_s: Numbers
     memory_s: Numbers
-    launch_s: Numbers
-    recompute_s: Numbers
+    launch_s: Numbers  # time of the layers beyond these and their communication: launches, by a host that may be late
+    recompute_s: Numbers  # recomputation in the layers; `repeated` is the same by kind
     repeated: PassTime
+    # on the busiest stage, embedding or head without the tensor axis, and a layer more than the average
     ends_s: Numbers
-    bubble_s: Numbers
-    optimizer_s: Numbers
+    bubble_s: Numbers  # the busiest stage waits for others, or for their messages
+    optimizer_s: Numbers  # optimizer_s, fixed_s: at the end of the step
     fixed_s: Numbers
+    # tensor, context, expert, data, pipeline, host: communication by axis, embedding and head included; for `pipeline`,
+    # messages of a rank with two neighbours: their exposed seconds are in bubble_s
     tensor: AxisTime
     context: AxisTime
     expert: AxisTime
     data: AxisTime
     pipeline: AxisTime
     host: AxisTime
-    pieces: Pieces
-    pipeline_s: Numbers
+    pieces: Pieces  # a layer, the embedding and the head, for one micro-batch
+    pipeline_s: Numbers  # the makespan
 
     @property
     def bubble_fraction(self) -> Numbers:
@@ -88,21 +78,14 @@ class StepTimes(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """An average layer of one micro-batch: compute, recomputation, and waiting.
+    """An average layer of one micro-batch: compute, recomputation, and waiting."""
 
-    Attributes:
-        compute_s: seconds of its passes, recomputation included.
-        recomputed, recomputed_s: the part of the forward pass that runs a second time.
-        sharded, moved: waiting for ZeRO-3's parameters, and for the host.
-        time: seconds of F, I and W, with all of these.
-    """
-
-    compute_s: Numbers
-    recomputed: PassTime
+    compute_s: Numbers  # seconds of its passes, recomputation included
+    recomputed: PassTime  # recomputed, recomputed_s: the part of the forward pass that runs a second time
     recomputed_s: Numbers
-    sharded: Waiting
+    sharded: Waiting  # sharded, moved: waiting for ZeRO-3's parameters, and for the host
     moved: Waiting
-    time: StageTime
+    time: StageTime  # seconds of F, I and W, with all of these
 
     @property
     def waiting_s(self) -> Numbers:

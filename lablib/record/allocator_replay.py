@@ -30,22 +30,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FailedRequest:
-    """A request that did not fit. Bytes at that moment, after cached segments were given back.
+    """A request that did not fit. Bytes at that moment, after cached segments were given back."""
 
-    Attributes:
-        time_s: of the request.
-        size_bytes: of the request.
-        allocated_bytes, reserved_bytes: in used blocks; in segments.
-        largest_cached_bytes: of the largest free piece of a segment.
-        capacity_bytes: memory that this process may reserve.
-    """
-
-    time_s: float
-    size_bytes: int
-    allocated_bytes: int
+    time_s: float  # of the request
+    size_bytes: int  # of the request
+    allocated_bytes: int  # allocated_bytes, reserved_bytes: in used blocks; in segments
     reserved_bytes: int
-    largest_cached_bytes: int
-    capacity_bytes: float
+    largest_cached_bytes: int  # of the largest free piece of a segment
+    capacity_bytes: float  # memory that this process may reserve
 
     @property
     def is_fragmentation(self) -> bool:
@@ -70,25 +62,18 @@ class FailedRequest:
 
 @dataclass(frozen=True, eq=False)
 class AllocatorReplay:
-    """A replayed record. Arrays have one entry per event (allocation or release).
-
-    Attributes:
-        times_s: of the events.
-        requested_bytes, allocated_bytes, reserved_bytes: after each event: as asked for; with rounding; in segments.
-        num_segment_calls: calls to the driver for memory.
-        num_retries: how often cached segments were given back because a request did not fit.
-        out_of_memory: the request that ended the replay; None if all fit.
-    """
+    """A replayed record. Arrays have one entry per event (allocation or release)."""
 
     settings: AllocatorSettings
     capacity_bytes: float
-    times_s: np.ndarray
+    times_s: np.ndarray  # of the events
+    # requested_bytes, allocated_bytes, reserved_bytes: after each event: as asked for; with rounding; in segments
     requested_bytes: np.ndarray
     allocated_bytes: np.ndarray
     reserved_bytes: np.ndarray
-    num_segment_calls: int
-    num_retries: int
-    out_of_memory: FailedRequest | None = None
+    num_segment_calls: int  # calls to the driver for memory
+    num_retries: int  # how often cached segments were given back because a request did not fit
+    out_of_memory: FailedRequest | None = None  # the request that ended the replay; None if all fit
 
     @property
     def peak_allocated_bytes(self) -> int:

@@ -27,26 +27,21 @@ _PARTS = re.compile(r",(?![^\[]*\])")  # a comma outside brackets
 
 @dataclass(frozen=True)
 class AllocatorSettings:
-    """Settings that decide on sizes. The defaults are torch's.
+    """Settings that decide on sizes. The defaults are torch's."""
 
-    Attributes:
-        max_split_size_bytes: blocks of this size or more are not split, and serve only requests of this size or more.
-        max_non_split_rounding_bytes: such a request takes a cached block that is at most this much larger.
-        roundup_power2_divisions: for each interval of sizes, the steps between two powers of two to which requests are
-            rounded up; 0 and 1: to 512 bytes.
-        garbage_collection_threshold: share of the allowed memory above which cached segments are freed before a new one
-            is allocated. Effective only with a memory fraction, as in torch; 0: off.
-        expandable_segments: one segment per pool, of which pages are mapped on demand.
-        large_segment_bytes: segment for requests of 1 to 10 MiB, and page of an expandable segment.
-        per_process_memory_fraction: share of the device that this process may reserve; None: no limit was set.
-    """
-
+    # blocks of this size or more are not split, and serve only requests of this size or more
     max_split_size_bytes: float = inf
+    # such a request takes a cached block that is at most this much larger
     max_non_split_rounding_bytes: float = 20 * MIB
+    # for each interval of sizes, the steps between two powers of two to which requests are rounded up; 0 and 1: to 512
+    # bytes
     roundup_power2_divisions: tuple[int, ...] = (0,) * INTERVALS
+    # share of the allowed memory above which cached segments are freed before a new one is allocated. Effective only
+    # with a memory fraction, as in torch; 0: off.
     garbage_collection_threshold: float = 0.0
-    expandable_segments: bool = False
-    large_segment_bytes: int = 20 * MIB
+    expandable_segments: bool = False  # one segment per pool, of which pages are mapped on demand
+    large_segment_bytes: int = 20 * MIB  # segment for requests of 1 to 10 MiB, and page of an expandable segment
+    # share of the device that this process may reserve; None: no limit was set
     per_process_memory_fraction: float | None = None
 
     @staticmethod

@@ -66,21 +66,15 @@ class Memory:
     """The allocations of a run, rank by rank in order of allocation.
 
     Sizes are in bytes, times in virtual seconds. `rank=None` selects the rank with the highest peak.
-
-    Attributes:
-        allocations: of all ranks.
-        num_ranks: number of ranks.
-        simulated: the simulated ranks, if the others were phantoms; None: all.
-        allocator_peaks: peak of each rank in bytes, as counted by its GPU's allocator (nccl). There are then no
-            allocations, and the time and the contents of a peak are unknown.
-        run_notes: notes below each of its figures, such as that ranks shared a GPU.
     """
 
-    allocations: Sequence[Allocation] = ()
-    num_ranks: int = 0
-    simulated: tuple[int, ...] | None = None
+    allocations: Sequence[Allocation] = ()  # of all ranks
+    num_ranks: int = 0  # number of ranks
+    simulated: tuple[int, ...] | None = None  # the simulated ranks, if the others were phantoms; None: all
+    # peak of each rank in bytes, as counted by its GPU's allocator (nccl). There are then no allocations, and the time
+    # and the contents of a peak are unknown.
     allocator_peaks: tuple[int, ...] = ()
-    run_notes: tuple[str, ...] = ()
+    run_notes: tuple[str, ...] = ()  # notes below each of its figures, such as that ranks shared a GPU
 
     def __post_init__(self) -> None:
         check_type("num_ranks of a Memory", self.num_ranks, int)

@@ -43,38 +43,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Summary:
-    """Time, FLOPs, bytes and utilization per rank. Every tuple has one entry per rank of `ranks`; seconds are per step.
+    """Time, FLOPs, bytes and utilization per rank: in every tuple one entry per rank of `ranks`; seconds per step."""
 
-    Attributes:
-        step_time_s: the makespan, divided by `steps`.
-        busy_s: time in which the compute stream had work.
-        communication_s: time in which a communication stream had work, hidden behind compute or not.
-        exposed_s: communication that compute did not hide.
-        waiting_s: time in which only a communication was pending, as another rank joined later.
-        idle_s: the rest of the step. With `waiting_s`, the bubble of a pipeline.
-        straggler_s: time that others waited for this rank; its sum over ranks equals the sum of `waiting_s`.
-        flops: floating-point operations, recomputation included.
-        sent_bytes: bytes sent by the rank.
-        peak_memory_bytes: largest memory held at once in the whole run; None if not counted.
-        mfu, hfu: fractions of the device's peak, in [0, 1]; None if the device is unknown.
-        steps: number of steps in the run.
-        ranks: all ranks except phantoms. Default: as many as there are entries, from 0 on.
-    """
-
-    step_time_s: float
-    busy_s: tuple[float, ...]
-    communication_s: tuple[float, ...]
-    exposed_s: tuple[float, ...]
-    waiting_s: tuple[float, ...]
-    idle_s: tuple[float, ...]
+    step_time_s: float  # the makespan, divided by `steps`
+    busy_s: tuple[float, ...]  # time in which the compute stream had work
+    communication_s: tuple[float, ...]  # time in which a communication stream had work, hidden behind compute or not
+    exposed_s: tuple[float, ...]  # communication that compute did not hide
+    waiting_s: tuple[float, ...]  # time in which only a communication was pending, as another rank joined later
+    idle_s: tuple[float, ...]  # the rest of the step. With `waiting_s`, the bubble of a pipeline.
+    # time that others waited for this rank; its sum over ranks equals the sum of `waiting_s`
     straggler_s: tuple[float, ...]
-    flops: tuple[float, ...]
-    sent_bytes: tuple[float, ...]
+    flops: tuple[float, ...]  # floating-point operations, recomputation included
+    sent_bytes: tuple[float, ...]  # bytes sent by the rank
+    # largest memory held at once in the whole run; None if not counted
     peak_memory_bytes: tuple[float, ...] | None = None
+    # mfu, hfu: fractions of the device's peak, in [0, 1]; None if the device is unknown
     mfu: tuple[float, ...] | None = None
     hfu: tuple[float, ...] | None = None
-    steps: int = 1
-    ranks: tuple[int, ...] = ()
+    steps: int = 1  # number of steps in the run
+    ranks: tuple[int, ...] = ()  # all ranks except phantoms. Default: as many as there are entries, from 0 on.
 
     def __post_init__(self) -> None:
         check_type("busy_s of a Summary", self.busy_s, Sequence)

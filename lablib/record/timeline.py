@@ -42,39 +42,27 @@ WAIT = "wait:"  # prefix of streams of waiting time
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """One piece of work on one stream of one rank.
+    """One piece of work on one stream of one rank."""
 
-    Attributes:
-        rank: global rank.
-        stream: "compute", "compute:callbacks", "comm:<group>", or "wait:<group>" from its call until the last member's.
-        name: the operation, e.g. "aten.mm" or "all_reduce".
-        phase: the name of the innermost `torch.profiler.record_function` block of the program, otherwise "forward",
-            "backward", "optimizer", or "compute" for other work (passes.py). Communication has the phase of its call.
-        start_s, end_s: seconds since the launch began (virtual seconds on `sim`).
-        flops: floating-point operations (a multiply-add counts as two).
-        size_bytes: bytes read and written by an op; bytes of the payload of a communication.
-        dtype: dtype in which an op computed, as in `Device.peak_flops_per_s`; "" if irrelevant.
-        source: the line of the program that made it, "train.py:12: loss.backward()"; "" if unknown.
-        is_recompute: computed a second time, for backward (activation checkpointing).
-        transfer_id: for a communication: the `id` of its `Transfer`, the same on every rank; None: unknown.
-        place: for a communication: index of this rank in the `ranks` of its `Transfer`; 0 sends a message, 1 receives.
-        outer_phases: the names of the program's blocks around its phase, outermost first.
-    """
-
-    rank: int
+    rank: int  # global rank
+    # "compute", "compute:callbacks", "comm:<group>", or "wait:<group>" from its call until the last member's
     stream: str
-    name: str
+    name: str  # the operation, e.g. "aten.mm" or "all_reduce"
+    # the name of the innermost `torch.profiler.record_function` block of the program, otherwise "forward", "backward",
+    # "optimizer", or "compute" for other work (passes.py). Communication has the phase of its call.
     phase: str
-    start_s: float
+    start_s: float  # start_s, end_s: seconds since the launch began (virtual seconds on `sim`)
     end_s: float
-    flops: float = 0.0
-    size_bytes: float = 0.0
-    dtype: str = ""
-    source: str = ""
-    is_recompute: bool = False
+    flops: float = 0.0  # floating-point operations (a multiply-add counts as two)
+    size_bytes: float = 0.0  # bytes read and written by an op; bytes of the payload of a communication
+    dtype: str = ""  # dtype in which an op computed, as in `Device.peak_flops_per_s`; "" if irrelevant
+    source: str = ""  # the line of the program that made it, "train.py:12: loss.backward()"; "" if unknown
+    is_recompute: bool = False  # computed a second time, for backward (activation checkpointing)
+    # for a communication: the `id` of its `Transfer`, the same on every rank; None: unknown
     transfer_id: int | None = None
+    # for a communication: index of this rank in the `ranks` of its `Transfer`; 0 sends a message, 1 receives
     place: int = 0
-    outer_phases: tuple[str, ...] = ()
+    outer_phases: tuple[str, ...] = ()  # the names of the program's blocks around its phase, outermost first
 
     @property
     def duration_s(self) -> float:
@@ -99,25 +87,17 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The spans of a run, ordered by rank, stream and start. Times in seconds.
+    """The spans of a run, ordered by rank, stream and start. Times in seconds."""
 
-    Attributes:
-        spans: the work of all ranks.
-        num_ranks: number of ranks; some may have no span.
-        window: (first, last) second, for a part of a run; None: all of it. See `between`.
-        origin_s: the time since the launch that is 0 here; not 0 if earlier spans were removed. See `without`.
-        deaths: (rank, second) of ranks that died in a fault.
-        simulated: the simulated ranks, if the others were phantoms; None: all.
-        notes: notes below each of its figures, such as that ranks shared a GPU.
-    """
-
-    spans: tuple[Span, ...]
-    num_ranks: int
+    spans: tuple[Span, ...]  # the work of all ranks
+    num_ranks: int  # number of ranks; some may have no span
+    # (first, last) second, for a part of a run; None: all of it. See `between`.
     window: tuple[float, float] | None = None
+    # the time since the launch that is 0 here; not 0 if earlier spans were removed. See `without`.
     origin_s: float = 0.0
-    deaths: tuple[tuple[int, float], ...] = ()
-    simulated: tuple[int, ...] | None = None
-    notes: tuple[str, ...] = ()
+    deaths: tuple[tuple[int, float], ...] = ()  # (rank, second) of ranks that died in a fault
+    simulated: tuple[int, ...] | None = None  # the simulated ranks, if the others were phantoms; None: all
+    notes: tuple[str, ...] = ()  # notes below each of its figures, such as that ranks shared a GPU
 
     @staticmethod
     @checked

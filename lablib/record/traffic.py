@@ -36,33 +36,22 @@ class Transfer:
         barrier                           0; also for a call that a fault kept from ending
 
     A call on several tensors counts them together.
-
-    Attributes:
-        group: name of the process group ("world", or the name given to `new_group`).
-        name: "all_reduce", "broadcast", ..., or "send" for a matched send and receive.
-        ranks: global ranks of the participants (sender first, for a send).
-        algorithm: "ring", "tree", "hierarchical" or "direct"; on real backends the library's name.
-        tensor_bytes: size of the whole tensor, as in the table above.
-        sent_bytes: bytes sent by each of `ranks` under that algorithm, in the same order.
-        start_s, end_s: times of the transfer (first start, last end), seconds since the launch.
-        issued_s: time of the call on each of `ranks`, in the same order; empty if unknown. A transfer starts when the
-            last has joined: the others wait until then, unless they are busy.
-        dtype: of its tensors, "float32"; "" if they differ, for none, and if unknown (real backends).
-        id: its number in the run, equal to `transfer_id` of its spans. None: unknown.
-        route: function that returns the bytes between each pair of ranks; None if unknown, as on real backends.
     """
 
-    group: str
-    name: str
-    ranks: tuple[int, ...]
-    algorithm: str
-    tensor_bytes: float
-    sent_bytes: tuple[float, ...]
-    start_s: float
+    group: str  # name of the process group ("world", or the name given to `new_group`)
+    name: str  # "all_reduce", "broadcast", ..., or "send" for a matched send and receive
+    ranks: tuple[int, ...]  # global ranks of the participants (sender first, for a send)
+    algorithm: str  # "ring", "tree", "hierarchical" or "direct"; on real backends the library's name
+    tensor_bytes: float  # size of the whole tensor, as in the table above
+    sent_bytes: tuple[float, ...]  # bytes sent by each of `ranks` under that algorithm, in the same order
+    start_s: float  # start_s, end_s: times of the transfer (first start, last end), seconds since the launch
     end_s: float
+    # time of the call on each of `ranks`, in the same order; empty if unknown. A transfer starts when the last has
+    # joined: the others wait until then, unless they are busy.
     issued_s: tuple[float, ...] = ()
-    dtype: str = ""
-    id: int | None = None
+    dtype: str = ""  # of its tensors, "float32"; "" if they differ, for none, and if unknown (real backends)
+    id: int | None = None  # its number in the run, equal to `transfer_id` of its spans. None: unknown.
+    # function that returns the bytes between each pair of ranks; None if unknown, as on real backends
     route: Callable[[], Routes] | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -59,34 +59,24 @@ class ClockReadings:
 
 @dataclass(eq=False)
 class Process:
-    """One rank of a script.
-
-    Attributes:
-        local_rank: its place in its node: the device it should use.
-        num_devices: devices of its node.
-        calls: the mode that handles its device arguments.
-        autocast: settings of `torch.autocast("cuda")`.
-        is_importing: inside the import of a library.
-        binds_device: whether it gave its device to a process group.
-        clock: its readings of this machine's clock.
-        notes: sentences of the run about this rank (calls with another result than on a real machine).
-        exit_handlers: functions registered with `atexit.register`.
-    """
+    """One rank of a script."""
 
     rank: Rank
     ranks: int
-    local_rank: int
-    num_devices: int
+    local_rank: int  # its place in its node: the device it should use
+    num_devices: int  # devices of its node
     cluster: Cluster
     store: SimStore
     placement: Placement = field(init=False)
     streams: Streams = field(init=False)
-    calls: DeviceCalls = field(init=False)
-    autocast: dict[str, Any] = field(default_factory=dict)
-    is_importing: bool = False
-    binds_device: bool = False
-    clock: ClockReadings = field(default_factory=ClockReadings)
+    calls: DeviceCalls = field(init=False)  # the mode that handles its device arguments
+    autocast: dict[str, Any] = field(default_factory=dict)  # settings of `torch.autocast("cuda")`
+    is_importing: bool = False  # inside the import of a library
+    binds_device: bool = False  # whether it gave its device to a process group
+    clock: ClockReadings = field(default_factory=ClockReadings)  # its readings of this machine's clock
+    # sentences of the run about this rank (calls with another result than on a real machine)
     notes: list[str] = field(default_factory=list)
+    # functions registered with `atexit.register`
     exit_handlers: list[tuple[Any, tuple, dict]] = field(default_factory=list)
 
     def note(self, text: str) -> None:

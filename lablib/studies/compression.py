@@ -43,22 +43,14 @@ RECORDED = Path(__file__).with_name("compression.jsonl")
 
 @dataclass(frozen=True)
 class CompressedRun:
-    """Record of one method.
-
-    Attributes:
-        lr: the best of the search.
-        is_inside: whether a smaller and a larger rate were worse.
-        losses: seed -> held-out loss at the end, nats per byte; infinite if training diverged.
-        sent_bytes: mean bytes sent per rank and step.
-        every: steps between synchronizations.
-    """
+    """Record of one method."""
 
     name: str
-    lr: float
-    is_inside: bool
-    losses: Mapping[int, float]
-    sent_bytes: float
-    every: int = 1
+    lr: float  # the best of the search
+    is_inside: bool  # whether a smaller and a larger rate were worse
+    losses: Mapping[int, float]  # seed -> held-out loss at the end, nats per byte; infinite if training diverged
+    sent_bytes: float  # mean bytes sent per rank and step
+    every: int = 1  # steps between synchronizations
 
     @property
     def loss(self) -> float:

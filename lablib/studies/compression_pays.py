@@ -38,19 +38,12 @@ Rate = Annotated[float, Range(ge=1, le=1e30, example=1e9)]  # bytes per second
 
 @dataclass(frozen=True, slots=True)
 class CompressedStep:
-    """One step in seconds.
+    """One step in seconds."""
 
-    Attributes:
-        compute_s: forward, backward and the optimizer.
-        pack_s: packing and unpacking.
-        wire_s: communication, hidden or not.
-        exposed_s: the part of it that compute does not hide.
-    """
-
-    compute_s: float
-    pack_s: float
-    wire_s: float
-    exposed_s: float
+    compute_s: float  # forward, backward and the optimizer
+    pack_s: float  # packing and unpacking
+    wire_s: float  # communication, hidden or not
+    exposed_s: float  # the part of it that compute does not hide
 
     @property
     def step_s(self) -> float:

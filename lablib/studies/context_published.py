@@ -37,18 +37,12 @@ SIZES = ContextSizes(batch=1, seq_len=RANKS * TOKENS_A_RANK, heads=32, kv_heads=
 
 @dataclass(frozen=True, slots=True)
 class PublishedRing:
-    """A row of the table, in iterations a second.
+    """A row of the table, in iterations a second."""
 
-    Attributes:
-        gpu: "H800" or "A100".
-        flash: one GPU's FlashAttention over its own tokens, before the division by 8.
-        rings: by order.
-    """
-
-    gpu: str
+    gpu: str  # "H800" or "A100"
     forward_only: bool
-    flash: float
-    rings: Mapping[str, float]
+    flash: float  # one GPU's FlashAttention over its own tokens, before the division by 8
+    rings: Mapping[str, float]  # by order
 
     @property
     def efficiencies(self) -> dict[str, float]:

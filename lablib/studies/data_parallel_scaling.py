@@ -41,18 +41,13 @@ METHODS: tuple[Method, ...] = ("naive", "bucketed", "overlapped")
 
 @dataclass(frozen=True, eq=False)
 class StepProfile:
-    """One step on one device, without communication.
-
-    Attributes:
-        params: the trainable parameters in order of registration, as shapes (device "meta").
-        ready_s: seconds from the start of backward to each parameter's final gradient.
-    """
+    """One step on one device, without communication."""
 
     device: Device
     forward_s: float
     backward_s: float
-    params: tuple[Tensor, ...]
-    ready_s: tuple[float, ...]
+    params: tuple[Tensor, ...]  # the trainable parameters in order of registration, as shapes (device "meta")
+    ready_s: tuple[float, ...]  # seconds from the start of backward to each parameter's final gradient
 
     @property
     def step_s(self) -> float:

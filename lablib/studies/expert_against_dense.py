@@ -53,21 +53,15 @@ _ONE_STAGE: Mapping[str, Any] = {"pipeline": 1, "context": 1, "schedule": "1f1b"
 
 @dataclass(frozen=True)
 class AgainstDense:
-    """The fastest plans that fit on some GPUs; None if no plan fits.
-
-    Attributes:
-        mixture, active, total: plans of the mixture, of the dense model with equal FLOPs per token, with equal
-            parameters.
-        least_bytes: bytes per GPU of the mixture's smallest plan.
-        rows: tokens per expert and micro-batch in the mixture's plan; None without a plan.
-    """
+    """The fastest plans that fit on some GPUs; None if no plan fits."""
 
     num_gpus: int
+    # mixture, active, total: plans of the mixture, of the dense model with equal FLOPs per token, with equal parameters
     mixture: Prediction | None
     active: Prediction | None
     total: Prediction | None
-    least_bytes: float
-    rows: float | None = None
+    least_bytes: float  # bytes per GPU of the mixture's smallest plan
+    rows: float | None = None  # tokens per expert and micro-batch in the mixture's plan; None without a plan
 
     @property
     def speed(self) -> float | None:

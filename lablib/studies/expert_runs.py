@@ -68,20 +68,13 @@ METHODS: Mapping[str, Balancing] = MappingProxyType(
 
 @dataclass(frozen=True)
 class ExpertStep:
-    """One step of a run.
-
-    Attributes:
-        loss: of the batch before the step, in nats per byte, without auxiliary losses.
-        counts: [L][E], choices of each expert; no layer for a dense model.
-        dropped: share of all choices that were dropped.
-        held_out: loss of held-out text after the step; None if it was not computed.
-    """
+    """One step of a run."""
 
     step: int
-    loss: float
-    counts: tuple[tuple[int, ...], ...]
-    dropped: float
-    held_out: float | None = None
+    loss: float  # of the batch before the step, in nats per byte, without auxiliary losses
+    counts: tuple[tuple[int, ...], ...]  # [L][E], choices of each expert; no layer for a dense model
+    dropped: float  # share of all choices that were dropped
+    held_out: float | None = None  # loss of held-out text after the step; None if it was not computed
 
     @property
     def imbalance(self) -> float:
@@ -92,25 +85,17 @@ class ExpertStep:
 
 @dataclass(frozen=True)
 class ExpertRun:
-    """A recorded run, by windows of ten steps.
-
-    Attributes:
-        steps: the last of each window.
-        counts: [window][L][E], choices of each expert in the last step of the window.
-        imbalance: the busiest expert over the mean, averaged over layers and the window's steps.
-        dropped: share of the choices that were dropped, mean of the window's steps.
-        losses: of batches, in nats per byte, mean of the window's steps.
-        held_out: (step, loss of held-out text).
-    """
+    """A recorded run, by windows of ten steps."""
 
     method: str
     seed: int
-    steps: tuple[int, ...]
+    steps: tuple[int, ...]  # the last of each window
+    # [window][L][E], choices of each expert in the last step of the window
     counts: tuple[tuple[tuple[int, ...], ...], ...]
-    imbalance: tuple[float, ...]
-    dropped: tuple[float, ...]
-    losses: tuple[float, ...]
-    held_out: tuple[tuple[int, float], ...]
+    imbalance: tuple[float, ...]  # the busiest expert over the mean, averaged over layers and the window's steps
+    dropped: tuple[float, ...]  # share of the choices that were dropped, mean of the window's steps
+    losses: tuple[float, ...]  # of batches, in nats per byte, mean of the window's steps
+    held_out: tuple[tuple[int, float], ...]  # (step, loss of held-out text)
 
     @property
     def final_loss(self) -> float:

@@ -34,24 +34,15 @@ _DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """Time, bytes and FLOPs of one run of a program, until its last rank is done.
+    """Time, bytes and FLOPs of one run of a program, until its last rank is done."""
 
-    Attributes:
-        ranks: number of ranks, simulated or not.
-        time_s: from the common start to the end of the last rank.
-        compute_s: compute of the busiest rank. Its other attributes are of the same rank.
-        communication_s: communication, hidden or not.
-        seconds: compute time by operator, such as "aten.mm".
-        flops: FLOPs by phase, such as "forward" and "backward".
-    """
-
-    ranks: int
-    time_s: float
-    compute_s: float
-    communication_s: float
+    ranks: int  # number of ranks, simulated or not
+    time_s: float  # from the common start to the end of the last rank
+    compute_s: float  # compute of the busiest rank. Its other attributes are of the same rank.
+    communication_s: float  # communication, hidden or not
     sent_bytes: float
-    seconds: Mapping[str, float] = field(repr=False)
-    flops: Mapping[str, float] = field(repr=False)
+    seconds: Mapping[str, float] = field(repr=False)  # compute time by operator, such as "aten.mm"
+    flops: Mapping[str, float] = field(repr=False)  # FLOPs by phase, such as "forward" and "backward"
 
     @property
     def exposed_s(self) -> float:

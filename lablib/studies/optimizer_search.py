@@ -29,17 +29,11 @@ FACTOR = 2.0
 
 @dataclass(frozen=True)
 class Search:
-    """Trials of a search.
+    """Trials of a search."""
 
-    Attributes:
-        losses: (rate, decay) -> loss, in the order of the trials.
-        best: the rate and decay of the least loss.
-        is_inside: whether both neighbours of the best were tried.
-    """
-
-    losses: dict[tuple[float, float], float]
-    best: tuple[float, float]
-    is_inside: bool
+    losses: dict[tuple[float, float], float]  # (rate, decay) -> loss, in the order of the trials
+    best: tuple[float, float]  # the rate and decay of the least loss
+    is_inside: bool  # whether both neighbours of the best were tried
 
     @property
     def runner_up(self) -> tuple[float, float]:

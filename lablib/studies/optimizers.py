@@ -81,33 +81,20 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class OptimizerResult:
-    """Record of one optimizer.
-
-    Attributes:
-        lr, weight_decay: the best of the search.
-        num_trials: settings that the search tried.
-        is_inside: whether a smaller and a larger rate were worse than the best.
-        losses: seed -> held-out loss at the end, nats per byte.
-        tokens: at each evaluation.
-        curve: held-out loss at each evaluation, mean over seeds; of fewer sequences than `losses`.
-        bytes_per_parameter: of state, mean over all parameters of the model.
-        temporary_bytes_per_parameter: needed by a step beyond weights, gradients and state.
-        step_ratio: processor seconds of a training step, over AdamW's in the same process.
-        optimizer_ratio: the same of the optimizer's part.
-    """
+    """Record of one optimizer."""
 
     name: str
-    lr: float
+    lr: float  # lr, weight_decay: the best of the search
     weight_decay: float
-    num_trials: int
-    is_inside: bool
-    losses: Mapping[int, float]
-    tokens: Sequence[int]
-    curve: Sequence[float]
-    bytes_per_parameter: float
-    temporary_bytes_per_parameter: float
-    step_ratio: float
-    optimizer_ratio: float
+    num_trials: int  # settings that the search tried
+    is_inside: bool  # whether a smaller and a larger rate were worse than the best
+    losses: Mapping[int, float]  # seed -> held-out loss at the end, nats per byte
+    tokens: Sequence[int]  # at each evaluation
+    curve: Sequence[float]  # held-out loss at each evaluation, mean over seeds; of fewer sequences than `losses`
+    bytes_per_parameter: float  # of state, mean over all parameters of the model
+    temporary_bytes_per_parameter: float  # needed by a step beyond weights, gradients and state
+    step_ratio: float  # processor seconds of a training step, over AdamW's in the same process
+    optimizer_ratio: float  # the same of the optimizer's part
 
     @property
     def loss(self) -> float:
@@ -121,16 +108,11 @@ class OptimizerResult:
 
 @dataclass(frozen=True)
 class Difference:
-    """Loss of one optimizer minus the loss of another, seed by seed.
+    """Loss of one optimizer minus the loss of another, seed by seed."""
 
-    Attributes:
-        each: of every seed that both ran.
-        half_width: of the 95% interval around the mean.
-    """
-
-    each: tuple[float, ...]
+    each: tuple[float, ...]  # of every seed that both ran
     mean: float
-    half_width: float
+    half_width: float  # of the 95% interval around the mean
 
     @property
     def is_noise(self) -> bool:

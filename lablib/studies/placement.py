@@ -42,17 +42,12 @@ MAX_RANKS = 1024  # limit for the matrix of bytes between ranks
 
 @dataclass(frozen=True)
 class PlacedMesh:
-    """A mesh on a cluster: its step, and its traffic.
+    """A mesh on a cluster: its step, and its traffic."""
 
-    Attributes:
-        mesh: the order of its axes is the placement.
-        exposed_s: axis -> seconds of a step in which ranks wait for it.
-    """
-
-    mesh: Mesh
+    mesh: Mesh  # the order of its axes is the placement
     cluster: Cluster
     prediction: Prediction
-    exposed_s: Mapping[str, float]
+    exposed_s: Mapping[str, float]  # axis -> seconds of a step in which ranks wait for it
     setup: Setup
 
     @property

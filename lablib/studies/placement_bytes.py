@@ -51,22 +51,15 @@ _WIDEST = {"data": ("data", "expert", "context"), "copies of experts": ("data",)
 
 @dataclass(frozen=True, slots=True)
 class StepCall:
-    """A repeated collective of a step, or the messages between stages.
-
-    Attributes:
-        name: the collective, "ring" (each rank to the next of a circle) or "send" (to the next stage).
-        size_bytes: S of the cost model; of "ring" and "send" the bytes sent by one rank.
-        times: calls per step and group.
-        over: axes of the mesh along its groups.
-        stage: the stage of its groups: 0, -1; None: all. "ends": the first and the last stage of each pipeline.
-    """
+    """A repeated collective of a step, or the messages between stages."""
 
     axis: str
     what: str
-    name: str
-    size_bytes: float
-    times: float
-    over: tuple[str, ...]
+    name: str  # the collective, "ring" (each rank to the next of a circle) or "send" (to the next stage)
+    size_bytes: float  # S of the cost model; of "ring" and "send" the bytes sent by one rank
+    times: float  # calls per step and group
+    over: tuple[str, ...]  # axes of the mesh along its groups
+    # the stage of its groups: 0, -1; None: all. "ends": the first and the last stage of each pipeline.
     stage: int | str | None = None
 
 
@@ -181,17 +174,12 @@ def _reduced(
 
 @dataclass(frozen=True, slots=True)
 class StepTraffic:
-    """Bytes of a step between ranks, axis by axis.
-
-    Attributes:
-        matrices: axis -> bytes from each rank (row) to each (column).
-        traffic: the same as a record of communications, for `figure_traffic_matrix`.
-    """
+    """Bytes of a step between ranks, axis by axis."""
 
     mesh: Mesh
     cluster: Cluster
-    matrices: Mapping[str, np.ndarray]
-    traffic: Traffic
+    matrices: Mapping[str, np.ndarray]  # axis -> bytes from each rank (row) to each (column)
+    traffic: Traffic  # the same as a record of communications, for `figure_traffic_matrix`
 
     @checked
     def sent_bytes(self, axis: Annotated[str, OneOf(AXES)]) -> dict[str, float]:

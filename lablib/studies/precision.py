@@ -38,15 +38,10 @@ CONFIG = GPTConfig(2, 128, 4, vocab_size=256, max_seq_len=64)
 
 @dataclass(frozen=True, slots=True)
 class RecipeRuns:
-    """Losses of the same run in several recipes.
+    """Losses of the same run in several recipes."""
 
-    Attributes:
-        about: command, date, versions and machine.
-        losses: recipe -> loss of each step in nats per byte, before the step.
-    """
-
-    about: dict[str, Any]
-    losses: dict[str, list[float]]
+    about: dict[str, Any]  # command, date, versions and machine
+    losses: dict[str, list[float]]  # recipe -> loss of each step in nats per byte, before the step
 
 
 @checked

@@ -51,35 +51,25 @@ CONTEXT_BYTES = 1.3e9
 
 @dataclass(frozen=True, eq=False)
 class StepMemory:
-    """The memory of one step. Arrays have one entry an operator, in order.
-
-    Attributes:
-        seq_len, micro_batch, num_microbatches: tokens of a sequence, sequences at once, micro-batches of the step.
-        device: the device that it must fit into.
-        is_exact: whether every operator is known; if not, the moments are the planner's.
-        start_s: start of each, by its roofline; `end_s` is the end of the step.
-        held: category -> bytes at the operator's highest moment.
-        made_bytes: bytes that the operator allocates.
-        limit_bytes: bytes of the device that a program may use.
-        largest_micro_batch: the most sequences that fit; 0: not one.
-    """
+    """The memory of one step. Arrays have one entry an operator, in order."""
 
     name: str
+    # seq_len, micro_batch, num_microbatches: tokens of a sequence, sequences at once, micro-batches of the step
     seq_len: int
     micro_batch: int
     num_microbatches: int
     precision: str
     optimizer: str
     recompute: str
-    device: Device
-    is_exact: bool
+    device: Device  # the device that it must fit into
+    is_exact: bool  # whether every operator is known; if not, the moments are the planner's
     ops: tuple[Op, ...]
-    start_s: np.ndarray
+    start_s: np.ndarray  # start of each, by its roofline; `end_s` is the end of the step
     end_s: float
-    held: Mapping[str, np.ndarray]
-    made_bytes: np.ndarray
-    limit_bytes: float
-    largest_micro_batch: int
+    held: Mapping[str, np.ndarray]  # category -> bytes at the operator's highest moment
+    made_bytes: np.ndarray  # bytes that the operator allocates
+    limit_bytes: float  # bytes of the device that a program may use
+    largest_micro_batch: int  # the most sequences that fit; 0: not one
 
     @property
     def total(self) -> np.ndarray:

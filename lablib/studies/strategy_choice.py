@@ -72,24 +72,16 @@ CLAIMS: Mapping[str, StrategyClaim] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class StrategyRow:
-    """One strategy on so many ranks.
-
-    Attributes:
-        efficiency: throughput of n ranks over n times the throughput of one.
-        saved, states_saved: shares of the bytes at the peak, and of the states' alone.
-        sent_bytes: of a mean rank per step.
-        exposed_share: share of the step in which ranks wait for wires, without the bubble of a pipeline.
-        fits: whether it fits into a device.
-    """
+    """One strategy on so many ranks."""
 
     strategy: str
     ranks: int
-    efficiency: float
-    saved: float
+    efficiency: float  # throughput of n ranks over n times the throughput of one
+    saved: float  # saved, states_saved: shares of the bytes at the peak, and of the states' alone
     states_saved: float
-    sent_bytes: float
-    exposed_share: float
-    fits: bool
+    sent_bytes: float  # of a mean rank per step
+    exposed_share: float  # share of the step in which ranks wait for wires, without the bubble of a pipeline
+    fits: bool  # whether it fits into a device
 
     @property
     def claim(self) -> StrategyClaim:
@@ -108,18 +100,13 @@ class StrategyRow:
 
 @dataclass(frozen=True, slots=True)
 class StrategyVerdict:
-    """Result of the check of one row of the table.
-
-    Attributes:
-        efficiency, saved: minimum and maximum over them.
-        efficiency_holds_on, saved_holds_on: the ranks on which the claim holds.
-    """
+    """Result of the check of one row of the table."""
 
     strategy: str
     ranks: tuple[int, ...]
-    efficiency: tuple[float, float]
+    efficiency: tuple[float, float]  # efficiency, saved: minimum and maximum over them
     saved: tuple[float, float]
-    efficiency_holds_on: tuple[int, ...]
+    efficiency_holds_on: tuple[int, ...]  # efficiency_holds_on, saved_holds_on: the ranks on which the claim holds
     saved_holds_on: tuple[int, ...]
 
     def sentence(self) -> str:

@@ -46,19 +46,13 @@ WAYS = ("f and g", "overlapped", "sequence", "gathered again", "in chunks")
 
 @dataclass(frozen=True, slots=True)
 class TensorLayerTime:
-    """One layer, forward and backward, in seconds.
-
-    Attributes:
-        compute_s: products, attention, and element-wise work on each token.
-        communication_s: of all collectives or messages, hidden or not.
-        exposed_s: the part of it that nothing hides.
-    """
+    """One layer, forward and backward, in seconds."""
 
     way: str
     ranks: int
-    compute_s: float
-    communication_s: float
-    exposed_s: float
+    compute_s: float  # products, attention, and element-wise work on each token
+    communication_s: float  # of all collectives or messages, hidden or not
+    exposed_s: float  # the part of it that nothing hides
 
     @property
     def layer_s(self) -> float:

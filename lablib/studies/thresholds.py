@@ -26,22 +26,16 @@ _LASTING = ("parameter", "optimizer state", "other")  # categories that a step d
 
 @dataclass(frozen=True, slots=True)
 class RunNumbers:
-    """The fastest plan's numbers: what such thresholds are about.
+    """The fastest plan's numbers: what such thresholds are about."""
 
-    Attributes:
-        num_gpus, plan: GPUs, and the split in words.
-        tokens_per_s: of all GPUs.
-        step_s: of one step.
-        peak_bytes, growth_bytes: of the fullest GPU: its peak, and the part that a step adds to weights and optimizer.
-        slowdown_at: memory limit in bytes -> step time of the fastest plan below it over `step_s`; infinity: none fits.
-    """
-
-    num_gpus: int
+    num_gpus: int  # num_gpus, plan: GPUs, and the split in words
     plan: str
-    tokens_per_s: float
-    step_s: float
+    tokens_per_s: float  # of all GPUs
+    step_s: float  # of one step
+    # peak_bytes, growth_bytes: of the fullest GPU: its peak, and the part that a step adds to weights and optimizer
     peak_bytes: float
     growth_bytes: float
+    # memory limit in bytes -> step time of the fastest plan below it over `step_s`; infinity: none fits
     slowdown_at: dict[float, float]
 
     @property

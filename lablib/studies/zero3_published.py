@@ -35,22 +35,15 @@ TOKENS = 300e9  # of the column of days
 
 @dataclass(frozen=True, slots=True)
 class PublishedStep:
-    """A row of the table.
-
-    Attributes:
-        model_parallel: ranks that share a replica: 1 is ZeRO-3, others PTD-P.
-        batch, gpus, micro_batch: sequences of a step, GPUs, and sequences of a micro-batch on one rank.
-        tflops: TFLOP/s of a GPU, with recomputation.
-        days: for 300 billion tokens.
-    """
+    """A row of the table."""
 
     model: str
-    model_parallel: int
-    batch: int
+    model_parallel: int  # ranks that share a replica: 1 is ZeRO-3, others PTD-P
+    batch: int  # batch, gpus, micro_batch: sequences of a step, GPUs, and sequences of a micro-batch on one rank
     gpus: int
     micro_batch: int
-    tflops: float
-    days: float
+    tflops: float  # TFLOP/s of a GPU, with recomputation
+    days: float  # for 300 billion tokens
 
     @property
     def is_zero3(self) -> bool:

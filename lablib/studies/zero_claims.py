@@ -69,33 +69,24 @@ Bytes = Annotated[float, Range(ge=0, lt=inf, example=80 * GB)]
 
 @dataclass(frozen=True, slots=True)
 class Interpretation:
-    """One interpretation of a claim "from so many bytes to so many".
-
-    Attributes:
-        parts: the parts that count.
-        min_ranks, max_ranks: the range for which it is true to its last digit; `max_ranks` may be infinite.
-    """
+    """One interpretation of a claim "from so many bytes to so many"."""
 
     precision: str
-    parts: tuple[str, ...]
+    parts: tuple[str, ...]  # the parts that count
     stage: int
+    # min_ranks, max_ranks: the range for which it is true to its last digit; `max_ranks` may be infinite
     min_ranks: int
     max_ranks: float
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim and the result of its check.
-
-    Attributes:
-        true_for: where it holds, computed by the functions of this file.
-        left_out: bytes that it does not count.
-    """
+    """A claim and the result of its check."""
 
     text: str
     source: str
-    true_for: str
-    left_out: str
+    true_for: str  # where it holds, computed by the functions of this file
+    left_out: str  # bytes that it does not count
 
 
 @checked

@@ -50,21 +50,13 @@ Rate = Annotated[float, Range(gt=0, lt=inf, example=4e14)]
 
 @dataclass(frozen=True, slots=True)
 class Zero3Time:
-    """Communication of a step of ZeRO-3.
+    """Communication of a step of ZeRO-3."""
 
-    Attributes:
-        num_gathers: collectives of one pass over the model, M.
-        gather_s: seconds of these, G.
-        reduce_s: seconds of the reduce-scatters, R.
-        latency_s: the part of `step_s` that bandwidth does not shorten.
-        held_bytes: of the largest unit and the prefetched one.
-    """
-
-    num_gathers: int
-    gather_s: float
-    reduce_s: float
-    latency_s: float
-    held_bytes: float
+    num_gathers: int  # collectives of one pass over the model, M
+    gather_s: float  # seconds of these, G
+    reduce_s: float  # seconds of the reduce-scatters, R
+    latency_s: float  # the part of `step_s` that bandwidth does not shorten
+    held_bytes: float  # of the largest unit and the prefetched one
 
     @property
     def step_s(self) -> float:

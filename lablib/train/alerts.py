@@ -47,23 +47,14 @@ def check_metric(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class AlertRule:
-    """A condition on one metric.
+    """A condition on one metric."""
 
-    Attributes:
-        metric: its name, of letters, digits and "_", as Prometheus asks.
-        threshold: in the unit of the metric.
-        when: "above" or "below" the threshold.
-        for_s: seconds that the condition must hold before the alert fires.
-        name: of the alert, different for each rule; "": made of metric and direction ("GpuUtilizationBelow").
-        severity: a label for the receiver of the alert.
-    """
-
-    metric: str
-    threshold: Finite
-    when: Annotated[str, OneOf(("above", "below"))] = "above"
-    for_s: NonNegative = 0.0
-    name: str = ""
-    severity: str = "warning"
+    metric: str  # its name, of letters, digits and "_", as Prometheus asks
+    threshold: Finite  # in the unit of the metric
+    when: Annotated[str, OneOf(("above", "below"))] = "above"  # "above" or "below" the threshold
+    for_s: NonNegative = 0.0  # seconds that the condition must hold before the alert fires
+    name: str = ""  # of the alert, different for each rule; "": made of metric and direction ("GpuUtilizationBelow")
+    severity: str = "warning"  # a label for the receiver of the alert
 
     def __post_init__(self) -> None:
         check_fields(self, self.metric if isinstance(self.metric, str) else "")

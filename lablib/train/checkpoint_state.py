@@ -40,15 +40,10 @@ from lablib.train.manifest import Manifest
 
 @dataclass
 class PerRank:
-    """A value that each rank has for itself.
+    """A value that each rank has for itself."""
 
-    Attributes:
-        value: of this rank; after a load, None if the saved run had fewer ranks.
-        of_all: after a load, the values of all ranks of the saved run, in rank order.
-    """
-
-    value: Any = None
-    of_all: Sequence[Any] = ()
+    value: Any = None  # of this rank; after a load, None if the saved run had fewer ranks
+    of_all: Sequence[Any] = ()  # after a load, the values of all ranks of the saved run, in rank order
 
 
 class Leaf(NamedTuple):

@@ -40,21 +40,13 @@ _CHUNK_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Manifest:
-    """Description of a checkpoint.
+    """Description of a checkpoint."""
 
-    Attributes:
-        step: steps taken before it.
-        number: 1 for the first save in this folder, then one more each time.
-        num_ranks: of the run that saved it.
-        metric: lower is better; None: not measured, or not finite.
-        files: size in bytes and CRC-32, by name.
-    """
-
-    step: int
-    number: int
-    num_ranks: int
-    metric: float | None
-    files: Mapping[str, Sequence[int]]
+    step: int  # steps taken before it
+    number: int  # 1 for the first save in this folder, then one more each time
+    num_ranks: int  # of the run that saved it
+    metric: float | None  # lower is better; None: not measured, or not finite
+    files: Mapping[str, Sequence[int]]  # size in bytes and CRC-32, by name
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -27,15 +27,10 @@ from lablib.train.boxes import BoxedTensor, copy_boxes
 
 
 class Held(NamedTuple):
-    """A tensor of this rank, and its parts by the names of the whole model.
+    """A tensor of this rank, and its parts by the names of the whole model."""
 
-    Attributes:
-        tensor: a parameter of the optimizer, perhaps a flat shard; or a tensor that is not trained.
-        parts: views of a tensor with the same shape, by name.
-    """
-
-    tensor: Tensor
-    parts: Callable[[Tensor], Mapping[str, Tensor]]
+    tensor: Tensor  # a parameter of the optimizer, perhaps a flat shard; or a tensor that is not trained
+    parts: Callable[[Tensor], Mapping[str, Tensor]]  # views of a tensor with the same shape, by name
 
 
 @checked

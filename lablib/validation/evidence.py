@@ -40,21 +40,14 @@ _WIDENING = 0.05  # of the band, per unit of distance
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence for one prediction.
+    """Evidence for one prediction."""
 
-    Attributes:
-        num_runs: measured runs within RADIUS.
-        error: their median |predicted / measured - 1|; None without evidence.
-        ratios: the quartiles of their predicted / measured; None without evidence.
-        band_s: limits of the measured step time in seconds; None without evidence.
-        reason: the reason for no evidence, or "".
-    """
-
-    num_runs: int
-    error: float | None = None
+    num_runs: int  # measured runs within RADIUS
+    error: float | None = None  # their median |predicted / measured - 1|; None without evidence
+    # the quartiles of their predicted / measured; None without evidence
     ratios: tuple[float, float, float] | None = None
-    band_s: tuple[float, float] | None = None
-    reason: str = ""
+    band_s: tuple[float, float] | None = None  # limits of the measured step time in seconds; None without evidence
+    reason: str = ""  # the reason for no evidence, or ""
 
     def __str__(self) -> str:
         if self.band_s is None or self.error is None:

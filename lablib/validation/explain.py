@@ -72,40 +72,25 @@ _CLOSE = 0.01  # changes whose gaps differ by less come equally near
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One changed argument, and the step that it predicts.
+    """One changed argument, and the step that it predicts."""
 
-    Attributes:
-        kind, text: a word of the list above, and the change in words.
-        arguments: of `predict`, those that differ.
-        terms: name -> predicted seconds, under the names of the measured terms.
-        step_s: predicted seconds of the step.
-        gap: distance from the measurement, as a share of the measured step.
-    """
-
-    kind: str
+    kind: str  # kind, text: a word of the list above, and the change in words
     text: str
-    arguments: Mapping[str, Any]
-    terms: Mapping[str, float]
-    step_s: float
-    gap: float
+    arguments: Mapping[str, Any]  # of `predict`, those that differ
+    terms: Mapping[str, float]  # name -> predicted seconds, under the names of the measured terms
+    step_s: float  # predicted seconds of the step
+    gap: float  # distance from the measurement, as a share of the measured step
 
 
 @dataclass(frozen=True, repr=False)
 class Explanation:
-    """A measured step next to its prediction.
+    """A measured step next to its prediction."""
 
-    Attributes:
-        prediction: with the given arguments.
-        measured: the step, with its terms if they are known.
-        terms: name -> predicted seconds: the parts of the prediction, or its kinds of work.
-        gap: distance of the prediction from the measurement, as a share of the measured step.
-        changes: changed arguments, the nearest to the measurement first; of equally near ones the more usual.
-    """
-
-    prediction: Prediction
-    measured: StepTerms
-    terms: Mapping[str, float]
-    gap: float
+    prediction: Prediction  # with the given arguments
+    measured: StepTerms  # the step, with its terms if they are known
+    terms: Mapping[str, float]  # name -> predicted seconds: the parts of the prediction, or its kinds of work
+    gap: float  # distance of the prediction from the measurement, as a share of the measured step
+    # changed arguments, the nearest to the measurement first; of equally near ones the more usual
     changes: tuple[Change, ...]
 
     @property

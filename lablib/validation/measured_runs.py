@@ -25,27 +25,18 @@ FILE = Path(__file__).with_name("measured_runs.jsonl")
 
 
 class Question(NamedTuple):
-    """The part of a run by which it is compared with others.
+    """The part of a run by which it is compared with others."""
 
-    Attributes:
-        flops_per_token: of the model, forward and backward: its size, and attention's part at this length.
-        num_gpus, seq_len: ranks, and tokens of a sequence.
-        device, capability: the device's name, and the major number of its compute capability (0: not NVIDIA's).
-        bits: of the dtype of products.
-        software: name of the stack.
-        has_experts: whether the model is a mixture of experts.
-        apart: techniques (LoRA, offload, ...) that make runs incomparable with runs without them.
-    """
-
-    flops_per_token: float
-    num_gpus: int
+    flops_per_token: float  # of the model, forward and backward: its size, and attention's part at this length
+    num_gpus: int  # num_gpus, seq_len: ranks, and tokens of a sequence
     seq_len: int
+    # device, capability: the device's name, and the major number of its compute capability (0: not NVIDIA's)
     device: str
     capability: int
-    bits: int
-    software: str
-    has_experts: bool
-    apart: tuple[str, ...] = ()
+    bits: int  # of the dtype of products
+    software: str  # name of the stack
+    has_experts: bool  # whether the model is a mixture of experts
+    apart: tuple[str, ...] = ()  # techniques (LoRA, offload, ...) that make runs incomparable with runs without them
 
 
 class MeasuredRun(NamedTuple):

@@ -43,22 +43,17 @@ UNSEEN = "These are rows that its constants were fitted on."
 
 
 class Results(NamedTuple):
-    """Everything that a page reports.
+    """Everything that a page reports."""
 
-    Attributes:
-        report: of the rows that constants are fitted to.
-        held_out, without_software: the sources, and the generations of software, each left out of the fit.
-        mixtures, others: the reports of rows with mixtures of experts, and of other programs and accelerators; each has
-            a section of its own.
-        default: the report of the first rows with one default software.
-    """
-
-    report: ScoreReport
+    report: ScoreReport  # of the rows that constants are fitted to
+    # held_out, without_software: the sources, and the generations of software, each left out of the fit
     held_out: Sequence[HeldOut] = ()
     without_software: Sequence[HeldOut] = ()
+    # mixtures, others: the reports of rows with mixtures of experts, and of other programs and accelerators; each has a
+    # section of its own
     mixtures: ScoreReport | None = None
     others: ScoreReport | None = None
-    default: ScoreReport | None = None
+    default: ScoreReport | None = None  # the report of the first rows with one default software
 
 
 MARKED = re.compile(r"(?<=<!-- validation -->\n).*?(?=<!-- /validation -->)", re.DOTALL)

@@ -35,28 +35,20 @@ from lablib.validation.fields import FIELDS, SECTIONS, SIZES, by_usual_names, ch
 
 @dataclass(frozen=True, slots=True)
 class PublishedRow:
-    """One published measurement. Sections hold only known fields, each checked; numbers keep the file's units.
+    """One published measurement. Sections hold only known fields, each checked; numbers keep the file's units."""
 
-    Attributes:
-        line: its line in the file, from 1.
-        id: its name; `family` is the part before the first "-", `group` the first two parts.
-        model, hardware, parallel, batch, measured, source: the sections of the file.
-        texts: precision, recompute, schedule, optimizer, dispatcher, notes and the other fields of text, if stated.
-        is_scorable: False if the file says that the row is not a measurement of a step.
-        unused: fields with unknown names.
-    """
-
-    line: int
-    id: str
-    model: Mapping[str, Any]
+    line: int  # its line in the file, from 1
+    id: str  # its name; `family` is the part before the first "-", `group` the first two parts
+    model: Mapping[str, Any]  # model, hardware, parallel, batch, measured, source: the sections of the file
     hardware: Mapping[str, Any]
     parallel: Mapping[str, Any]
     batch: Mapping[str, Any]
     measured: Mapping[str, float]
     source: Mapping[str, str]
+    # precision, recompute, schedule, optimizer, dispatcher, notes and the other fields of text, if stated
     texts: Mapping[str, str] = field(default_factory=dict)
-    is_scorable: bool = True
-    unused: tuple[str, ...] = ()
+    is_scorable: bool = True  # False if the file says that the row is not a measurement of a step
+    unused: tuple[str, ...] = ()  # fields with unknown names
 
     @property
     def family(self) -> str:

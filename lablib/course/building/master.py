@@ -31,22 +31,14 @@ _TIME = re.compile(r"\*\*Time\.\*\*\s*(?P<minutes>\d+) minutes")
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of a master.
+    """One cell of a master."""
 
-    Attributes:
-        kind: "code", "markdown" or "raw".
-        source: its text, with the solution.
-        points: points of a check (nbgrader).
-        minutes: minutes of the section that begins here; 0 if none does.
-        line: line of its `# %%` in the master.
-    """
-
-    kind: str
-    source: str
+    kind: str  # "code", "markdown" or "raw"
+    source: str  # its text, with the solution
     tags: tuple[str, ...]
-    points: float
-    line: int
-    minutes: float = 0.0
+    points: float  # points of a check (nbgrader)
+    line: int  # line of its `# %%` in the master
+    minutes: float = 0.0  # minutes of the section that begins here; 0 if none does
 
     @property
     def heading(self) -> str:

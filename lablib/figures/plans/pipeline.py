@@ -48,21 +48,14 @@ def figure_pipeline(
 
 @dataclass(frozen=True)
 class Drawn:
-    """A picture of a replay before its sentence and table are attached, and its positions.
+    """A picture of a replay before its sentence and table are attached, and its positions."""
 
-    Attributes:
-        figure: the timeline on the axes x2 and y2, the strips on x and y.
-        lanes: of the drawn ranks.
-        seconds: the unit of the time axes.
-        top: the value of a strip of full height.
-    """
-
-    figure: go.Figure
+    figure: go.Figure  # the timeline on the axes x2 and y2, the strips on x and y
     replay: Replay
-    lanes: list[Lane]
-    seconds: Unit
+    lanes: list[Lane]  # of the drawn ranks
+    seconds: Unit  # the unit of the time axes
     in_bytes: bool
-    top: float
+    top: float  # the value of a strip of full height
 
     @property
     def ranks(self) -> list[int]:

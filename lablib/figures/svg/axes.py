@@ -10,19 +10,14 @@ CHARACTER = 6.6  # pixels of a letter of a mark
 
 @dataclass(frozen=True)
 class SvgAxis:
-    """One axis: `low` is at the pixel `start`, `high` at `end`; both are exponents of ten on a logarithmic axis.
+    """One axis: `low` is at the pixel `start`, `high` at `end`; both are exponents of ten on a logarithmic axis."""
 
-    Attributes:
-        layout: plotly's properties.
-        names: the categories of an axis with names, in order.
-    """
-
-    layout: dict[str, Any]
+    layout: dict[str, Any]  # plotly's properties
     low: float
     high: float
     start: float
     end: float
-    names: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # the categories of an axis with names, in order
 
     @property
     def is_log(self) -> bool:

@@ -31,19 +31,12 @@ _FIRST_BUCKET_BYTES, _BUCKET_BYTES = 2**20, 25 * 2**20
 
 
 class Buckets(NamedTuple):
-    """DDP's buckets of a stage: bytes and counts.
+    """DDP's buckets of a stage: bytes and counts."""
 
-    Attributes:
-        first: of the layers in the first bucket, which the head's matrix may fill alone.
-        has_first: whether there is one before the last.
-        count: further ones that layers fill.
-        left: of the layers in the last one, with the embedding.
-    """
-
-    first: Numbers
-    has_first: Numbers
-    count: Numbers
-    left: Numbers
+    first: Numbers  # of the layers in the first bucket, which the head's matrix may fill alone
+    has_first: Numbers  # whether there is one before the last
+    count: Numbers  # further ones that layers fill
+    left: Numbers  # of the layers in the last one, with the embedding
 
 
 def reduced(

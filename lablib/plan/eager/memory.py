@@ -41,54 +41,37 @@ class Moment(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """Bytes of a stage that moments are made of. Names with `is_` and `has_` are 0 or 1.
+    """Bytes of a stage that moments are made of. Names with `is_` and `has_` are 0 or 1."""
 
-    Attributes:
-        layers, is_first, is_last: of the stage.
-        entering, whole, tokens: a layer's input, of all tokens if it is one rank's share; the model's input.
-        sent: the gradient of its input, which a stage that alternates forward and backward still holds.
-        saved: of a layer, from forward to backward, its output included.
-        window: layers with their `saved` on the device at once: all, or with offloaded activations two, in transit.
-        recomputed: of a layer, recomputed for backward.
-        inner, last_weight: the MLP's inner tensor, and the weight of its last product; or of the experts.
-        dispatched: sent by a rank to experts.
-        attention: the gradients around queries, keys and values, when their weights' are computed.
-        passing: of a layer, temporary in forward.
-        head, loss, logits: kept by the head, temporary in the loss's backward, and the logits themselves.
-        layer_gradient, head_gradient, embedding_gradient: of the parameters.
-        tied: of a table that both ends share.
-        is_split: whether there are several tensor ranks.
-        in_ring: with context ranks, of a layer: kept, on the wires and made in the ring's backward (layer/ring.py).
-        has_ring: whether there are several context ranks.
-        entrance_gradient: of the parameters that come before attention.
-    """
-
-    layers: Numbers
+    layers: Numbers  # layers, is_first, is_last: of the stage
     is_first: Numbers
     is_last: Numbers
+    # entering, whole, tokens: a layer's input, of all tokens if it is one rank's share; the model's input
     entering: Numbers
     whole: Numbers
     tokens: Numbers
-    sent: Numbers
-    saved: Numbers
+    sent: Numbers  # the gradient of its input, which a stage that alternates forward and backward still holds
+    saved: Numbers  # of a layer, from forward to backward, its output included
+    # layers with their `saved` on the device at once: all, or with offloaded activations two, in transit
     window: Numbers
-    recomputed: Numbers
-    inner: Numbers
+    recomputed: Numbers  # of a layer, recomputed for backward
+    inner: Numbers  # inner, last_weight: the MLP's inner tensor, and the weight of its last product; or of the experts
     last_weight: Numbers
-    dispatched: Numbers
-    attention: Numbers
-    passing: Numbers
-    head: Numbers
+    dispatched: Numbers  # sent by a rank to experts
+    attention: Numbers  # the gradients around queries, keys and values, when their weights' are computed
+    passing: Numbers  # of a layer, temporary in forward
+    head: Numbers  # head, loss, logits: kept by the head, temporary in the loss's backward, and the logits themselves
     loss: Numbers
     logits: Numbers
-    layer_gradient: Numbers
+    layer_gradient: Numbers  # layer_gradient, head_gradient, embedding_gradient: of the parameters
     head_gradient: Numbers
     embedding_gradient: Numbers
-    tied: Numbers
-    is_split: Numbers
+    tied: Numbers  # of a table that both ends share
+    is_split: Numbers  # whether there are several tensor ranks
+    # with context ranks, of a layer: kept, on the wires and made in the ring's backward (layer/ring.py)
     in_ring: tuple[Numbers, ...] = ()
-    has_ring: Numbers = 0.0
-    entrance_gradient: Numbers = 0.0
+    has_ring: Numbers = 0.0  # whether there are several context ranks
+    entrance_gradient: Numbers = 0.0  # of the parameters that come before attention
 
     @property
     def gradient(self) -> Numbers:

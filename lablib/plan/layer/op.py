@@ -27,41 +27,28 @@ _CORE: Mapping[str, str] = MappingProxyType({FORWARD: "core", INPUT: "core, back
 
 
 class Op(NamedTuple):
-    """One operator in one pass.
+    """One operator in one pass."""
 
-    Attributes:
-        name: the operator, or the run of operators that a fused kernel replaces.
-        phase: "forward"; backward for the "input" or for the "weight"; or "accumulate", the addition of a micro-batch's
-            gradient to the sum of the earlier ones.
-        kind: PRODUCT, EXCHANGE, ATTENTION, RING, the name of a collective, or of a streaming kernel the kind of
-            lablib/cost/efficiency.py ("" if element-wise).
-        size_bytes: read and written by a streaming kernel, or sent by a collective.
-        shape: arguments of the price. Of a product: m, n, k, matrices, dtype, and whether it sums over tokens; of
-            attention: sequences, heads, queries, keys, width of a head, and whether it is backward; of a collective:
-            ranks, and their stride; of a streaming kernel of some kinds: elements.
-        axis: of a collective: "tensor", "expert" or "context".
-        kernels: number of kernels that it starts.
-        times: how often it runs; everything else is for once.
-        saves: bytes that it keeps for its backward.
-        makes: bytes of its output, of a linear layer.
-        holds: temporary bytes in its backward: gradients of its output and of its inputs.
-        is_core: whether it is attention between its products, behind which the context axis hides.
-        is_late: whether it comes after all operators that keep something: recomputation may stop before it.
-    """
-
-    name: str
+    name: str  # the operator, or the run of operators that a fused kernel replaces
+    # "forward"; backward for the "input" or for the "weight"; or "accumulate", the addition of a micro-batch's gradient
+    # to the sum of the earlier ones
     phase: str = FORWARD
+    # PRODUCT, EXCHANGE, ATTENTION, RING, the name of a collective, or of a streaming kernel the kind of
+    # lablib/cost/efficiency.py ("" if element-wise)
     kind: str = ""
-    size_bytes: Numbers = 0.0
+    size_bytes: Numbers = 0.0  # read and written by a streaming kernel, or sent by a collective
+    # arguments of the price. Of a product: m, n, k, matrices, dtype, and whether it sums over tokens; of attention:
+    # sequences, heads, queries, keys, width of a head, and whether it is backward; of a collective: ranks, and their
+    # stride; of a streaming kernel of some kinds: elements.
     shape: tuple[Any, ...] = ()
-    axis: str = ""
-    kernels: Numbers = 1
-    times: Numbers = 1
-    saves: Numbers = 0.0
-    makes: Numbers = 0.0
-    holds: Numbers = 0.0
-    is_core: bool = False
-    is_late: bool = False
+    axis: str = ""  # of a collective: "tensor", "expert" or "context"
+    kernels: Numbers = 1  # number of kernels that it starts
+    times: Numbers = 1  # how often it runs; everything else is for once
+    saves: Numbers = 0.0  # bytes that it keeps for its backward
+    makes: Numbers = 0.0  # bytes of its output, of a linear layer
+    holds: Numbers = 0.0  # temporary bytes in its backward: gradients of its output and of its inputs
+    is_core: bool = False  # whether it is attention between its products, behind which the context axis hides
+    is_late: bool = False  # whether it comes after all operators that keep something: recomputation may stop before it
 
     def repeated(self, n: Numbers) -> "Op":
         """n of them (or a share of one)."""

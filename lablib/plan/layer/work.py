@@ -7,23 +7,15 @@ from lablib.plan.machine import PassTime
 
 
 class Sizes(NamedTuple):
-    """The cut of one layer: numbers or arrays.
+    """The cut of one layer: numbers or arrays."""
 
-    Attributes:
-        micro_batch: B, sequences of a micro-batch.
-        tokens: S, tokens of each sequence on this rank.
-        tensor, context, expert: ranks that share products, sequences and experts.
-        sequence_shards: divisor of activations outside the products: t with sequence parallelism, otherwise 1.
-        expert_tensor: ranks that share each expert; they are neighbours.
-    """
-
-    micro_batch: Numbers
-    tokens: Numbers
-    tensor: Numbers
+    micro_batch: Numbers  # B, sequences of a micro-batch
+    tokens: Numbers  # S, tokens of each sequence on this rank
+    tensor: Numbers  # tensor, context, expert: ranks that share products, sequences and experts
     context: Numbers
     expert: Numbers
-    sequence_shards: Numbers
-    expert_tensor: Numbers = 1
+    sequence_shards: Numbers  # divisor of activations outside the products: t with sequence parallelism, otherwise 1
+    expert_tensor: Numbers = 1  # ranks that share each expert; they are neighbours
 
     @property
     def rows(self) -> Numbers:
@@ -32,31 +24,21 @@ class Sizes(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A layer's passes and the bytes that it keeps.
+    """A layer's passes and the bytes that it keeps."""
 
-    Attributes:
-        forward, input, weight: the passes of one micro-batch.
-        core: part of the forward pass that selective recomputation repeats: attention between its products.
-        saved_bytes: kept from forward to backward.
-        core_bytes: part of these that selective recomputation does not keep.
-        peak_bytes: temporary bytes of backward.
-        output_bytes: of its linear layers' outputs.
-        attention_bytes: of attention's own output, with one number per row.
-        accumulate: work to add a micro-batch's gradients to the sum, unless products do it (pieces.py).
-        skipped: part of the forward pass that recomputation leaves out.
-    """
-
-    forward: PassTime
+    forward: PassTime  # forward, input, weight: the passes of one micro-batch
     input: PassTime
     weight: PassTime
+    # part of the forward pass that selective recomputation repeats: attention between its products
     core: PassTime = PassTime()
-    saved_bytes: Numbers = 0.0
-    core_bytes: Numbers = 0.0
-    peak_bytes: Numbers = 0.0
-    output_bytes: Numbers = 0.0
-    attention_bytes: Numbers = 0.0
+    saved_bytes: Numbers = 0.0  # kept from forward to backward
+    core_bytes: Numbers = 0.0  # part of these that selective recomputation does not keep
+    peak_bytes: Numbers = 0.0  # temporary bytes of backward
+    output_bytes: Numbers = 0.0  # of its linear layers' outputs
+    attention_bytes: Numbers = 0.0  # of attention's own output, with one number per row
+    # work to add a micro-batch's gradients to the sum, unless products do it (pieces.py)
     accumulate: PassTime = PassTime()
-    skipped: PassTime = PassTime()
+    skipped: PassTime = PassTime()  # part of the forward pass that recomputation leaves out
 
     def plus(self, other: "Work") -> "Work":
         """Both, one after the other: everything adds up, except that the larger `peak_bytes` counts."""

@@ -9,36 +9,28 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ProcessSetting:
-    """One setting, or a few related ones.
+    """One setting, or a few related ones."""
 
-    Attributes:
-        name: its name in messages.
-        take: returns the current state: an immutable value that `==` compares.
-        give_back: restores a taken state.
-        setters: functions `(holder, name)` that change it. They are given if reading it takes a microsecond or more; a
-            frequent reader (the simulator, at every change of turn) then waits until one has been called.
-        is_of_thread: every thread has its own, or only the main thread can set it, or the simulator selects it by
-            thread (lablib/sim/ranks/by_thread.py).
-        travels: whether a state is plain data, which can be sent to another process.
-        is_always: restored even if it looks unchanged: it changes all the time, or is not fully visible.
-        places: its attributes `(holder, name)`, if the state is the tuple of their values.
-        at_turns: faster functions for the simulator, at every turn: one that restores a state taken by them, and one
-            that takes the current state, given the state restored last.
-        reads: returns functions without Python code; their results differ if the state does, and they may change with
-            it. None: use `take`.
-        lists: functions that return the lists of the state, which programs replace and change in place.
-    """
-
-    name: str
-    take: Callable[[], Any]
-    give_back: Callable[[Any], None]
+    name: str  # its name in messages
+    take: Callable[[], Any]  # returns the current state: an immutable value that `==` compares
+    give_back: Callable[[Any], None]  # restores a taken state
+    # functions `(holder, name)` that change it. They are given if reading it takes a microsecond or more; a frequent
+    # reader (the simulator, at every change of turn) then waits until one has been called.
     setters: tuple[tuple[Any, str], ...] = ()
+    # every thread has its own, or only the main thread can set it, or the simulator selects it by thread
+    # (lablib/sim/ranks/by_thread.py)
     is_of_thread: bool = False
-    travels: bool = False
-    is_always: bool = False
+    travels: bool = False  # whether a state is plain data, which can be sent to another process
+    is_always: bool = False  # restored even if it looks unchanged: it changes all the time, or is not fully visible
+    # its attributes `(holder, name)`, if the state is the tuple of their values
     places: tuple[tuple[Any, str], ...] = ()
+    # faster functions for the simulator, at every turn: one that restores a state taken by them, and one that takes the
+    # current state, given the state restored last
     at_turns: tuple[Callable[[Any], None], Callable[[Any], Any]] | None = None
+    # returns functions without Python code; their results differ if the state does, and they may change with it. None:
+    # use `take`.
     reads: Callable[[], Iterable[Callable[[], Any]]] | None = None
+    # functions that return the lists of the state, which programs replace and change in place
     lists: tuple[Callable[[], list], ...] = ()
 
 

@@ -40,21 +40,13 @@ _CAPTURE = ("cudaStreamBeginCapture", "cudaStreamEndCapture")
 
 @dataclass(frozen=True, slots=True)
 class KernelCount:
-    """Number of kernels recorded on one rank's GPU.
+    """Number of kernels recorded on one rank's GPU."""
 
-    Attributes:
-        is_recorded: whether the profiler recorded any GPU event, also before the program (profiler.py).
-        kernels: GPU events recorded while the program ran.
-        launches: kernels that the program launched.
-        lost: launched kernels that were not recorded.
-        strays: NCCL kernels without a recorded call, on the stream "comm:unknown".
-    """
-
-    is_recorded: bool
-    kernels: int = 0
-    launches: int = 0
-    lost: int = 0
-    strays: int = 0
+    is_recorded: bool  # whether the profiler recorded any GPU event, also before the program (profiler.py)
+    kernels: int = 0  # GPU events recorded while the program ran
+    launches: int = 0  # kernels that the program launched
+    lost: int = 0  # launched kernels that were not recorded
+    strays: int = 0  # NCCL kernels without a recorded call, on the stream "comm:unknown"
 
 
 class Kernels:

@@ -65,39 +65,26 @@ _SETTLE_S = 0.05
 
 @dataclass(slots=True)
 class Call:
-    """One communication call of one rank.
+    """One communication call of one rank."""
 
-    Attributes:
-        op, name: the dispatcher's name ("allreduce_") and torch.distributed's ("all_reduce").
-        group, group_id: the label ("world", "dp"), and the unique id, equal on all members.
-        members: global ranks of the group, in group order.
-        sequence: 0, 1, ... for collectives, counted per group; for point-to-point calls per group, pair and tag.
-        source, target: global ranks of a point-to-point call; -1 otherwise.
-        tag: tag of a point-to-point call.
-        size_bytes, sent_bytes: S, and the bytes sent by this rank, by the table of volume.py.
-        thread: system id of the thread that made the call.
-        batch: number of its batch, from 1; 0: none.
-        line: the line of the program that made it, on GPUs; "" if unknown.
-        start_ns, end_ns: initially the time of the call, and 0; later its times from the profiler. So is `phase`.
-    """
-
-    op: str
+    op: str  # op, name: the dispatcher's name ("allreduce_") and torch.distributed's ("all_reduce")
     name: str
-    group: str
+    group: str  # group, group_id: the label ("world", "dp"), and the unique id, equal on all members
     group_id: str
-    members: tuple[int, ...]
-    sequence: int
-    source: int
+    members: tuple[int, ...]  # global ranks of the group, in group order
+    sequence: int  # 0, 1, ... for collectives, counted per group; for point-to-point calls per group, pair and tag.
+    source: int  # source, target: global ranks of a point-to-point call; -1 otherwise
     target: int
-    tag: int
-    size_bytes: float
+    tag: int  # tag of a point-to-point call
+    size_bytes: float  # size_bytes, sent_bytes: S, and the bytes sent by this rank, by the table of volume.py
     sent_bytes: float
-    thread: int
+    thread: int  # system id of the thread that made the call
     phase: str = ""
+    # start_ns, end_ns: initially the time of the call, and 0; later its times from the profiler. So is `phase`.
     start_ns: int = 0
     end_ns: int = 0
-    batch: int = 0
-    line: str = ""
+    batch: int = 0  # number of its batch, from 1; 0: none
+    line: str = ""  # the line of the program that made it, on GPUs; "" if unknown
 
     def ran(self, events: Sequence[ProfilerEvent]) -> None:
         """Set its times from these profiler events: first start, last end. Unchanged if there are none."""

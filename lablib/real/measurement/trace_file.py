@@ -35,25 +35,16 @@ _FACTORS = MappingProxyType({"aten::mm": (0, 1), "aten::bmm": (0, 1), "aten::add
 
 @dataclass(frozen=True)
 class TracedRank:
-    """One trace.
+    """One trace."""
 
-    Attributes:
-        rank, world_size: of the job; None for a trace of one process without torch.distributed.
-        events, calls: in order of start; times are `time.time_ns()`.
-        main_thread: system id of the thread that runs the program.
-        payloads: end of gloo's work on a tensor -> the tensor's bytes.
-        steps: the profiler's steps, "ProfilerStep#7".
-        machine: host and GPU.
-    """
-
-    rank: int | None
+    rank: int | None  # rank, world_size: of the job; None for a trace of one process without torch.distributed
     world_size: int | None
-    events: Sequence[ProfilerEvent]
+    events: Sequence[ProfilerEvent]  # events, calls: in order of start; times are `time.time_ns()`
     calls: Sequence[Call]
-    main_thread: int
-    payloads: Mapping[int, float]
-    steps: Sequence[str]
-    machine: str
+    main_thread: int  # system id of the thread that runs the program
+    payloads: Mapping[int, float]  # end of gloo's work on a tensor -> the tensor's bytes
+    steps: Sequence[str]  # the profiler's steps, "ProfilerStep#7"
+    machine: str  # host and GPU
 
     @property
     def on_gpu(self) -> bool:

@@ -90,19 +90,13 @@ class MemoryRange(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """A tensor that was given to a call.
-
-    Attributes:
-        is_filled: whether the call fills it; otherwise the call reads it.
-        order: calls with the same order do not run at the same time; None: unordered.
-        alive: while this weak reference lives, torch does not reuse the address of the storage.
-    """
+    """A tensor that was given to a call."""
 
     issued: IssuedWork
     place: MemoryRange
-    is_filled: bool
-    order: object | None
-    alive: StorageWeakRef
+    is_filled: bool  # whether the call fills it; otherwise the call reads it
+    order: object | None  # calls with the same order do not run at the same time; None: unordered
+    alive: StorageWeakRef  # while this weak reference lives, torch does not reuse the address of the storage
 
 
 class _Before(NamedTuple):

@@ -27,19 +27,12 @@ RedOp: Any = dist.ReduceOp.RedOpType  # an enum of torch's C++ side, missing in 
 
 @dataclass(frozen=True)
 class Limit:
-    """One unsupported use of NCCL.
+    """One unsupported use of NCCL."""
 
-    Attributes:
-        what: its name in messages.
-        error: the type of torch's exception.
-        says: torch's words; `{}` is the given value.
-        remedy: the replacement.
-    """
-
-    what: str
-    error: type[Exception]
-    says: str
-    remedy: str
+    what: str  # its name in messages
+    error: type[Exception]  # the type of torch's exception
+    says: str  # torch's words; `{}` is the given value
+    remedy: str  # the replacement
 
 
 LIMITS: Mapping[str, Limit] = MappingProxyType(

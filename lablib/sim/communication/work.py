@@ -31,20 +31,13 @@ from lablib.sim.source import Here, ProgramLine, program_line
 
 @dataclass(slots=True, eq=False)
 class IssuedWork:
-    """A communication that one rank has issued.
+    """A communication that one rank has issued."""
 
-    Attributes:
-        event: the communication, shared by all participants.
-        member: this rank's number in it (delivery.py).
-        is_own: whether the program made the call; torch drops its own handles when it knows that they have ended.
-        blocks: whether the call waits before it returns, so that this rank does nothing in between.
-    """
-
-    event: Communication
-    member: int
+    event: Communication  # the communication, shared by all participants
+    member: int  # this rank's number in it (delivery.py)
     source: ProgramLine
-    is_own: bool
-    blocks: bool = False
+    is_own: bool  # whether the program made the call; torch drops its own handles when it knows that they have ended
+    blocks: bool = False  # whether the call waits before it returns, so that this rank does nothing in between
 
 
 class SimWork(dist.Work):

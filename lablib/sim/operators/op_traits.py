@@ -23,45 +23,28 @@ _METHODS = {
 
 
 class OpTraits(NamedTuple):
-    """The traits of one operator.
-
-    Attributes:
-        name: "aten.mm".
-        first_name: label of an allocation that this operator is the first to read; "": it existed before.
-        is_block: whether it opens or closes a `record_function` block.
-        is_free: takes no time (lablib/cost).
-        is_view: a view of its only tensor: no kernel runs.
-        is_told_by_shapes: whether shapes of arguments give its result: no views, no resizing, no `out=`.
-        writes_first: in-place operators such as `add_` return their first argument; `_foreach_add_` writes a list.
-        waits: whether it waits for a communication that fills one of its arguments.
-        allocates: whether its result may be new memory.
-        takes_lists: whether it has lists of tensors among its arguments.
-        reads: place and name of the arguments of which it reads every element, and writes to none.
-        writes: place and name of the arguments that it may write to.
-        writes_all: whether it writes to all elements of these; otherwise to those at indices or in a mask, or to none.
-        resizes: whether it may change the size of a storage.
-        is_collective: whether it is a communication.
-        gives_gradient: whether autograd uses it to put a gradient into `.grad`.
-    """
+    """The traits of one operator."""
 
     op: Any
     run: Callable[..., Any]
-    name: str
-    first_name: str
-    is_block: bool
-    is_free: bool
-    is_view: bool
-    is_told_by_shapes: bool
-    writes_first: bool
-    waits: bool
-    allocates: bool
-    takes_lists: bool
+    name: str  # "aten.mm"
+    first_name: str  # label of an allocation that this operator is the first to read; "": it existed before
+    is_block: bool  # whether it opens or closes a `record_function` block
+    is_free: bool  # takes no time (lablib/cost)
+    is_view: bool  # a view of its only tensor: no kernel runs
+    is_told_by_shapes: bool  # whether shapes of arguments give its result: no views, no resizing, no `out=`
+    writes_first: bool  # in-place operators such as `add_` return their first argument; `_foreach_add_` writes a list
+    waits: bool  # whether it waits for a communication that fills one of its arguments
+    allocates: bool  # whether its result may be new memory
+    takes_lists: bool  # whether it has lists of tensors among its arguments
+    # place and name of the arguments of which it reads every element, and writes to none
     reads: tuple[tuple[int, str], ...]
-    writes: tuple[tuple[int, str], ...]
+    writes: tuple[tuple[int, str], ...]  # place and name of the arguments that it may write to
+    # whether it writes to all elements of these; otherwise to those at indices or in a mask, or to none
     writes_all: bool
-    resizes: bool
-    is_collective: bool
-    gives_gradient: bool
+    resizes: bool  # whether it may change the size of a storage
+    is_collective: bool  # whether it is a communication
+    gives_gradient: bool  # whether autograd uses it to put a gradient into `.grad`
 
 
 @cache
