@@ -36,11 +36,16 @@ class SlowRank:
 
     An operator that begins or ends outside the window is slowed only for the part of its work that is done inside. Two
     of these on one rank multiply.
+
+    Attributes:
+        rank: the slow rank.
+        factor: more than 0; 2.0 takes twice as long, 0.5 half as long.
+        from_s, until_s: virtual seconds between which it is slow; by default always.
     """
 
-    rank: int  # the slow rank
-    factor: float  # more than 0; 2.0 takes twice as long, 0.5 half as long
-    from_s: float = 0.0  # from_s, until_s: virtual seconds between which it is slow; by default always
+    rank: int
+    factor: float
+    from_s: float = 0.0
     until_s: float = inf
 
     def __post_init__(self) -> None:
@@ -57,10 +62,14 @@ class KillRank:
 
     Also if it waits then in a communication that would end later. The others do not notice until they wait for it; the
     launch ends in a `RankKilledError`.
+
+    Attributes:
+        rank: the rank that dies.
+        at_s: virtual time of its death in seconds; 0: before it does anything.
     """
 
-    rank: int  # the rank that dies
-    at_s: float  # virtual time of its death in seconds; 0: before it does anything
+    rank: int
+    at_s: float
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -90,14 +99,21 @@ class SlowLink:
 
     A message of S bytes then takes alpha + latency_s + S * beta * factor. Collectives choose their algorithm on the
     healthy network, as NCCL does by nominal figures, and run on the slow one.
+
+    Attributes:
+        a, b: global ranks; without `b`, all wires of `a`.
+        factor: more than 0; 4.0 is a quarter of the bandwidth.
+        latency_s: additional seconds per message or round.
+        level: "intra" (wires within the node) or "inter" (to other nodes); None: both.
+        node: instead of ranks, a node.
     """
 
-    a: int | None = None  # a, b: global ranks; without `b`, all wires of `a`
+    a: int | None = None
     b: int | None = None
-    factor: float = 1.0  # more than 0; 4.0 is a quarter of the bandwidth
-    latency_s: float = 0.0  # additional seconds per message or round
-    level: str | None = None  # "intra" (wires within the node) or "inter" (to other nodes); None: both
-    node: int | None = None  # instead of ranks, a node
+    factor: float = 1.0
+    latency_s: float = 0.0
+    level: str | None = None
+    node: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -138,18 +154,24 @@ class DropLink:
 
 @dataclass(frozen=True)
 class CorruptGradient:
-    """On one rank, one element of one gradient is wrong, from backward on: before any reduction."""
+    """On one rank, one element of one gradient is wrong, from backward on: before any reduction.
 
-    rank: int  # the rank
-    # its name in the outermost module (`model.named_parameters()`), or its number in the order in which forward,
-    # recording gradients, first uses the `nn.Parameter`s of this rank; None: the first
+    Attributes:
+        rank: the rank.
+        parameter: its name in the outermost module (`model.named_parameters()`), or its number in the order in which
+            forward, recording gradients, first uses the `nn.Parameter`s of this rank; None: the first.
+        step: number of the parameter's gradient, from 0: one per backward pass that reaches it, micro-batches included.
+        kind: "nan", "inf" or "bit flip".
+        bit: the bit to flip, 0 being the lowest of the mantissa; None: the highest of the exponent. For "bit flip".
+        element: index of the element in this rank's gradient, in row-major order.
+    """
+
+    rank: int
     parameter: str | int | None = None
-    # number of the parameter's gradient, from 0: one per backward pass that reaches it, micro-batches included
     step: int = 0
-    kind: str = "nan"  # "nan", "inf" or "bit flip"
-    # the bit to flip, 0 being the lowest of the mantissa; None: the highest of the exponent. For "bit flip".
+    kind: str = "nan"
     bit: int | None = None
-    element: int = 0  # index of the element in this rank's gradient, in row-major order
+    element: int = 0
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -31,21 +31,34 @@ _MAX_BYTES = 2**30
 
 @dataclass(frozen=True)
 class Run:
-    """The result of one launched program."""
+    """The result of one launched program.
 
-    values: list[Any]  # return value of `fn` on each rank
-    timeline: Timeline  # spans per rank and stream
-    traffic: Traffic  # every communication
-    stdout: list[str]  # output of each rank
-    backend: str  # "sim", "gloo" or "nccl"
-    cluster: str  # name of the simulated cluster, or of the machine that ran it
-    wall_s: float = 0.0  # real seconds from call to return
-    notes: Sequence[str] = field(default=())  # caveats about these numbers (e.g. several ranks shared one GPU)
-    # bytes per rank and category over time on "sim"; the peak of each rank on "nccl", by its GPU's allocator; empty if
-    # not counted ("gloo": a CPU's allocator keeps no count; `trace=False` on "sim")
+    Attributes:
+        values: return value of `fn` on each rank.
+        timeline: spans per rank and stream.
+        traffic: every communication.
+        stdout: output of each rank.
+        backend: "sim", "gloo" or "nccl".
+        cluster: name of the simulated cluster, or of the machine that ran it.
+        wall_s: real seconds from call to return.
+        notes: caveats about these numbers (e.g. several ranks shared one GPU).
+        memory: bytes per rank and category over time on "sim"; the peak of each rank on "nccl", by its GPU's allocator;
+            empty if not counted ("gloo": a CPU's allocator keeps no count; `trace=False` on "sim").
+        device: the simulated accelerator; None on real backends.
+        fidelity: "values" (real tensors) or "shapes" (meta tensors: time, memory and traffic, no values).
+    """
+
+    values: list[Any]
+    timeline: Timeline
+    traffic: Traffic
+    stdout: list[str]
+    backend: str
+    cluster: str
+    wall_s: float = 0.0
+    notes: Sequence[str] = field(default=())
     memory: Memory = field(default_factory=Memory)
-    device: Device | None = None  # the simulated accelerator; None on real backends
-    fidelity: str = "values"  # "values" (real tensors) or "shapes" (meta tensors: time, memory and traffic, no values)
+    device: Device | None = None
+    fidelity: str = "values"
 
     @property
     def ranks(self) -> int:

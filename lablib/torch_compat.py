@@ -223,11 +223,7 @@ def __getattr__(name: str) -> Any:
 
 
 def checked_names(group: str) -> dict[str, Any]:
-    """The objects of a group, by name.
-
-    Raises:
-        TorchNamesError: torch lacks some; it lists all of them.
-    """
+    """The objects of a group, by name. Raises TorchNamesError: torch lacks some; it lists all of them."""
     found, missing = {}, []
     paths = {**NAMES[group], **({path: path for path in ATTRIBUTES} if group == "torch" else {})}
     for name, path in paths.items():
@@ -410,11 +406,7 @@ def _code(name: str) -> CodeType:
 
 
 def torch_file(*parts: str) -> str:
-    """The path of a file of torch, such as ("utils", "_device.py").
-
-    Raises:
-        TorchNamesError: there is none.
-    """
+    """The path of a file of torch, such as ("utils", "_device.py"). Raises TorchNamesError: there is none."""
     import torch
 
     path = os.path.join(os.path.dirname(torch.__file__), *parts)

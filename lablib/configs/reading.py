@@ -83,22 +83,14 @@ class Fields:
         return None if self.get(name) is None else self.count(name)
 
     def flag(self, name: str, default: bool) -> bool:
-        """A boolean.
-
-        Raises:
-            ValueError: another value.
-        """
+        """A boolean. Raises ValueError: another value."""
         value = self.get(name, default)
         if not isinstance(value, bool):
             raise ValueError(f"{name} of {self._where} must be true or false: got {value!r}")
         return value
 
     def text(self, name: str, default: str = "") -> str:
-        """A text.
-
-        Raises:
-            ValueError: another value.
-        """
+        """A text. Raises ValueError: another value."""
         value = self.get(name, default)
         if not isinstance(value, str):
             raise ValueError(f"{name} of {self._where} must be a text: got {value!r}")
@@ -116,11 +108,7 @@ class Fields:
         return value
 
     def items(self, name: str, kind: type) -> list[Any]:
-        """A list of texts or whole numbers; empty if it is missing.
-
-        Raises:
-            ValueError: another value.
-        """
+        """A list of texts or whole numbers; empty if it is missing. Raises ValueError: another value."""
         values = self.get(name, [])
         if not isinstance(values, (list, tuple)) or not all(type(value) is kind for value in values):
             raise ValueError(f"{name} of {self._where} must be a list of {kind.__name__}: got {values!r}")

@@ -72,11 +72,7 @@ class Draft:
         self._remarks.append(sentence)
 
     def done(self, text: Callable[[], str]) -> Written:
-        """The configuration.
-
-        Raises:
-            ValueError: choices that the software does not have, all in one message.
-        """
+        """The configuration. Raises ValueError: choices that the software does not have, all in one message."""
         if self._refused:
             raise ValueError(f"{self._tool} cannot express {'; '.join(self._refused)}: choose another plan")
         return Written(text(), tuple(self._remarks))

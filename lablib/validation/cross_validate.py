@@ -169,11 +169,7 @@ def held_out_text(results: Iterable[HeldOut], constants: Mapping[str, Constant])
 
 
 def read_held_out(text: str) -> tuple[list[HeldOut], dict[str, float]]:
-    """The results and the constants of `held_out_text`.
-
-    Raises:
-        ValueError: the text is not from `held_out_text`.
-    """
+    """The results and the constants of `held_out_text`. Raises ValueError: the text is not from `held_out_text`."""
     try:
         record = parse_json(text)
         return [HeldOut(**one) for one in record["sources"]], record["constants"]

@@ -66,11 +66,7 @@ def stack_as_stated(row: PublishedRow, name: str) -> str | Stack:
 
 
 def optimizer_of(row: PublishedRow) -> str:
-    """Rule C13: the optimizer named in the text.
-
-    Raises:
-        ValueError: a text without any of the names.
-    """
+    """Rule C13: the optimizer named in the text. Raises ValueError: a text without any of the names."""
     text = row.text("optimizer").replace("_", "-")
     if not text:
         return "adamw"
@@ -98,11 +94,7 @@ def offload_of(row: PublishedRow) -> tuple[str, ...]:
 
 
 def precision_of(row: PublishedRow, cluster: Cluster) -> str:
-    """Rule C4: the precision of matrix products.
-
-    Raises:
-        ValueError: a text without any of the names.
-    """
+    """Rule C4: the precision of matrix products. Raises ValueError: a text without any of the names."""
     text = row.text("precision").split("(")[0]
     half = "bfloat16" if "bfloat16" in cluster.device.peak_flops_per_s else "float16"
     if "bf16/fp16" in text and "bloom" in row.source.get("title", "").lower():
