@@ -4,7 +4,6 @@ torchtitan trains the models of its tables, shards parameters, gradients and sta
 not at all, and replicates without shards on one axis only (DistributedDataParallel).
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ from lablib.configs.torchtitan import OPTIMIZERS, SCHEDULES
 from lablib.configs.torchtitan_models import FLAVORS, sizes_of
 from lablib.configs.writing import Draft, Written
 from lablib.models.transformer import Transformer
+from lablib.text.toml import toml_table
 
 _COMPONENTS = {"torch-compile": ["model", "loss"], "torch-compile-2024": ["model"], "fsdp-flash": []}
 
@@ -65,7 +65,8 @@ def write_torchtitan(plan: Draft) -> Written:
     elif _is_unsharded(plan) and tensor * pipeline > 1 and precision == "bfloat16":
         config["training"]["dtype"] = "bfloat16"
         plan.remark("Without shards torchtitan trains in bfloat16 without 32-bit copies, which are priced.")
-    return plan.done(lambda: _toml(config))
+    lines = [line for name, fields in config.items() for line in [*toml_table(name, fields)[1:], ""]]
+    return plan.done(lambda: "\n".join(lines))
 
 
 def _is_same(one: Transformer, other: Transformer) -> bool:
@@ -136,16 +137,3 @@ def _checkpoint(plan: Draft, layers: int) -> dict[str, Any]:
         return {"mode": "selective", "selective_ac_option": str(every)}
     plan.refuse(f"recompute {policy!r} (it has every n-th layer)")
     return {}
-
-
-def _toml(config: Mapping[str, Mapping[str, Any]]) -> str:
-    lines = []
-    for section, fields in config.items():
-        lines += [f"[{section}]", *(f"{name} = {_value(value)}" for name, value in fields.items()), ""]
-    return "\n".join(lines)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list):
-        return f"[{', '.join(map(_value, value))}]"
-    return str(value).lower() if isinstance(value, bool) else f'"{value}"' if isinstance(value, str) else str(value)

@@ -1,4 +1,4 @@
-"""Plain-text tables for a terminal, a pipe or a log; on a narrow terminal, a block per row.
+"""Plain-text tables for a terminal, a pipe or a log; on a narrow terminal, a block per row. Tables of a notebook.
 
 A row that the terminal wraps is hard to read. So the last column is wrapped if it has room for words; if the other
 columns are already too wide, each row becomes a block:
@@ -10,7 +10,11 @@ columns are already too wide, each row becomes a block:
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MIN_COLUMNS = 20  # least width of a wrapped last column
 
@@ -53,3 +57,10 @@ def _block(heading: Sequence[str], row: Sequence[str], room: int) -> str:
         textwrap.fill(f"{name:<{named}}  {cell}", max(room, named + 12), subsequent_indent=indent)
         for name, cell in filled
     )
+
+
+def in_rows(rows: Mapping[Any, Mapping[str, Any]]) -> "pd.DataFrame":
+    """A table for a notebook: name of a row -> its values, by column."""
+    import pandas as pd
+
+    return pd.DataFrame(rows).T

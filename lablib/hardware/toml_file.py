@@ -25,8 +25,6 @@ figure far from any machine's, probably in another unit, is refused (plausible.p
 bandwidth that does not match the device's peak.
 """
 
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, replace
 from difflib import get_close_matches
@@ -43,6 +41,7 @@ from lablib.hardware.plausible import check_plausible, unlikely_together
 from lablib.hardware.topology import Dragonfly, FatTree, Torus
 from lablib.signature import checked
 from lablib.text.files import parse_toml, read_text, write_text
+from lablib.text.toml import toml_rows
 
 _TOPOLOGIES: dict[str, type] = {"fat tree": FatTree, "dragonfly": Dragonfly, "torus": Torus}
 _DTYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16", "float8", "float4", "int8")
@@ -107,13 +106,13 @@ def cluster_text(cluster: Cluster, file: str = "a cluster") -> str:
     tables: list[str] = []
     for name, value in _given(cluster).items():
         if isinstance(value, Device | Link):
-            tables += ["", f"[{name}]", *_lines(_given(value))]
+            tables += ["", f"[{name}]", *toml_rows(_given(value))]
         elif name == "topology":
-            tables += ["", "[topology]", *_lines({"kind": _kind(value, file)} | _given(value, but=("name",)))]
+            tables += ["", "[topology]", *toml_rows({"kind": _kind(value, file)} | _given(value, but=("name",)))]
         elif name == "profile":
-            tables += ["", "[profile]", *_lines(dict(value))] if value else []
+            tables += ["", "[profile]", *toml_rows(dict(value))] if value else []
         else:
-            lines += _lines({name: value})
+            lines += toml_rows({name: value})
     return "\n".join([*lines, *tables]) + "\n"
 
 
@@ -244,24 +243,3 @@ def _kind(topology: Any, file: str) -> str:
         if type(topology) is cls and topology.name == kind:
             return kind
     raise ValueError(f"{file}: a topology is one of {', '.join(_TOPOLOGIES)}: {topology!r} cannot be written")
-
-
-def _lines(values: Mapping[str, Any]) -> list[str]:
-    return [f"{_key(name)} = {_toml(value)}" for name, value in values.items()]
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _toml(name)
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, str):
-        # JSON's escapes are valid in TOML, except that TOML also requires DEL to be escaped.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(_lines(value)) + " }" if value else "{}"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    return repr(value)  # the shortest text that reads back as the same number; TOML spells inf and nan the same

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lablib.calibration import batch_for, this_machine
 from lablib.cost import GroupNetwork, collective_cost
 from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib.course.table import in_rows
 from lablib.data import Batch, batches, load_corpus, train_val_split
 from lablib.figures import figure_lines, figure_memory, figure_scaling, show
 from lablib.figures.chart import ROWS, Axis, Panel, bars, chart
@@ -109,13 +110,6 @@ def report(name: str, step: Timeline, alone: Timeline, *guess: float | None) -> 
     print(f"{name}: {num_calls} all-reduces, {exposed} of exposed communication")
     efficiency, words = alone.makespan_s / step.makespan_s, ["- you guessed", *guess] if guess else []
     print(f"a step takes {format_quantity(step.makespan_s, 's')}, efficiency {efficiency:.0%}", *words)
-
-
-def in_rows(rows: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """Name of a row -> its values, by column."""
-    import pandas as pd
-
-    return pd.DataFrame(rows).T
 
 
 def _calls(model: nn.Module, cluster: str, ranks: int) -> dict[int, tuple[int, float, float]]:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from lablib import parallel
 from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib.course.table import in_rows
 from lablib.figures import figure_lines, figure_memory, show
 from lablib.figures.chart import ROWS, Axis, Panel, bars, chart
 from lablib.figures.describe import attach
@@ -99,13 +100,6 @@ def run_stage(stage: int, ranks: int, cluster: str, **options: Any) -> Run:
     if not 2 <= ranks <= (node := find_cluster(cluster).devices_per_node):
         raise ValueError(f"ranks must be 2 to {node}, the GPUs of one node of {cluster}: got {ranks}.")
     return launch(program, stage, options, ranks=ranks, cluster=cluster, fidelity="shapes", simulate=[0])
-
-
-def in_rows(rows: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """Name of a row -> its values, by column."""
-    import pandas as pd
-
-    return pd.DataFrame(rows).T
 
 
 def held_at_rest(run: Run) -> dict[str, float]:

@@ -46,6 +46,7 @@ from lablib.compress import (
     zero_plus_plus_speedup,
 )
 from lablib.course import checks_for, print_text, recorded_comparison, try_out
+from lablib.course.table import in_rows
 from lablib.data import Batch, Corpus, batches, load_corpus, train_val_split
 from lablib.figures import figure_lines, show
 from lablib.figures.chart import PLOT_PIXELS, Axis, Panel, ReferenceLine, chart, line, points
@@ -172,13 +173,6 @@ def parts_of_batch(ranks: int) -> list[Batch]:
     """A batch of 4 sequences for each rank."""
     each = partial(batches, training_text(), 4 * ranks, CONFIG.max_seq_len, seed=0, world_size=ranks)
     return [next(each(rank=rank)) for rank in range(ranks)]
-
-
-def in_rows(rows: Mapping[Any, Mapping[str, Any]]) -> pd.DataFrame:
-    """Name of a row -> its values, by column."""
-    import pandas as pd
-
-    return pd.DataFrame(rows).T
 
 
 def there_and_back(quantizer: Any, x: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from lablib import parallel
 from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib.course.table import in_rows
 from lablib.figures import figure_tensor_times, show
 from lablib.figures.chart import TITLE_PIXELS
 from lablib.figures.describe import attach
@@ -133,13 +134,6 @@ def show_cut(way: str, x: Tensor, w: Tensor, ranks: int) -> None:
         return
     said = "W by rows: each rank needs some columns of X, and has a partial sum, as large as Y."
     show(figure_matrices(matrices, {"X": across, "W": (0, ranks)}, "By rows", said))
-
-
-def in_rows(rows: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """Name of a row -> its values, by column."""
-    import pandas as pd
-
-    return pd.DataFrame(rows).T
 
 
 def _of_shapes(program: Any, *args: Any, ranks: int, cluster: str) -> Run:

@@ -10,6 +10,7 @@ import torch
 
 from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, try_out
+from lablib.course.table import in_rows
 from lablib.figures import figure_pipeline_simulation, show
 from lablib.figures.chart import ROWS, Axis, Panel, bars, chart, line
 from lablib.figures.style import LOOKS
@@ -68,13 +69,6 @@ def check_sizes(ranks: int, microbatches: int) -> None:
 def meta_model() -> GPT:
     """The lab's model, with shapes and no values."""
     return GPT(CONFIG, device="meta", dtype=torch.bfloat16)
-
-
-def in_rows(rows: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
-    """Name of a row -> its values, by column."""
-    import pandas as pd
-
-    return pd.DataFrame(rows).T
 
 
 def table_of_stages(ranks: int) -> pd.DataFrame:

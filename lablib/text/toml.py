@@ -47,14 +47,24 @@ class _Statement:
 
 
 def toml_value(value: Any) -> str:
-    """A text, number, boolean or list as TOML."""
+    """A text, number, boolean, list or mapping as TOML."""
     if isinstance(value, str):  # JSON's escapes are valid in TOML, except that TOML also requires DEL to be escaped
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, list | tuple):
         return "[" + ", ".join(map(toml_value, value)) + "]"
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(toml_rows(value)) + " }" if value else "{}"
     return repr(value)  # TOML spells inf and nan as Python does
+
+
+def toml_rows(values: Mapping[str, Any]) -> list[str]:
+    """A line for each value; a name with other signs than a bare key may have is quoted."""
+    return [
+        f"{name if re.fullmatch(r'[A-Za-z0-9_-]+', name) else toml_value(name)} = {toml_value(value)}"
+        for name, value in values.items()
+    ]
 
 
 def toml_table(name: str, values: Mapping[str, Any], form: str = "[{}]") -> list[str]:
