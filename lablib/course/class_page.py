@@ -42,22 +42,15 @@ td.all { background: var(--full); font-weight: bold; }
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A learner's row. Attributes:
-
-    state: "stuck", "quiet", "working" or "done".
-    exercise: lab and name of the exercise tried last; "" before the first.
-    attempts, hints: at that exercise.
-    last_at: time of the last attempt or hint; None if it is unknown.
-    passed: number of exercises passed.
-    """
+    """A learner's row."""
 
     learner: str
-    state: str
-    exercise: str
-    attempts: int
+    state: str  # "stuck", "quiet", "working" or "done"
+    exercise: str  # lab and name of the exercise tried last; "" before the first
+    attempts: int  # attempts, hints: at that exercise
     hints: int
-    last_at: datetime | None
-    passed: int
+    last_at: datetime | None  # time of the last attempt or hint; None if it is unknown
+    passed: int  # number of exercises passed
 
 
 def standing_of(learner: str, exercises: Exercises, labs: Labs, now: datetime) -> Standing:
