@@ -8,7 +8,7 @@ divides by this growth relative to a base width. With m = width / base width:
                                 initial std    Adam's rate    multiplier of the output
     embeddings, biases, norms        1              1             1            one input for each unit
     matrices in the blocks       1 / sqrt(m)      1 / m           1            m times as many inputs
-    head 1 1 1 / m m times as many inputs, directly in the output
+    head                             1              1          1 / m         m times as many inputs, in the output
     scores of attention                                      1 / sqrt(m_K)     m_K = K / base K
 
 Scores are sums of K products. At the start queries and keys are independent and the sum grows as sqrt(K), by which
