@@ -1,7 +1,7 @@
 # Two commands: `make lab` opens the course, `make test` runs every test. Both set up .venv first, once.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-all test-gpu check lint format build map picture validation lock setup clean
+.PHONY: help lab test test-all test-gpu check lint format build map picture validation site site-test lock setup clean
 
 PYTHON ?=
 PIP_ARGS ?=
@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp-setup
 
 help:  ## say what there is
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 
 lab: $(STAMP)  ## open JupyterLab on the first lab; ARGS="--no-browser --port 8899" are passed on
 	@$(BIN)/lab build
@@ -63,7 +63,19 @@ validation: $(STAMP)  ## put published runs to the planner; write its evidence a
 	@$(BIN)/python tools/measured_runs.py
 	@$(BIN)/lab validate --page docs/validation.md --readme README.md $(ARGS)
 
-lock:  ## pin every package anew in requirements.lock; ARGS=--upgrade takes the newest
+# Sphinx and what it brings stay out of the course's environment.
+SITE := $(abspath $(VENV))/site
+site: $(SITE)/.stamp  ## build the whole site in public/; ARGS="--notebooks FOLDER" keeps the executed labs for the next time
+	@PYTHONPATH=$(SITE) $(BIN)/lab site --out public $(ARGS)
+
+$(SITE)/.stamp: $(STAMP) requirements-site.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(SITE) -r requirements-site.lock
+	@touch $@
+
+site-test: $(STAMP)  ## look at the site in public/ with a browser; ARGS are passed on to pytest
+	@$(BIN)/python -m pytest -n 0 tests/browser/test_whole_site.py --site public $(ARGS)
+
+lock:  ## pin every package anew in the requirements*.lock; ARGS=--upgrade takes the newest
 	@sh tools/lock.sh $(ARGS)
 
 setup: $(STAMP)  ## make .venv
@@ -72,5 +84,5 @@ $(STAMP): requirements.lock pyproject.toml
 	@sh tools/setup.sh $@
 
 clean:  ## remove .venv and everything built; corpora, runs and notebooks stay
-	rm -rf $(VENV) artifacts build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) artifacts build dist public *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -59,6 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--all", action="store_true", help="also tests marked `thorough`: cases of what others show already"
     )
+    parser.addoption("--site", metavar="FOLDER", help="a site built by `lab site`, for test_whole_site.py")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

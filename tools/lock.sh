@@ -1,7 +1,7 @@
 #!/bin/sh
-# Write requirements.lock: every package that pyproject.toml asks for, pinned, for every supported Python and system; and
-# requirements-grading.lock: what nbgrader needs beside them. (In the first file it would add its buttons to the JupyterLab
-# of every learner.)
+# Write requirements.lock: every package that pyproject.toml asks for, pinned, for every supported Python and system;
+# requirements-grading.lock: what nbgrader needs beside them (in the first file it would add its buttons to the JupyterLab
+# of every learner); and requirements-site.lock: what `lab site` needs beside them.
 #
 #     sh tools/lock.sh [--upgrade]
 #
@@ -41,8 +41,12 @@ write() { # standard input, under a heading, as the file
 printf 'torch==%s\njsonschema<4.25\n' "$torch" >"$work/constraints.txt"
 cp requirements.lock "$work/lock.txt" 2>/dev/null || : # the versions to stay with
 cp requirements-grading.lock "$work/grading.txt" 2>/dev/null || :
+cp requirements-site.lock "$work/site.txt" 2>/dev/null || :
 compile test "$work/constraints.txt" "$work/lock.txt" "$@"
 without_cuda "$work/lock.txt" | write requirements.lock "Every package, pinned."
 compile grading requirements.lock "$work/grading.txt" "$@"
 without_cuda "$work/grading.txt" | grep -vxFf requirements.lock |
     write requirements-grading.lock "What nbgrader needs beside requirements.lock, pinned."
+compile site requirements.lock "$work/site.txt" "$@"
+without_cuda "$work/site.txt" | grep -vxFf requirements.lock |
+    write requirements-site.lock "What \`lab site\` needs beside requirements.lock, pinned."

@@ -15,7 +15,7 @@
     lab prove NN [EXERCISE]              test its checks with right and wrong answers
     lab calibrate [--ranks N] ...        measure this machine, for predictions that hold here
     lab plan --model M --cluster C ...   the best plans for a model on a cluster
-    lab site --out FOLDER                the planner as a page, which runs in the browser
+    lab site --out FOLDER                the course as static pages, and the planner, which runs in the browser
     lab validate [FILE.jsonl] ...        errors of the planner on published runs
 
 Exit code 0: done. 1: failed. 2: invalid request, nothing was done. Every error is one sentence. Each command imports
@@ -468,8 +468,12 @@ def _parser() -> Parser:
     )
     _plan_arguments(command)
 
-    command = commands.add_parser("site", help="build a static page that runs the planner in the browser")
-    command.add_argument("--out", metavar="FOLDER", required=True, help="a new folder, or an earlier page")
+    command = commands.add_parser("site", help="build the course as static pages, with the planner in the browser")
+    command.add_argument("labs", nargs="*", metavar="LAB", help="default: all")
+    command.add_argument("--out", metavar="FOLDER", required=True, help="a new folder, or an earlier site")
+    command.add_argument("--only", choices=("planner",), help="the planner's page alone, without Sphinx")
+    command.add_argument("--notebooks", metavar="FOLDER", help="keep the executed labs there, and take them from there")
+    command.add_argument("--jobs", type=int, default=2, metavar="N", help="labs executed at once; default 2")
     command.add_argument("--pyodide", metavar="FOLDER", help="the files of Pyodide; default: the cache, filled by npm")
 
     command = commands.add_parser(

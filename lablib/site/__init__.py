@@ -1,4 +1,6 @@
-"""A page without installation: the planner in a browser, by Pyodide, as a folder of static files.
+"""Pages without installation: the site of the course, and the planner in a browser, by Pyodide, as static files.
+
+book/         the site: labs as executed, techniques, guides; the planner is a part of it
 
 settings.py   the controls of the page as arguments of `predict`
 answers.py    a prediction as JSON
@@ -8,5 +10,5 @@ build.py      the folder: page, Pyodide, planner
 pyodide.py    the files of Pyodide, from a folder or from npm
 page/         HTML, CSS and JavaScript: page.js draws, worker.js runs Python
 
-The first four also run in the browser, on the standard library and the planner alone.
+settings, answers, pipelines and searches also run in the browser, on the standard library and the planner alone.
 """

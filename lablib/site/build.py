@@ -29,7 +29,7 @@ _PLANNER = (
     *("configs", "cost", "hardware", "models", "pipeline", "plan", "process/user_folders.py", "process/__init__.py"),
     *("record", "signature", "site", "text", "validation", "__init__.py", "__init__.pyi", "errors.py", "index.py"),
 )
-_LEFT_OUT = ("models/gpt.py", "models/drawing.py", "pipeline/executor", "site/build.py", "site/pyodide.py")
+_LEFT_OUT = ("models/gpt.py", "models/drawing.py", "pipeline/executor", "site/build.py", "site/pyodide.py", "site/book")
 _MARK = "choices.json"  # a folder with this file is an earlier page
 _DATE = (1980, 1, 1, 0, 0, 0)  # of the files in the archive, so that equal sources give equal bytes
 
@@ -55,10 +55,7 @@ def build_site(out: Path, pyodide: Path | None = None) -> Built:
         ValueError: another folder; no files of Pyodide.
     """
     began = time.monotonic()
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out must be a folder: {out} is a file; try public/")
-    if out.is_dir() and any(out.iterdir()) and not (out / _MARK).is_file():
-        raise ValueError(f"--out must be a new folder, an empty one or an earlier page: {out} has other files")
+    new_folder(out, _MARK)
     source = find_pyodide(pyodide)
     if out.is_dir():
         shutil.rmtree(out)
@@ -73,6 +70,14 @@ def build_site(out: Path, pyodide: Path | None = None) -> Built:
     _pack(out / "planner.zip")
     written = [path for path in out.rglob("*") if path.is_file()]
     return Built(out, len(written), sum(path.stat().st_size for path in written), time.monotonic() - began)
+
+
+def new_folder(out: Path, mark: str) -> None:
+    """Check that a folder may be written: new, empty, or an earlier one, which has the file `mark`. ValueError."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out must be a folder: {out} is a file; try public/")
+    if out.is_dir() and any(out.iterdir()) and not (out / mark).is_file():
+        raise ValueError(f"--out must be a new folder, an empty one or an earlier page: {out} has other files")
 
 
 def _choices(packages: list[str]) -> dict[str, object]:

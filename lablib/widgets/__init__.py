@@ -2,6 +2,7 @@
 
 controls       records of controls: choices, sliders, toggles
 explore        one call, with or without widgets
+all_pictures   figures at many settings, for pages without Python
 explorer       with widgets: controls, and one figure that is redrawn at a change
 whole_figure   a plotly widget that always shows the latest figure
 parts          a live text, a fitted figure, a player

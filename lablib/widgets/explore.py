@@ -1,6 +1,6 @@
 """Interactive exploration of a formula or a simulation: controls, one function, one figure.
 
-Without widgets (papermill, print, CI), the figure at a few settings.
+Without widgets (papermill, print, CI), the figure at a few settings; for `lab site` at many (all_pictures.py).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -13,6 +13,7 @@ from lablib.errors import LaunchError
 from lablib.figures.show import show
 from lablib.signature import checked
 from lablib.text.markup import paragraph
+from lablib.widgets.all_pictures import AllPictures, all_pictures, are_asked_for
 from lablib.widgets.controls import Control
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Pictures:
         return len(self.pictures)
 
 
-Exploration: TypeAlias = "Explorer | Pictures"  # the value that a cell ends in
+Exploration: TypeAlias = "Explorer | Pictures | AllPictures"  # the value that a cell ends in
 
 
 @checked
@@ -85,6 +86,8 @@ def explore(
     names = [control.name for control in controls]
     if len(set(names)) < len(names):
         raise ValueError(f"each control must have a different name: got {names}.")
+    if not interactive and are_asked_for():
+        return all_pictures(compute, draw, controls, examples)
     if not interactive:
         return static_pictures(compute, draw, controls, examples)
     # Without widgets, ipywidgets and its JavaScript are not loaded.

@@ -59,7 +59,7 @@ def test_the_planner_of_the_page_runs_alone_and_answers_to_the_bit(interpreter, 
 def test_the_folder_has_every_file_that_the_page_names_and_replaces_only_a_page(interpreter, tmp_path, capsys):
     out = tmp_path / "public"
     (interpreter / "numpy-2.4.wasm32.whl").write_text("a wheel")
-    assert main(["site", "--out", str(out), "--pyodide", str(interpreter)]) == 0
+    assert main(["site", "--only", "planner", "--out", str(out), "--pyodide", str(interpreter)]) == 0
     assert "http.server" in capsys.readouterr().out
     choices = json.loads((out / "choices.json").read_text())
     assert choices["packages"] == ["numpy"] and (out / "pyodide" / "numpy-2.4.wasm32.whl").is_file()
@@ -73,16 +73,16 @@ def test_the_folder_has_every_file_that_the_page_names_and_replaces_only_a_page(
     assert build_site(out, interpreter).num_files == len([path for path in out.rglob("*") if path.is_file()])
     assert not (out / "earlier").exists()
     for wrong, said in ((interpreter, "has other files"), (interpreter / FILES[0], "is a file")):
-        assert main(["site", "--out", str(wrong), "--pyodide", str(interpreter)]) == 2
+        assert main(["site", "--only", "planner", "--out", str(wrong), "--pyodide", str(interpreter)]) == 2
         assert said in capsys.readouterr().err
-    assert main(["site", "--out", str(tmp_path / "new"), "--pyodide", str(tmp_path)]) == 2
+    assert main(["site", "--only", "planner", "--out", str(tmp_path / "new"), "--pyodide", str(tmp_path)]) == 2
     assert "lacks pyodide.mjs" in capsys.readouterr().err
 
 
 def test_npm_fills_the_cache_once_and_its_absence_or_failure_is_one_error(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    command = ["site", "--out", str(tmp_path / "public")]
+    command = ["site", "--only", "planner", "--out", str(tmp_path / "public")]
     assert main(command) == 2 and "install the package `npm`" in capsys.readouterr().err
     (tmp_path / "bin").mkdir()
     npm = tmp_path / "bin" / "npm"
