@@ -5,7 +5,6 @@ of this project's own type, which `lab site` turns into controls and a figure.
 """
 
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
@@ -31,11 +30,6 @@ class AllPictures:
 
     def __repr__(self) -> str:
         return f"{len(self.record['pictures'])} pictures"
-
-
-def are_asked_for() -> bool:
-    """Whether the environment asks for all pictures."""
-    return os.environ.get("LAB_PICTURES") == "all"
 
 
 def all_pictures(

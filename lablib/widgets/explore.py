@@ -3,6 +3,7 @@
 Without widgets (papermill, print, CI), the figure at a few settings; for `lab site` at many (all_pictures.py).
 """
 
+import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -13,7 +14,7 @@ from lablib.errors import LaunchError
 from lablib.figures.show import show
 from lablib.signature import checked
 from lablib.text.markup import paragraph
-from lablib.widgets.all_pictures import AllPictures, all_pictures, are_asked_for
+from lablib.widgets.all_pictures import AllPictures, all_pictures
 from lablib.widgets.controls import Control
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def explore(
     names = [control.name for control in controls]
     if len(set(names)) < len(names):
         raise ValueError(f"each control must have a different name: got {names}.")
-    if not interactive and are_asked_for():
+    if not interactive and os.environ.get("LAB_PICTURES") == "all":
         return all_pictures(compute, draw, controls, examples)
     if not interactive:
         return static_pictures(compute, draw, controls, examples)

@@ -19,6 +19,8 @@ from lablib.text.units import format_quantity, plural
 if TYPE_CHECKING:
     import ipywidgets
 
+LOCKED = "The answer shows after your guess"
+
 
 class Notice:
     """A sentence as the value of a cell, in place of an answer."""
@@ -65,7 +67,7 @@ class Guesses:
     def reveal(self, answer: Any) -> Any:
         """The answer, or `answer(*guesses)` of a function, if the guesses are locked; otherwise a notice."""
         if self._given is None:
-            return Notice(f"The answer shows after your guess: {self._remedy}")
+            return Notice(f"{LOCKED}: {self._remedy}")
         return answer(*self._given) if callable(answer) else answer
 
     @property

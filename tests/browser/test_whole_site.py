@@ -137,10 +137,13 @@ def test_the_keyboard_reaches_contents_search_theme_answers_and_controls(visit, 
     page.locator("#search-results li a").nth(5).wait_for(timeout=20_000)
 
 
-def test_every_control_of_every_lab_draws_a_figure(visit, pages):
+def test_every_control_and_every_figure_without_svg_is_drawn(visit, pages):
     for name in pages:
         page = visit(name)
         page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+        for figure in page.locator("[data-late]").all():
+            figure.scroll_into_view_if_needed()
+            figure.locator(".lablib-live .main-svg").first.wait_for(timeout=20_000)
         for explorer in page.locator(".lablib-explorer").all():
             for control in explorer.locator("input, select").all():
                 control.press("End")

@@ -7,7 +7,7 @@ figures      a figure as SVG that turns interactive, and an exploration with con
 docstrings   a docstring as Markdown
 techniques   a page per file of the technique packages
 pages        start page, gallery, guides
-sphinx/      configuration of Sphinx, style sheet and script of the pages
+sphinx/      configuration of Sphinx, the page that leads to the planner, style sheet and script
 
 Sphinx, myst-nb and the theme Furo make the pages; they are the extra `site` of pyproject.toml.
 """

@@ -26,13 +26,13 @@ from lablib.course.work import handed_out
 from lablib.figures.theme import THEME_CSS
 from lablib.site.book.executed import executed_labs
 from lablib.site.book.lab_pages import lab_page
-from lablib.site.book.pages import PLANNER, gallery, start_page, write_guides
+from lablib.site.book.pages import gallery, start_page, write_guides
 from lablib.site.book.techniques import write_techniques
 from lablib.site.build import Built, build_site, new_folder
 from lablib.text.files import read_text, write_text
 
 _MARK = "lablib-site.json"  # a folder with this file is an earlier site
-_BACK = '<a href="../index.html" style="color: inherit">The course</a>'
+_BACK = '<p style="margin-top: .6rem"><a href="../index.html" style="color: inherit">The course</a></p>'
 _INSTALL = "pip install -r requirements-site.lock"
 
 
@@ -55,6 +55,11 @@ def build_book(
     began = time.monotonic()
     if missing := [name for name in ("sphinx", "myst_nb", "furo") if find_spec(name) is None]:
         raise CourseError(f"lab site needs Sphinx with myst-nb and Furo: no {', '.join(missing)}; `{_INSTALL}`.")
+    root = labs[0].labs.parent
+    if not ((root / "docs").is_dir() and (root / "README.md").is_file()):
+        raise CourseError(
+            f"lab site builds the guides of the project too: no docs/ and README.md in {root}; run it there."
+        )
     new_folder(out, _MARK)
     with tempfile.TemporaryDirectory() as place:
         source = Path(place) / "source"
@@ -88,7 +93,6 @@ def _write_sources(source: Path, labs: Sequence[Lab], executed: Sequence[object]
     guides = write_guides(root / "docs", source / "docs", source / "techniques", list(figures))
     write_text(source / "index.md", start_page(about, guides, read_text(root / "README.md")))
     write_text(source / "gallery.md", gallery(about, figures))
-    write_text(source / "planner_page.md", PLANNER)
     write_text(static / "figures.css", THEME_CSS)
     write_text(static / "plotly.min.js", get_plotlyjs())
     shutil.copyfile(root / "docs" / "timeline.svg", source / "timeline.svg")

@@ -40,7 +40,7 @@ def exploration_html(record: dict[str, Any], source: str) -> str:
     for control in record["controls"]:
         at = at * len(control["values"]) + control["default"]
     first = next(each for each in (record["pictures"][at], *record["pictures"]) if each.get("figure"))
-    fixed = f"Here stay {', '.join(record['fixed'])}. " if record["fixed"] else ""
+    fixed = f"Fixed here: {'; '.join(record['fixed'])}. " if record["fixed"] else ""
     return (
         f'<div class="lablib-explorer" data-source="{in_html(source)}">'
         f'<div class="lablib-controls" hidden>{"".join(map(_control, record["controls"]))}</div>'

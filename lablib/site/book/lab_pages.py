@@ -13,6 +13,7 @@ from nbformat.v4 import new_markdown_cell
 from lablib.figures.show import PLOTLY_MIME
 from lablib.site.book.figures import exploration_html, figure_html, packed
 from lablib.widgets.all_pictures import PICTURES_MIME
+from lablib.widgets.guess import LOCKED
 
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 _INVISIBLE = re.compile(r"<(script|style)\b.*?</\1>", re.DOTALL)
@@ -64,6 +65,8 @@ def _outputs(output: NotebookNode, page: LabPage, name: str) -> Iterator[Noteboo
         data = {"text/html": "<p>This control moves in JupyterLab.</p>"}
     elif is_solution(data.get("text/html", "")):
         data = {"text/plain": data["text/plain"]}
+    elif data.get("text/plain", "").startswith(LOCKED):
+        data = {"text/html": "<p>In JupyterLab the answer shows here after your guess.</p>"}
     elif "text/html" in data:
         data = {"text/html": _INVISIBLE.sub("", data["text/html"])}
     output.data = NotebookNode(data)

@@ -10,18 +10,6 @@ from lablib.text.markup import in_html, in_markdown
 
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _FIRST = ("planner", "validation", "simulator", "settings", "where_to_run", "teaching", "team_leads")  # of the guides
-PLANNER = """# Will it fit, how fast, how much?
-
-The planner predicts one training step of a large model on a cluster: time, memory, cost. It runs in this browser.
-
-<p><a class="lablib-button" href="planner/index.html">Open the planner</a>
-<a class="lablib-button" href="planner/index.html#follow=no">A pipeline of your own</a></p>
-
-The first page has the model, the cluster, the split and the step; below its prediction are the replay of the pipeline
-and a search over all plans. The second begins with a pipeline of your choice: schedule, micro-batches, times.
-
-How it computes: [the planner](docs/planner.md). How far it is off: [predicted against published](docs/validation.md).
-"""
 
 
 def start_page(about: Sequence[Master], guides: Sequence[str], readme: str) -> str:

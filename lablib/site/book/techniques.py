@@ -37,7 +37,7 @@ def _write_package(folder: Path, into: Path, labs: Mapping[str, str]) -> None:
             write_text(into / f"{path.stem}.md", _page(path, labs))
     names = {path.stem for path in parts}
     blocks = head.split("\n\n")
-    opening, *more = [block for block in blocks if not set(re.findall(r"^(\w+)\b.* {2,}", block, re.M)) & names]
+    opening, *more = [block for block in blocks if not set(re.findall(r"^ *(\w+)\b.* {2,}", block, re.M)) & names]
     text = [f"# {_title(folder)}", to_markdown(_without_title(opening)), _listed(parts), to_markdown("\n\n".join(more))]
     write_text(into / "index.md", "\n\n".join(text))
 

@@ -12,6 +12,7 @@ from lablib.figures.show import picture_bundle
 from lablib.site.book.lab_pages import is_solution, lab_page
 from lablib.widgets.all_pictures import PICTURES_MIME, all_pictures
 from lablib.widgets.controls import Choice, IntChoice
+from lablib.widgets.guess import Guesses
 
 BAR = go.Figure(go.Bar(x=["a"], y=[1], marker={"pattern": {"shape": "/"}}), {"height": 300, "title": "Bar"})
 SOLUTION = ShownSource("lablib.ring: a solution. Solve exercise 'The ring' first; then open this.", "secret = 1", False)
@@ -90,3 +91,11 @@ def test_explore_draws_all_pictures_where_the_environment_asks(monkeypatch: pyte
     assert not hasattr(explore(*arguments), "record")
     monkeypatch.setenv("LAB_PICTURES", "all")
     assert PICTURES_MIME in explore(*arguments)._repr_mimebundle_()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_locked_answer_is_announced_in_one_line():
+    notice = repr(Guesses(["days"], None, False).reveal(3))
+    page = page_of(new_code_cell("x.reveal(3)", outputs=[new_output("execute_result", {"text/plain": notice})]))
+    assert page.notebook.cells[2].outputs[0].data == {
+        "text/html": "<p>In JupyterLab the answer shows here after your guess.</p>"
+    }
