@@ -1,7 +1,7 @@
 # Two commands: `make lab` opens the course, `make test` runs every test. Both set up .venv first, once.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-all test-gpu check lint format build map picture validation site site-test lock setup clean
+.PHONY: help lab test test-all test-gpu check lint format build map picture validation site site-test lock dist setup clean
 
 PYTHON ?=
 PIP_ARGS ?=
@@ -77,6 +77,9 @@ site-test: $(STAMP)  ## look at the site in public/ with a browser; ARGS are pas
 
 lock:  ## pin every package anew in the requirements*.lock; ARGS=--upgrade takes the newest
 	@sh tools/lock.sh $(ARGS)
+
+dist:  ## build the sdist and the wheel into dist/, check them, and try them in empty environments
+	@sh tools/dist.sh
 
 setup: $(STAMP)  ## make .venv
 

@@ -25,5 +25,15 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
             if not (name in public and isinstance(value, ModuleType)):
                 super().__setattr__(name, value)
 
+    def find(name: str) -> Any:
+        try:
+            return get(name)
+        except ModuleNotFoundError as error:
+            from lablib.extras import remedy_of
+
+            if remedy := remedy_of(error):
+                error.add_note(remedy)
+            raise
+
     module.__class__ = Index
-    return get, listed, names
+    return find, listed, names

@@ -6,6 +6,7 @@ environment, and so do its child processes.
 """
 
 import os
+import sys
 
 from lablib.errors import LaunchError
 
@@ -17,10 +18,11 @@ def check_outside(remedy: str) -> None:
 
     `remedy` is the advice in the message: "call launch from the notebook, not from the program it runs".
     """
-    from lablib.sim import is_rank  # imports torch, which takes a second that the command line does not need
+    if "lablib.sim" in sys.modules:  # without it no thread is a rank, and torch need not be imported for the answer
+        from lablib.sim import is_rank
 
-    if is_rank():
-        raise LaunchError(f"this is inside a rank of a launch: {remedy}.")
+        if is_rank():
+            raise LaunchError(f"this is inside a rank of a launch: {remedy}.")
     if RANK_VARIABLE in os.environ:
         raise LaunchError(
             f"this is inside a rank of a launch: {remedy} (in a script, behind 'if __name__ == \"__main__\":')."

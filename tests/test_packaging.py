@@ -20,9 +20,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 LOCK = [line for line in (ROOT / "requirements.lock").read_text("utf-8").splitlines() if line[0] != "#"]
 
 
+EXTRAS = PROJECT["optional-dependencies"]
+
+
 def requirements(group: str | None = None) -> list[Requirement]:
-    lines = PROJECT["optional-dependencies"][group] if group else PROJECT["dependencies"]
-    return [Requirement(line) for line in lines]
+    """Of the core, or of an extra with the extras that it names."""
+    found = [Requirement(line) for line in (EXTRAS[group] if group else PROJECT["dependencies"])]
+    others = [extra for one in found if one.name == PROJECT["name"] for extra in one.extras]
+    return [one for one in found if one.name != PROJECT["name"]] + [r for extra in others for r in requirements(extra)]
 
 
 def pins(python: str, system: str = "linux") -> dict[str, str]:
@@ -60,7 +65,7 @@ def test_the_lock_leaves_cuda_to_torch_so_that_its_cpu_build_brings_none():
 def test_everything_lablib_imports_is_declared():
     declared = {
         canonicalize_name(requirement.name)
-        for extra in ("", "data", "grading", "xla")
+        for extra in ("", "data", "labs", "grading", "thirdparty")
         for requirement in requirements(extra)
     }
     provided_by = packages_distributions()
@@ -141,7 +146,7 @@ def test_the_licences_are_the_official_texts():
         "labs/LICENSE": "fd3a263fe19ed8faa9068b43abaebafc02c77897b0c6fc09abc04bb592e5f16e",  # CC BY 4.0
     }
     assert {name: sha256((ROOT / name).read_bytes()).hexdigest() for name in official} == official
-    assert PROJECT["license"] == "Apache-2.0"
+    assert PROJECT["license"] == "Apache-2.0 AND CC-BY-4.0"  # a package holds the labs, with labs/LICENSE
     assert [path for pattern in PROJECT["license-files"] for path in ROOT.glob(pattern)] == [ROOT / "LICENSE"]
 
 
@@ -164,5 +169,6 @@ def test_ci_runs_the_same_commands_as_a_person():
     for command in ("make lint", "make test"):
         assert command in workflow
         assert command in script
+    assert "run: make dist" in workflow  # a minute more: not in the script
     assert 'python: ["3.11", "3.12", "3.13"]' in workflow
     assert PROJECT["requires-python"] == ">=3.11,<3.14"

@@ -35,6 +35,7 @@ from typing import NoReturn
 from lablib.course.errors import CourseError
 from lablib.course.places import find_lab, find_labs, find_labs_folder
 from lablib.errors import unknown_name
+from lablib.extras import remedy_of
 from lablib.text.units import plural
 
 
@@ -55,6 +56,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except CourseError as error:
         print(f"lab: {error}", file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        remedy = remedy_of(error)
+        if remedy is None:
+            raise
+        print(f"lab: {remedy}", file=sys.stderr)
+        return 2
     except BrokenPipeError:  # `lab list | head`
         sys.stderr.close()
         return 1
@@ -272,17 +279,24 @@ def _validate(options: argparse.Namespace) -> int:
 
 
 def _sim(options: argparse.Namespace) -> int:
+    from lablib.hardware.catalogue import find_cluster
     from lablib.launch_checks import checked_size
+    from lablib.script.program import compiled
 
     if options.torchrun is not None:
         raise CourseError(
             "lab sim takes the number of all ranks, which fill the nodes of --cluster in order: got torchrun's "
             "--nproc-per-node or --nnodes; try --ranks 16"
         )
-    try:
-        checked_size(options.ranks, "sim")  # before torch is imported
+    try:  # before torch is imported
+        checked_size(options.ranks, "sim")
     except ValueError as error:
         raise CourseError(f"--{error}") from error
+    try:
+        find_cluster(options.cluster)
+        compiled(Path(options.script))
+    except ValueError as error:
+        raise CourseError(str(error)) from error
     from lablib.cli.sim import simulate
 
     return simulate(options)

@@ -6,8 +6,9 @@
     labs/masters/08_collectives/checks.py            one check for each exercise
     labs/masters/08_collectives/wrong_answers.py     answers that the checks must reject, and unusual right answers
 
-The labs folder is `$LAB_LABS`, or `labs/` here or in a parent folder, or the one next to the installed package. The
-learner's copies are in `$LAB_WORK`, or in `work/` next to the labs folder.
+The labs folder is `$LAB_LABS`, or `labs/` here or in a parent folder, or the one next to the package, or the one in an
+installed package, which has no masters. The learner's copies are in `$LAB_WORK`, or in `work/` next to the labs folder;
+with the labs of an installed package, in `work/` here, or the `work/` of a parent folder that has copies.
 """
 
 import os
@@ -21,6 +22,7 @@ from lablib.course.errors import CourseError
 
 _NAME = re.compile(r"\d\d_\w+")
 _PACKAGE = Path(lablib.__file__).parent
+_INSTALLED = Path("handed_out", "labs")  # below the package: setup.py
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -62,7 +64,20 @@ class Lab:
 def work_folder(labs: Path) -> Path:
     """The folder of the learner's copies of these labs. It need not exist."""
     chosen = os.environ.get("LAB_WORK")
-    return Path(os.path.expanduser(chosen)).absolute() if chosen else labs.parent / "work"
+    return Path(os.path.expanduser(chosen)).absolute() if chosen else home_folder(labs) / "work"
+
+
+def home_folder(labs: Path) -> Path:
+    """The folder of work/ and runs/: the one that holds the labs folder; for an installed package, see above."""
+    if not is_installed(labs):
+        return labs.parent
+    here = Path.cwd()
+    return next((each for each in (here, *here.parents) if any((each / "work").glob("[0-9][0-9]_*.ipynb"))), here)
+
+
+def is_installed(labs: Path) -> bool:
+    """Whether these are the labs of an installed package: without masters, and nothing is written there."""
+    return labs.resolve() == (_PACKAGE / _INSTALLED).resolve()
 
 
 def find_labs_folder(start: Path | None = None) -> Path:
@@ -77,7 +92,8 @@ def find_labs_folder(start: Path | None = None) -> Path:
             raise CourseError(f"LAB_LABS must name the labs folder: {folder} is no folder; unset it or correct it.")
         return folder
     here = (start or Path.cwd()).resolve()
-    for folder in (*(parent / "labs" for parent in (here, *here.parents)), _PACKAGE.parent / "labs"):
+    around = [parent / "labs" for parent in (here, *here.parents, _PACKAGE.parent)]
+    for folder in (*around, _PACKAGE / _INSTALLED):
         if folder.is_dir() and ((folder / "masters").is_dir() or find_labs(folder)):  # not another folder called `labs`
             return folder
     raise CourseError(

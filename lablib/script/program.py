@@ -10,7 +10,6 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from lablib.process.lifetime import ends_well
-from lablib.script.process import here
 from lablib.text.files import printable, read_bytes
 from lablib.text.messages import safe_str, traceback_text
 
@@ -68,6 +67,8 @@ def run_program(code: CodeType, main_of: Callable[[], ModuleType]) -> int:
 
 def _run_exit_handlers() -> None:
     """Run the script's `atexit` handlers, last first; print an error in one and continue."""
+    from lablib.script.process import here  # imports torch, which `compiled` does not need
+
     process = here()
     while process is not None and process.exit_handlers:
         function, args, kwargs = process.exit_handlers.pop()

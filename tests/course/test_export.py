@@ -1,7 +1,6 @@
 """A copy of the course for students: no solutions in it, and its checks, commands and tests work."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -10,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from lablib.course.building.export import export_students
-from lablib.course.building.master import Master, read_master
+from lablib.course.building.master import read_master
 from lablib.course.errors import CourseError
 from lablib.course.places import Lab, find_labs
+from tests.course.solution_text import assert_no_solution
 
 ROOT = Path(__file__).parents[2]
 LABS = find_labs(ROOT / "labs")
@@ -39,37 +39,13 @@ def in_copy(copy: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], cwd=copy, env=environment, capture_output=True, text=True)
 
 
-def squeezed(text: str) -> str:
-    """Text without the spacing and quoting that differ between Python and JSON."""
-    return re.sub(r"\\n|\s+", " ", text).replace('\\"', '"')
-
-
-def solutions(master: Master) -> list[tuple[str, list[str]]]:
-    """The lines of each exercise's solution."""
-    regions = [
-        (check.check_name or "", re.findall(r"### BEGIN SOLUTION\n(.*?)\n\s*### END", exercise.source, re.DOTALL))
-        for exercise, check in master.exercises
-    ]
-    return [(name, [line.strip() for line in "\n".join(found).split("\n") if line.strip()]) for name, found in regions]
-
-
 def test_the_copy_has_no_text_of_a_solution(copy: Path):
-    assert not [*copy.rglob("lab.py"), *copy.rglob("wrong_answers.py")]
     texts = {
-        path.relative_to(copy).as_posix(): squeezed(path.read_text("utf-8", errors="replace"))
+        path.relative_to(copy).as_posix(): path.read_text("utf-8", errors="replace")
         for path in copy.rglob("*")
         if path.is_file()
     }
-    assert len([name for name in texts if name.endswith("checks.py")]) >= len(LABS)
-    for master in map(read_master, LABS):
-        given = squeezed("\n".join(cell.source for cell in master.cells if not cell.tagged("exercise")))
-        for name, lines in solutions(master):
-            whole, longest = squeezed("\n".join(lines)), squeezed(max(lines, key=len))
-            if len(lines) > 1:
-                assert not [path for path, text in texts.items() if whole in text], name
-            # lablib has the techniques, and a check may compute its reference: single lines of these are equal.
-            elsewhere = [path for path in texts if not path.startswith(("lablib/", "labs/masters/", "tools/"))]
-            assert longest in given or not [path for path in elsewhere if longest in texts[path]], name
+    assert_no_solution(texts, LABS, computing=("lablib/", "labs/masters/", "tools/"))
 
 
 def test_a_check_in_the_copy_accepts_a_right_answer_and_rejects_a_wrong_one(copy: Path):

@@ -17,7 +17,7 @@ from lablib.course.building.master import Master, read_master
 from lablib.course.building.notebook import Version, has_outputs, make_notebook, notebook_of, to_text
 from lablib.course.errors import CourseError, CourseFailure, cannot_write
 from lablib.course.grading.settings import write_config
-from lablib.course.places import Lab, find_labs
+from lablib.course.places import Lab, find_labs, is_installed
 from lablib.course.work import moved_from_labs
 from lablib.text.files import read_text, write_text
 
@@ -122,6 +122,8 @@ def new_lab(labs: Path, number: str, name: str) -> Lab:
         CourseError: no such number or name, or a lab has it already.
         CourseFailure: the folder cannot be written.
     """
+    if is_installed(labs):
+        raise CourseError("lab new writes a master: the labs of an installed package have none; run it in the project.")
     name = name.lower().replace("-", "_").replace(" ", "_")
     if not (number.isascii() and number.isdecimal() and len(number) <= 2):
         raise CourseError(f"a lab's number must be 0 to 99: got {number!r}; try `lab new 18 {name or 'name'}`.")

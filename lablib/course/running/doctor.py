@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-REINSTALL = "run `make lab` again, or `pip install -r requirements.lock`"
+REINSTALL = "run `make lab` again, or `pip install 'lablib[labs]'`"
 _PROBE_TIMEOUT_S = 90.0
 _LONGEST = 300
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")

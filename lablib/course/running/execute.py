@@ -23,7 +23,7 @@ from lablib.course.building.master import Master, of_notebook, read_master
 from lablib.course.building.notebook import Version, make_notebook, read_notebook, to_text
 from lablib.course.building.parameters import Literal, check_values
 from lablib.course.errors import CourseError, CourseFailure, cannot_write
-from lablib.course.places import Lab
+from lablib.course.places import Lab, home_folder, is_installed
 from lablib.course.running.environment import environment
 from lablib.course.work import handed_out, moved_from_labs
 from lablib.text.files import write_text
@@ -39,7 +39,7 @@ def run_lab(
     Args:
         values: parameters to set; text is converted to the type the lab declares.
         instructor: run the master's solutions; every check must pass, and no progress is recorded.
-        out: output folder; default `runs/` next to the labs folder.
+        out: output folder; default `runs/` next to work/.
 
     Raises:
         CourseError: an unknown parameter or a wrong value; nothing ran.
@@ -47,7 +47,7 @@ def run_lab(
     """
     notebook = _source(lab, instructor)
     parameters = _parameters(of_notebook(lab, notebook), values)
-    folder = (out or lab.labs.parent / "runs").absolute()
+    folder = (out or home_folder(lab.labs) / "runs").absolute()
     name = f"{lab.name}-{'instructor-' if instructor else ''}{datetime.now():%Y%m%d-%H%M%S}"
     unfinished = None
     try:
@@ -123,6 +123,7 @@ def _execute(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict[str, Li
 
     papermill_engines.register(_ENGINE, Engine)
     logging.getLogger("papermill").setLevel(logging.ERROR)
+    elsewhere = home_folder(lab.labs) if is_installed(lab.labs) else lab.labs  # a lab may write files where it runs
     bar = {"desc": f"lab {lab.number}", "unit": "cell", "disable": None}  # None: no bar where the output is a pipe
     try:
         papermill.execute_notebook(
@@ -131,7 +132,7 @@ def _execute(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict[str, Li
             parameters,
             engine_name=_ENGINE,
             kernel_name="python3",
-            cwd=lab.work.parent if lab.work.exists() else lab.labs,
+            cwd=lab.work.parent if lab.work.exists() else elsewhere,
             progress_bar=bar,  # pyright: ignore[reportArgumentType]  # papermill takes tqdm's arguments too
             # The remaining options go to nbclient.
             store_widget_state=False,  # one FigureWidget would add 5 MB

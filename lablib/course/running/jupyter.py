@@ -31,7 +31,7 @@ def open_lab(lab: Lab, arguments: Sequence[str]) -> int:
         CourseError: an invalid port.
     """
     if find_spec("jupyterlab") is None:
-        raise CourseFailure("JupyterLab is not installed in this Python: run `make lab`, or `pip install jupyterlab`.")
+        raise CourseFailure("JupyterLab is not installed here: run `make lab`, or `pip install 'lablib[labs]'`.")
     handed_out(lab)  # this lab must exist
     port = _option(arguments, "--port", "--ServerApp.port")
     if port is not None:
