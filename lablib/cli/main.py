@@ -279,6 +279,7 @@ def _validate(options: argparse.Namespace) -> int:
 
 
 def _sim(options: argparse.Namespace) -> int:
+    from lablib.cli.assertion import NUMBERS_OF_A_RUN, Assertion
     from lablib.hardware.catalogue import find_cluster
     from lablib.launch_checks import checked_size
     from lablib.script.program import compiled
@@ -294,6 +295,8 @@ def _sim(options: argparse.Namespace) -> int:
         raise CourseError(f"--{error}") from error
     try:
         find_cluster(options.cluster)
+        if options.asserted is not None:
+            Assertion(options.asserted, NUMBERS_OF_A_RUN)
         compiled(Path(options.script))
     except ValueError as error:
         raise CourseError(str(error)) from error
@@ -363,7 +366,8 @@ def _parser() -> Parser:
     command = commands.add_parser(
         "sim",
         help="run a script written for torchrun on a simulated cluster",
-        usage="lab sim [--ranks N] [--cluster NAME] [--out FOLDER] SCRIPT [the script's own arguments]",
+        usage="lab sim [--ranks N] [--cluster NAME] [--fidelity shapes] [--assert EXPRESSION] [--out FOLDER] SCRIPT "
+        "[the script's own arguments]",
     )
     command.add_argument("--ranks", type=int, default=8, help="number of ranks; default 8")
     spellings = ("--nproc-per-node", "--nproc_per_node", "--nnodes")
@@ -371,6 +375,10 @@ def _parser() -> Parser:
     command.add_argument("--cluster", default="dgx-h100", help="simulated cluster; default dgx-h100")
     command.add_argument("--out", metavar="FOLDER", help="output folder; default runs/SCRIPT-DATE/")
     command.add_argument("--timeout", type=float, metavar="SECONDS", help="real seconds after which the run is ended")
+    help_text = "values (default), or shapes: no values, for models too large for this machine"
+    command.add_argument("--fidelity", default="values", choices=("values", "shapes"), help=help_text)
+    help_text = 'exit code 1 unless it holds, for example "step_s < 0.2 and peak_bytes < 80e9"; 3 if the script fails'
+    command.add_argument("--assert", dest="asserted", metavar="EXPRESSION", help=help_text)
     command.add_argument("--quiet", action="store_true", help="do not show the output of rank 0 during the run")
     command.add_argument("script", metavar="SCRIPT", help="the file that torchrun would run")
     arguments = command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the script")
@@ -593,6 +601,8 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
     }
     for name, what in names.items():
         command.add_argument(f"--{name}", metavar="NAME", help=f"{what}; one, or several separated by commas")
+    help_text = 'exit code 1 unless it holds for the best plan, for example "step_s < 8 and peak_bytes < 70e9"'
+    command.add_argument("--assert", dest="asserted", metavar="EXPRESSION", help=help_text)
     command.add_argument("--top", type=int, default=10, metavar="N", help="rows of the table; default 10")
     command.add_argument(
         "--json", action="store_true", help="output for programs, in seconds and bytes, with the inputs"

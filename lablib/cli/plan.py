@@ -7,9 +7,11 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from math import nan
 from pathlib import Path
 from typing import Any
 
+from lablib.cli.assertion import Assertion
 from lablib.cli.plan_written import written_plan
 from lablib.configs.deepspeed import read_deepspeed
 from lablib.configs.hugging_face import read_hugging_face
@@ -51,12 +53,14 @@ _NAMES = {
     "offload": OFFLOAD,
     "--write": TOOLS,
 }
+_OF_TRAINING = ("days", "gpu_hours", "energy_j", "price")  # known with --tokens; the price with --price
+NUMBERS = ("step_s", "peak_bytes", "tokens_per_s", "mfu", "bubble_share", "gpus", *_OF_TRAINING)  # of --assert
 _BAR_AFTER_S = 1.0
 _MAX_VALUES = 100_000
 
 
 def plan_command(options: argparse.Namespace) -> int:
-    """Search and print. Returns 1 if nothing fits.
+    """Search and print. Returns 1 if nothing fits, or --assert is broken.
 
     Raises CourseError: unknown names, invalid numbers, or values that no plan can combine.
     """
@@ -69,6 +73,7 @@ def plan_command(options: argparse.Namespace) -> int:
     if len(asked) > 1 and asked != ["--why", "--json"]:
         raise CourseError(f"{' and '.join(asked)} are different outputs: give one of them")
     try:
+        asserted = Assertion(options.asserted, NUMBERS) if options.asserted is not None else None
         settings = _settings(options)
         needed = ("model", "cluster", "batch")
         missing = [name for name in needed if getattr(options, name) is None and name not in settings.record]
@@ -86,6 +91,8 @@ def plan_command(options: argparse.Namespace) -> int:
         raise CourseError(str(error)) from None
     remarks = [*reading.sentences(), *settings.sentences(), *_remarks(inputs)]
     try:
+        if asserted is not None and (options.write or options.why is not None):
+            raise ValueError("--assert is on the best plan: it goes with no --write and no --why; leave them out")
         if options.write:
             return written_plan(options, found, remarks)
         if options.why is not None:
@@ -100,7 +107,15 @@ def plan_command(options: argparse.Namespace) -> int:
         print(json.dumps(answer, indent=2))
     else:
         print("\n".join([text(found, options.top), *_training_lines(training, options.tokens), *remarks]))
-    return 0 if len(found.order) else 1
+    if asserted is None or not len(found.order):
+        return 0 if len(found.order) else 1
+    best = found.best
+    values = dict.fromkeys(NUMBERS, nan) | {name: training[name] for name in _OF_TRAINING if name in training}
+    values |= {"step_s": best.step_time_s, "peak_bytes": best.peak_memory_bytes, "tokens_per_s": best.tokens_per_s}
+    values |= {"mfu": best.mfu, "bubble_share": max(best.bubble_fraction, 0.0), "gpus": best.num_gpus}
+    holds, lines = asserted.check(values)
+    print("\n".join(lines), file=sys.stderr if options.json else sys.stdout)
+    return 0 if holds else 1
 
 
 def _settings(options: argparse.Namespace) -> Reading[dict[str, Any]]:

@@ -1,8 +1,17 @@
 """`lab sim`: run a script on the simulator, show its progress, and write its report.
 
     lab sim --ranks 8 --cluster dgx-h100 train.py --steps 10
+    lab sim --fidelity shapes --assert "step_s < 0.2 and peak_bytes < 80e9" train.py
 
-Exit codes: 0 the script ran to its end; 1 it failed; 2 the request was invalid, and nothing ran.
+Exit codes: 0 the script ran to its end; 1 it failed; 2 the request was invalid, and nothing ran. With --assert: 0 it
+holds; 1 it is broken; 3 the script failed, or would hang. Numbers of an assertion:
+
+    step_s          median time of a step, without the first; from optimizer step to optimizer step (record/steps.py)
+    num_steps       optimizer steps, with the first
+    makespan_s      the whole script
+    peak_bytes      the highest peak of a rank
+    sent_bytes, num_communications      of all ranks, in the whole script
+    busy_share, exposed_share, waiting_share, idle_share, mfu      means over the ranks, of the whole script
 """
 
 import argparse
@@ -11,16 +20,23 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import nan
 from pathlib import Path
+from statistics import median
 from typing import TextIO
 
+from lablib.cli.assertion import NUMBERS_OF_A_RUN, Assertion
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.errors import LaunchError, RankError
+from lablib.record.steps import step_ends_s
+from lablib.run import Run
 from lablib.script.own import show
 from lablib.script.report import IncompleteReport, default_folder, files_line, write_output, write_report
 from lablib.script.run import Script
 from lablib.text.files import new_folder
 from lablib.text.units import format_quantity
+
+_FAILED_WITH_ASSERT = 3
 
 
 def simulate(options: argparse.Namespace) -> int:
@@ -34,7 +50,10 @@ def simulate(options: argparse.Namespace) -> int:
         raise CourseError(f"--timeout must be positive seconds: got {options.timeout:g}; try --timeout 600.")
     shown = None if options.quiet else sys.stdout
     try:
-        script = Script(options.script, options.arguments, options.ranks, options.cluster, shown)
+        asserted = Assertion(options.asserted, NUMBERS_OF_A_RUN) if options.asserted is not None else None
+        script = Script(
+            options.script, options.arguments, options.ranks, options.cluster, shown, fidelity=options.fidelity
+        )
     except ValueError as error:
         raise CourseError(str(error)) from error
     try:
@@ -45,14 +64,40 @@ def simulate(options: argparse.Namespace) -> int:
         with progress(script, sys.stderr):
             run = script.run(options.timeout)
     except LaunchError as error:
-        raise CourseFailure(_failure(script, error, folder)) from error
+        failure = CourseFailure(_failure(script, error, folder))
+        failure.exit_code = 1 if asserted is None else _FAILED_WITH_ASSERT
+        raise failure from error
     try:
         summary = write_report(run, folder, script.path.name)
     except IncompleteReport as error:
         show(f"\n{error.summary}", sys.stdout)
         raise CourseFailure(f"the report is incomplete: {error}; choose another folder with --out.") from error
     show(f"\n{summary}{files_line(folder)}\n", sys.stdout)
-    return 0
+    if asserted is None:
+        return 0
+    holds, lines = asserted.check(numbers(run))
+    show("".join(f"{line}\n" for line in lines), sys.stdout)
+    return 0 if holds else 1
+
+
+def numbers(run: Run) -> dict[str, float]:
+    """The numbers of an assertion, by name; NaN for one that is not known."""
+    ends_s = step_ends_s(run.timeline)
+    durations_s = [end_s - start_s for start_s, end_s in zip(ends_s, ends_s[1:], strict=False)]
+    summary, makespan_s = run.summary(), run.timeline.makespan_s
+    seconds = (summary.busy_s, summary.exposed_s, summary.waiting_s, summary.idle_s)
+    shares = (sum(each) / max(1, len(each)) / makespan_s if makespan_s else 0.0 for each in seconds)
+    values = (
+        median(durations_s) if durations_s else nan,
+        len(ends_s),
+        makespan_s,
+        run.memory.peak_bytes() if run.memory.is_known else nan,
+        sum(summary.sent_bytes),
+        len(run.traffic),
+        *shares,
+        sum(summary.mfu) / len(summary.mfu) if summary.mfu else nan,
+    )
+    return dict(zip(NUMBERS_OF_A_RUN, values, strict=True))
 
 
 def _failure(script: Script, error: LaunchError, folder: Path) -> str:

@@ -16,6 +16,7 @@ summary.py        time per rank: compute, communication, waiting, idle
 spent.py          time per part, to compare two runs
 comparison.py     recorded comparisons of predicted and measured times
 phase_path.py     path of named blocks around an operator
+steps.py          the steps of a program, and the numbers of each
 passes.py         phase of unnamed work: forward or compute
 rank_text.py      ranks and groups as text
 perfetto.py       a trace for ui.perfetto.dev

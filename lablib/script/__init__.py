@@ -44,6 +44,7 @@ def simulate_script(
     timeout_s: float | None = None,
     trace: bool = True,
     show: TextIO | None = None,
+    fidelity: str = "values",
 ) -> Run:
     """Run a script written for torchrun on every rank of a simulated cluster, unchanged. Returns the run.
 
@@ -55,6 +56,8 @@ def simulate_script(
         cluster: name or record of the simulated cluster; ranks fill its nodes in order.
         timeout_s: real seconds after which the run is ended; None: no limit.
         trace: record the timeline and count memory.
+        fidelity: "values", or "shapes": tensors that the script makes have no values, as in `launch`, and count as the
+            device's once it uses one. Copies between host and device are then free.
         show: stream for rank 0's output while it runs; None: none. `run.stdout` has all of it, with standard error.
 
     Raises:
@@ -68,7 +71,7 @@ def simulate_script(
     timeout_s = checked_timeout(timeout_s)
     from lablib.script.run import Script  # keeps torch's second out of `import lablib`
 
-    return Script(path, args, ranks, cluster, show).run(timeout_s, trace)
+    return Script(path, args, ranks, cluster, show, fidelity).run(timeout_s, trace)
 
 
 __all__ = ["simulate_script"]

@@ -30,14 +30,15 @@ def answer_gpu(patches: Patches) -> None:
     answer_backends(patches)
 
 
-def processes_of(ranks: Sequence[Rank], cluster: Cluster, store: SimStore) -> list[Process]:
+def processes_of(ranks: Sequence[Rank], cluster: Cluster, store: SimStore, is_shapes: bool = False) -> list[Process]:
     """A process for each rank, with as many devices as its node has ranks."""
     processes = []
     for rank in ranks:
         first = cluster.node(rank.rank) * cluster.devices_per_node
         num_devices = min(cluster.devices_per_node, len(ranks) - first)
         local_rank = rank.rank - first
-        processes.append(Process(rank, len(ranks), local_rank, num_devices, cluster, store.of_another_rank()))
+        of_rank = Process(rank, len(ranks), local_rank, num_devices, cluster, store.of_another_rank(), is_shapes)
+        processes.append(of_rank)
     return processes
 
 

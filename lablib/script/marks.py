@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lablib.script.process import here
 from lablib.torch_compat import functorch_inner, is_functorch_tensor, sparse_parts
 
 _MARK = "lablib_device_index"
@@ -18,8 +19,7 @@ def index_of(tensor: torch.Tensor) -> int | None:
     """The index of the simulated device that holds a tensor; None: host memory."""
     if type(tensor) is not torch.Tensor and (inner := _inner(tensor)) is not None:
         return index_of(inner)
-    storage = storage_of(tensor)
-    return getattr(storage, _MARK, None)
+    return index_of_storage(storage_of(tensor))
 
 
 def _inner(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -44,7 +44,13 @@ def mark_storage(storage: Any, index: int) -> None:
 
 
 def index_of_storage(storage: Any) -> int | None:
-    return getattr(storage, _MARK, None)
+    """The index of its device. Memory without values (fidelity="shapes") is the device's once the script uses one."""
+    index = getattr(storage, _MARK, None)
+    if index is None and storage.device.type == "meta":
+        process = here()
+        if process is not None and process.is_shapes and process.placement.is_used:
+            return process.placement.device_index
+    return index
 
 
 def storage_of(tensor: torch.Tensor) -> Any:

@@ -67,6 +67,7 @@ class Process:
     num_devices: int  # devices of its node
     cluster: Cluster
     store: SimStore
+    is_shapes: bool = False  # whether tensors of the program have no values (`fidelity="shapes"`)
     placement: Placement = field(init=False)
     streams: Streams = field(init=False)
     calls: DeviceCalls = field(init=False)  # the mode that handles its device arguments

@@ -16,7 +16,7 @@ from typing import TextIO
 from lablib.errors import LaunchError
 from lablib.hardware import Cluster, find_cluster
 from lablib.inside import check_outside
-from lablib.launch_checks import checked_size
+from lablib.launch_checks import check_fidelity, checked_size
 from lablib.run import Run
 from lablib.script.gpu_answers import answer_gpu, processes_of, with_gpu
 from lablib.script.libraries import Libraries, SharedLibraryError, Watching
@@ -42,7 +42,9 @@ class Script:
         ranks: int = 8,
         cluster: str | Cluster = "dgx-h100",
         show: TextIO | None = None,
+        fidelity: str = "values",
     ):
+        check_fidelity(fidelity, "sim")
         ranks = checked_size(whole_number("ranks", ranks, maximum=inf), "sim")
         if isinstance(args, str):
             raise ValueError(f'args must be a list of words: got {args!r}; try args=["--steps", "10"]')
@@ -51,7 +53,7 @@ class Script:
         self.processes: list[Process] = []
         self._code = compiled(self.path)
         self._argv = [str(path), *map(str, args)]
-        self._num_ranks = ranks
+        self._num_ranks, self._fidelity = ranks, fidelity
         self._show = show
         self._libraries = Libraries(1)
         self._mains = [main_module(self.path) for _ in range(ranks)]
@@ -67,6 +69,7 @@ class Script:
                 cluster=self.cluster,
                 timeout_s=timeout_s,
                 trace=trace,
+                fidelity=self._fidelity,
                 environment=self,
             )
         except LaunchError as error:
@@ -111,7 +114,7 @@ class Script:
             patches = stack.enter_context(Patches())
             answer_gpu(patches)
             answer_python(patches)
-            self.processes += processes_of(ranks, cluster, store)
+            self.processes += processes_of(ranks, cluster, store, self._fidelity == "shapes")
             for process in self.processes:
                 rank = process.rank
                 output = Output(self._show if rank.rank == 0 else None)
@@ -134,6 +137,5 @@ def _out_of_memory(error: LaunchError, ranks: int) -> Iterator[str]:
     if isinstance(cause, MemoryError) or (isinstance(cause, RuntimeError) and "can't allocate memory" in str(cause)):
         yield (
             f"this machine's memory holds the tensors of all {ranks} simulated ranks, those on simulated devices too, "
-            'and was full; try fewer --ranks or a smaller model, or lablib.launch with fidelity="shapes", which '
-            "computes no values"
+            "and was full; try fewer --ranks or a smaller model, or --fidelity shapes, which computes no values"
         )

@@ -191,9 +191,9 @@ class _Simulation:
                 )
             try:
                 fn, args = self._program()
-                environment, on_meta, clock = self._modes(rank)
+                on_meta, environment, clock = self._modes(rank)
                 faults = self._parts.faults.begin(rank) if self._parts.faults else nullcontext()
-                with environment, on_meta, clock, faults:
+                with on_meta, environment, clock, faults:
                     try:
                         rank.value = _returned(fn, args)
                         rank.chosen_kernels = chosen_kernels()
@@ -207,7 +207,7 @@ class _Simulation:
                     dist.destroy_process_group()
 
     def _modes(self, rank: Rank) -> tuple[AbstractContextManager, AbstractContextManager, AbstractContextManager]:
-        """The script's patches, the meta device, and the clock of this rank's operators.
+        """The meta device, the script's patches, and the clock of this rank's operators.
 
         Not an `ExitStack`: from Python 3.12 on it reads attributes of the exception, which may raise.
         """
@@ -216,7 +216,8 @@ class _Simulation:
         run = MetaKernels(self._meta_answers).run if is_shapes else call
         pricer, trackers = (self._pricer, self._parts.trackers) if self._is_traced else (Pricer(FREE), None)
         clock = Clock(rank, pricer, run, trackers) if self._is_traced or is_shapes else nullcontext()
-        return environment, OnMeta() if is_shapes else nullcontext(), clock
+        # The script's devices are answered above the meta device, which they are made of.
+        return OnMeta() if is_shapes else nullcontext(), environment, clock
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         tracker = self._parts.by_number[self._parts.turns.current].memory_tracker

@@ -391,3 +391,30 @@ def test_the_names_can_be_listed_and_missing_arguments_are_named(capsys: pytest.
     assert all(name in out for name in names)
     assert main(["plan", "--model", "gpt2"]) == 2
     assert "lab plan needs --cluster and --batch; lab plan --list has the names" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("asserted", "code", "says"),
+    [
+        ("step_s > 0 and gpus == 16 and 0 < mfu < 1 and bubble_share >= 0", 0, "assertion holds: step_s > 0"),
+        ("gpu_hours < 1e9 and price == 2 * gpu_hours", 0, "price == 2 * gpu_hours: true, price is "),
+        ("energy_j < 1 or peak_bytes < 1e6", 1, "  peak_bytes < 1e6: FALSE, peak_bytes is "),
+        ("step < 1", 2, "unknown name in --assert 'step': did you mean 'step_s'"),
+    ],
+)
+def test_an_assertion_on_the_best_plan_decides_the_exit_code(asserted, code, says, capsys: pytest.CaptureFixture):
+    words = [*ASKED, *FEW, "--tokens", "1B", "--price", "2", "--assert", asserted]
+    assert main(words) == code
+    said = capsys.readouterr()
+    assert says in (said.err if code == 2 else said.out)
+    if code != 2:
+        assert main([*words, "--json"]) == code
+        said = capsys.readouterr()
+        assert json.loads(said.out)["best"] and says in said.err
+
+
+def test_an_assertion_goes_with_no_other_output_and_is_not_known_without_tokens(capsys: pytest.CaptureFixture):
+    assert main([*ASKED, *FEW, "--assert", "days < 9"]) == 1
+    assert "  days < 9: FALSE, days is not known" in capsys.readouterr().out
+    assert main([*ASKED, "--assert", "days < 9", "--write", "megatron"]) == 2
+    assert "--assert is on the best plan: it goes with no --write" in capsys.readouterr().err

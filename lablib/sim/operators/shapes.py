@@ -39,7 +39,8 @@ from lablib.torch_compat import (
     torch_file,
 )
 
-_DEVICE_MODE = torch_file("utils", "_device.py")
+# Modes above this one: a default device, and the devices of a script.
+_MODES_ABOVE = (torch_file("utils", "_device.py"), os.path.join("lablib", "script", "devices.py"))
 # Code that computes with values on behalf of the program: its tensors are real.
 _NEEDS_VALUES = (
     "torch/distributed/device_mesh.py",
@@ -123,9 +124,9 @@ class OnMeta(TorchFunctionMode):
 
 
 def _caller() -> FrameType:
-    """The frame that called the torch function, without frames of a `with torch.device(...)` block."""
+    """The frame that called the torch function, without frames of the modes above."""
     frame = sys._getframe(3)
-    while frame.f_code.co_filename == _DEVICE_MODE and frame.f_back is not None:
+    while frame.f_code.co_filename.endswith(_MODES_ABOVE) and frame.f_back is not None:
         frame = frame.f_back
     return frame
 
