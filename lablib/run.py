@@ -16,7 +16,7 @@ from lablib.record.summary import Summary
 from lablib.record.timeline import COMPUTE, Span, Timeline
 from lablib.record.traffic import Traffic, Transfer
 from lablib.signature import check_types, checked
-from lablib.text.files import parse_json, read_text, write_text
+from lablib.text.files import check_writable, parse_json, read_text, write_text
 from lablib.text.messages import safe_str
 from lablib.text.units import plural
 
@@ -68,6 +68,65 @@ class Run:
     def to_perfetto(self, path: str | Path) -> Path:
         """Write timeline and memory as one trace for ui.perfetto.dev (lablib/record/perfetto.py)."""
         return self.timeline.to_perfetto(path, self.memory)
+
+    @checked
+    def to_memory_viz(self, path: str | Path) -> Path:
+        """Write the memory as a snapshot for torch's viewer, pytorch.org/memory_viz (lablib/record/memory_viz.py).
+
+        Raises:
+            ValueError: the memory of this run was not counted.
+            OSError: the file cannot be written.
+        """
+        from lablib.record.memory_viz import snapshot_pickle
+
+        content = snapshot_pickle(self.memory)
+        check_writable(path)
+        Path(path).write_bytes(content)
+        return Path(path)
+
+    @checked
+    def to_tensorboard(self, folder: str | Path) -> Path:
+        """Write the numbers of each step (lablib/record/steps.py) as an event file of TensorBoard. Returns the folder.
+
+        Raises:
+            ValueError: the run has fewer than two steps of an optimizer.
+            OSError: the file cannot be written.
+        """
+        samples = self._step_metrics()
+        # By name: trainers are above runs in the order of imports.
+        writer = import_module("lablib.train.metric_writers").TensorBoard(folder)
+        sample = import_module("lablib.train.monitor").Sample
+        for step, (end_s, metrics) in enumerate(samples, 2):
+            writer.write(sample(end_s, step, metrics), ())
+        writer.close()
+        return Path(folder)
+
+    def to_wandb(self, **options: Any) -> None:
+        """Log the numbers of each step to Weights & Biases: `run.to_wandb(project="sim")`, as `wandb.init(**options)`.
+
+        Raises:
+            ValueError: the run has fewer than two steps of an optimizer.
+            ModuleNotFoundError: the package wandb is not installed.
+        """
+        samples = self._step_metrics()
+        try:
+            wandb = import_module("wandb")
+        except ModuleNotFoundError as error:
+            error.add_note("to_wandb needs the package wandb: pip install 'lablib[thirdparty]'")
+            raise
+        about = {"backend": self.backend, "cluster": self.cluster, "ranks": self.ranks, "fidelity": self.fidelity}
+        with wandb.init(**{"config": about} | options) as logged:
+            for step, (_, metrics) in enumerate(samples, 2):
+                logged.log(metrics, step=step)
+
+    def _step_metrics(self) -> list[tuple[float, dict[str, float]]]:
+        from lablib.record.steps import step_metrics
+
+        if not (found := list(step_metrics(self))):
+            raise ValueError(
+                "the numbers of steps need two steps of a torch optimizer or more: got fewer; run more steps"
+            )
+        return found
 
     @checked
     def save(self, path: str | Path) -> Path:

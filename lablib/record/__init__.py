@@ -5,6 +5,7 @@ traffic.py        collectives and messages
 allocations.py    storages, in columns
 memory.py         the memory of a run, by rank and category
 memory_snapshot.py  snapshots of CUDA's allocator
+memory_viz.py     the same, written: a file for torch's memory viewer
 memory_text.py    a run's memory in words
 allocator_settings.py   PYTORCH_ALLOC_CONF as a record
 allocator_blocks.py     blocks of an allocator's segments

@@ -1,5 +1,11 @@
 """Steps of a program, found by its optimizer."""
 
+import struct
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -56,3 +62,49 @@ def test_equal_steps_have_equal_numbers_and_add_up():
         assert 4 * 4 * 512 * 512 < metrics["peak_bytes"] <= run.memory.peak_bytes()
     assert max(metrics["peak_bytes"] for _, metrics in found) == run.memory.peak_bytes()
     assert list(step_metrics(launch(program, 1, ranks=2))) == []
+
+
+def test_the_numbers_of_steps_go_to_tensorboard(tmp_path: Path):
+    run = launch(program, 3, ranks=2)
+    assert run.to_tensorboard(tmp_path / "board") == tmp_path / "board"
+    (file,) = (tmp_path / "board").iterdir()
+    content = file.read_bytes()
+    for _, metrics in step_metrics(run):
+        for name, value in metrics.items():
+            assert name.encode() + b"\x15" + struct.pack("<f", value) in content  # the tag, then field 2 of the value
+
+
+def test_the_numbers_of_steps_go_to_weights_and_biases(monkeypatch: pytest.MonkeyPatch):
+    """A stand-in for the package, which needs an account or a folder; `mode="offline"` of the real one was tried."""
+    run, said = launch(program, 3, ranks=2), []
+
+    class Logged:
+        def __enter__(self) -> "Logged":
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            said.append("end")
+
+        def log(self, metrics: dict[str, float], step: int) -> None:
+            said.append((step, metrics))
+
+    def init(**options: Any) -> Logged:
+        said.append(options)
+        return Logged()
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))  # pyright: ignore[reportArgumentType]
+    run.to_wandb(project="sim")
+    assert said[0]["project"] == "sim" and said[0]["config"]["ranks"] == 2
+    assert said[1:] == [*enumerate((metrics for _, metrics in step_metrics(run)), 2), "end"]
+    monkeypatch.setitem(sys.modules, "wandb", None)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ModuleNotFoundError) as raised:
+        run.to_wandb()
+    assert "pip install 'lablib[thirdparty]'" in raised.value.__notes__[0]
+
+
+def test_a_run_without_two_steps_has_no_numbers_to_write(tmp_path: Path):
+    run = launch(program, 1, ranks=1)
+    for write in (run.to_wandb, lambda: run.to_tensorboard(tmp_path)):
+        with pytest.raises(ValueError, match="need two steps of a torch optimizer or more"):
+            write()
+    assert not list(tmp_path.iterdir())

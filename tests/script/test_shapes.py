@@ -1,8 +1,10 @@
 """`lab sim --fidelity shapes` and `--assert`: the same steps, bytes and traffic as with values, and exit codes."""
 
+import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lablib import Run
 from lablib.cli.main import main
@@ -93,6 +95,17 @@ def test_a_value_that_is_read_is_named_with_its_line(tmp_path: Path):
 def test_a_wrong_fidelity_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="fidelity"):
         run_of(tmp_path, "", "value")
+
+
+def test_the_command_of_the_page_on_pull_requests_runs(tmp_path: Path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "pull_requests.md").read_text("utf-8")
+    steps = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])["jobs"]["simulate"]["steps"]
+    (command,) = (step["run"] for step in steps if step.get("run", "").startswith("lab sim"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(HEAD + WRAPPED["ddp"] + STEPS, "utf-8")
+    assert main(shlex.split(command)[1:]) == 0
+    assert "assertion holds" in capsys.readouterr().out
+    assert (tmp_path / "report" / "timeline.json").exists()
 
 
 HANGS = HEAD + "if dist.get_rank() == 0:\n    dist.all_reduce(torch.ones(3, device='cuda'))\n"
