@@ -3,8 +3,10 @@
 The Python, pip and uv of most tests are small scripts that write down what they were asked: no network, in seconds.
 """
 
+import contextlib
 import json
 import os
+import pty
 import re
 import shutil
 import signal
@@ -286,14 +288,92 @@ def test_whatever_else_uv_says_is_the_reason(checkout, programs):
     assert 'pip installs the lock, since uv says "cause: no such torch". ' in done.stdout
 
 
-@pytest.mark.parametrize("setting", ["global.index-url='here'", ":env:.find-links='a b'", "install.no-index='1'"])
-def test_pips_settings_of_where_packages_come_from_are_kept(checkout, programs, setting):
-    """uv does not read them: a mirror, or a folder of wheels, would be passed over."""
+@pytest.mark.parametrize(
+    ("settings", "handed_over", "names"),
+    [
+        ("global.index-url='here'", "DEFAULT_INDEX=here", "index-url"),
+        (":env:.find-links='a b'", "FIND_LINKS=a,b", "find-links"),
+        ("install.no-index='1'", "NO_INDEX=1", "no-index"),
+        ("global.extra-index-url='\\na\\nb'", "INDEX=a b", "extra-index-url"),
+        ("global.index-url='file'\n:env:.index-url='environment'", "DEFAULT_INDEX=environment", "index-url"),
+    ],
+)
+def test_pips_settings_of_where_packages_come_from_are_handed_to_uv(checkout, programs, settings, handed_over, names):
+    """uv does not read them: a mirror, or a folder of wheels, would be passed over. torch comes from there, too."""
+    script(programs / "uv", UV.replace("*--dry-run)", "*--dry-run) env >environment;"))
+    (programs / "env").symlink_to(str(shutil.which("env")))
+    lines = "; ".join(f"printf '%s\\n' \"{line}\"" for line in [*settings.split("\n"), ":env:.timeout='9'"])
+    done = make(checkout, programs, "setup", PIP_CONFIG=lines)
+    assert done.stdout.splitlines()[1:] == [
+        f"uv installs the lock. torch: the build of the sources in pip's settings ({names})."
+    ]
+    assert installed_by(checkout) == [uv_command(""), PROJECT]
+    found = (checkout / "environment").read_text().splitlines()
+    assert {f"UV_{handed_over}", "UV_INDEX_STRATEGY=unsafe-best-match"} <= set(found)
+
+
+def test_where_uv_finds_nothing_in_pips_sources_pip_installs(checkout, programs):
     script(programs / "uv", UV)
-    done = make(checkout, programs, "setup", PIP_CONFIG=f'echo "{setting}"; echo ":env:.timeout=\'9\'"')
-    name = setting.split("=")[0].rpartition(".")[2]
-    assert f"since pip's settings here say where packages come from ({name})." in done.stdout
-    assert "uv" not in (checkout / "calls").read_text()
+    done = make(checkout, programs, "setup", PIP_CONFIG="echo \"global.index-url='here'\"", UV_FINDS=UNREACHABLE)
+    assert "pip installs the lock, since uv cannot fetch https://index.invalid/whl/cpu/torch/." in done.stdout
+    assert installed_by(checkout)[0].endswith("install --quiet --requirement requirements.lock")
+
+
+CUDA_ONLY = {"PIP_CONFIG": "echo \"global.index-url='here'\"", "UV_FINDS": "echo ' + nvidia-nccl-cu13==2.29.7'"}
+ON_LAPTOP = pytest.mark.skipif(ON_GPU_MACHINE, reason="this machine has an NVIDIA driver")
+
+
+def at_a_terminal(checkout: Path, programs: Path, typed: str = "", **environment: str) -> tuple[int, str]:
+    """`make setup` at a pseudo-terminal. Returns its exit code and what the terminal showed."""
+    ours, theirs = pty.openpty()
+    variables = {"PATH": str(programs), "CALLS": str(checkout / "calls"), "HOME": str(checkout), **environment}
+    with subprocess.Popen(
+        ["make", "setup"], cwd=checkout, env=variables, stdin=theirs, stdout=theirs, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        os.write(ours, typed.encode())
+        shown = b""
+        with contextlib.suppress(OSError):  # its end, on Linux
+            while part := os.read(ours, 4096):
+                shown += part
+        os.close(ours)
+        return process.wait(timeout=120), shown.decode()
+
+
+@ON_LAPTOP
+@pytest.mark.parametrize(("typed", "installs"), [("y\n", True), ("n\n", False), ("\n", False)])
+def test_where_only_the_cuda_build_can_be_had_a_terminal_is_asked(checkout, programs, typed, installs):
+    script(programs / "uv", UV)
+    code, shown = at_a_terminal(checkout, programs, typed, **CUDA_ONLY)
+    assert "only the CUDA build of torch, which takes 4 GB more of the disk" in shown
+    assert "Install it all the same? [y/N]" in shown
+    assert (code == 0) is installs and (uv_command("") in installed_by(checkout)) is installs
+    assert ("nothing was installed: name a source of torch's CPU build" in shown) is not installs
+
+
+@ON_LAPTOP
+def test_a_variable_answers_for_the_terminal_and_without_one_the_size_is_said(checkout, programs):
+    script(programs / "uv", UV)
+    code, shown = at_a_terminal(checkout, programs, LABLIB_TORCH="cuda", **CUDA_ONLY)
+    assert code == 0 and "all the same" not in shown
+    (checkout / ".venv" / ".stamp-setup").unlink()
+    refused = sentence(make(checkout, programs, "setup", LABLIB_TORCH="cpu", **CUDA_ONLY))
+    assert "which takes 4 GB more of the disk than the CPU build, and LABLIB_TORCH=cpu refuses it: name a" in refused
+    done = make(checkout, programs, "setup", **CUDA_ONLY)
+    assert done.returncode == 0 and "4 GB more of the disk than the CPU build.\n" in done.stdout
+
+
+def test_a_terminal_sees_packages_and_megabytes_to_go(checkout, programs):
+    script(programs / "uv", UV)
+    install = """
+printf 'Resolved 131 packages in 5ms\\nDownloading torch (200.0MiB)\\nDownloading pandas (11.5MiB)\\n' >&2
+printf 'Downloading ruff (1.0GiB)\\n Downloaded ruff\\n' >&2
+sleep 2.5
+"""
+    code, shown = at_a_terminal(checkout, programs, UV_INSTALLS=install)
+    assert code == 0
+    assert re.search(r"\rinstalling: \d+ of about 131 packages, 222 MB to go, 1 s \.\.\. ", shown), shown
+    assert shown.rpartition("\r")[2].strip() == "" and "uv installs the lock." in shown
 
 
 @pytest.mark.parametrize("setting", [":env:.extra-index-url=''", "global.timeout='60'", "global.cert='index-url'"])

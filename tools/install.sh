@@ -6,9 +6,12 @@
 # uv installs, and takes the build of torch that this machine can use: the CPU build (200 MB) where there is no NVIDIA
 # driver, the CUDA build (gigabytes) where there is one, the only build on macOS. pip installs as it always did, where
 #   - PIP_ARGS is set: further arguments of `pip install`;
-#   - pip's settings say where packages come from, and no setting of uv does: uv does not read them;
 #   - uv cannot be had, or cannot fetch what it needs: PyTorch has an index of its own, which a network may close.
 # One line says which of these it was. UV_TORCH_BACKEND names a build oneself: cpu, cu130, rocm7.2, ...
+#
+# pip's settings of where packages come from (a mirror, a folder of wheels) are handed to uv, unless uv has its own; torch
+# then comes from there, too. Where they have only the CUDA build and this machine has no NVIDIA driver, a terminal is
+# asked first; LABLIB_TORCH=cuda takes it, LABLIB_TORCH=cpu refuses it. A terminal sees a line of progress.
 
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -46,13 +49,75 @@ uv_install() {
         --requirement requirements.lock "$@" >>"$log" 2>&1
 }
 
-# The settings of pip that say where packages come from, by name: in its files and in the environment.
+# The settings of pip that say where packages come from, "name value" in each line: in its files, then in the environment.
 pip_sources() {
-    "$python" -m pip config list 2>/dev/null | awk -F= '
-        $2 ~ /[^'"'"' ]/ && match($1, /(index-url|extra-index-url|find-links|no-index|constraint)$/) {
-            name = substr($1, RSTART)
-            if (!seen[name]++) { printf "%s%s", comma, name; comma = ", " }
-        }'
+    "$python" -m pip config list 2>/dev/null | awk '
+        {
+            at = index($0, "=")
+            name = substr($0, 1, at - 1)
+            value = substr($0, at + 1)
+            gsub(/^'"'"'|'"'"'$/, "", value)
+            gsub(/\\n/, " ", value) # one of several lines of a file
+        }
+        value ~ /[^ ]/ && match(name, /(extra-index-url|index-url|find-links|no-index|constraint)$/) { found[substr(name, RSTART)] = value }
+        END { for (name in found) print name, found[name] }'
+}
+
+# Give them to uv in its own variables, and its names to `sources`; a package is then the best of all sources, as pip's.
+hand_over() {
+    sources=
+    while read -r name value; do
+        [ -n "$name" ] || continue
+        case $name in
+            index-url) export UV_DEFAULT_INDEX="$value" ;;
+            extra-index-url) export UV_INDEX="$value" ;;
+            find-links) UV_FIND_LINKS=$(echo "$value" | sed 's/  */,/g') && export UV_FIND_LINKS ;;
+            no-index) export UV_NO_INDEX=1 ;;
+            constraint) export UV_CONSTRAINT="$value" ;;
+        esac
+        sources=${sources:+$sources, }$name
+    done <<SETTINGS
+$(pip_sources)
+SETTINGS
+    [ -z "$sources" ] || export UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}"
+}
+
+# On a terminal, a line while an installation runs: the packages in the environment, and the bytes that uv still fetches.
+watched() {
+    if [ ! -t 1 ]; then
+        "$@"
+        return
+    fi
+    site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    progress &
+    watcher=$!
+    "$@"
+    status=$?
+    kill "$watcher" 2>/dev/null
+    wait "$watcher" 2>/dev/null
+    printf '\r%70s\r' ''
+    return "$status"
+}
+
+progress() {
+    seconds=0
+    while sleep 1; do
+        seconds=$((seconds + 1))
+        set -- "$site"/*.dist-info
+        awk -v seconds="$seconds" -v number="$#" -v total="$(grep -c == requirements.lock)" '
+            function megabytes(text) {
+                gsub(/[()]/, "", text)
+                return substr(text, 1) * (text ~ /GiB/ ? 1074 : text ~ /MiB/ ? 1.049 : 0.001)
+            }
+            /^Resolved [0-9]+/ { total = $2 }
+            /^Downloading / { left[$2] = megabytes($3) }
+            /^ Downloaded / { delete left[$2] }
+            END {
+                for (name in left) sum += left[name]
+                to_go = sum ? sprintf("%.0f MB to go, ", sum) : ""
+                printf "\rinstalling: %d of about %d packages, %s%d s ... ", number, total, to_go, seconds
+            }' "$log"
+    done
 }
 
 nvidia_driver() {
@@ -63,9 +128,6 @@ nvidia_driver() {
 uv_is_left_out() {
     if [ -n "${PIP_ARGS:-}" ]; then
         echo "PIP_ARGS are arguments of pip"
-    elif [ -z "${UV_TORCH_BACKEND:-}${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}${UV_INDEX:-}${UV_EXTRA_INDEX_URL:-}${UV_FIND_LINKS:-}" ]; then
-        sources=$(pip_sources)
-        [ -z "$sources" ] || echo "pip's settings here say where packages come from ($sources)"
     fi
 }
 
@@ -81,7 +143,10 @@ find_uv() {
 # Which build, and why. Not `auto` where there is no NVIDIA driver: for the graphics of most laptops that is Intel's build,
 # gigabytes again, and no lab uses it. On macOS there is one build, in the usual index.
 choose_backend() {
-    if [ -n "${UV_TORCH_BACKEND:-}" ]; then
+    if [ -n "$sources" ]; then
+        backend=
+        build="the build of the sources in pip's settings ($sources)"
+    elif [ -n "${UV_TORCH_BACKEND:-}" ]; then
         backend=$UV_TORCH_BACKEND
         build="the build that UV_TORCH_BACKEND names, $backend"
     elif [ "$(uname -s)" = Darwin ]; then
@@ -96,6 +161,29 @@ choose_backend() {
     fi
 }
 
+# Only the CUDA build can be had, and this machine has no use for it: LABLIB_TORCH decides, or the person at the terminal.
+check_cuda() {
+    if nvidia_driver || [ -n "${UV_TORCH_BACKEND:-}" ] || ! grep -q '^ + nvidia-' "$log"; then
+        return
+    fi
+    size="the sources here have only the CUDA build of torch, which takes 4 GB more of the disk than the CPU build"
+    case ${LABLIB_TORCH:-} in
+        cuda) ;;
+        cpu) fail "$size, and LABLIB_TORCH=cpu refuses it: name a source of torch's CPU build in pip's settings (extra-index-url or find-links)." ;;
+        *)
+            echo "$size."
+            if [ -t 0 ] && [ -t 1 ]; then
+                printf 'Install it all the same? [y/N] '
+                read -r answer
+                case $answer in
+                    [yY]*) ;;
+                    *) fail "nothing was installed: name a source of torch's CPU build in pip's settings (extra-index-url or find-links), or set LABLIB_TORCH=cuda." ;;
+                esac
+            fi
+            ;;
+    esac
+}
+
 # Can uv find everything? It looks, and installs nothing; patience is for the installation, and for who asks for it.
 uv_can() {
     UV_HTTP_RETRIES=${UV_HTTP_RETRIES:-1} UV_HTTP_TIMEOUT=${UV_HTTP_TIMEOUT:-10} \
@@ -104,13 +192,17 @@ uv_can() {
 
 : >"$log" || fail "$log cannot be written to."
 backend=
+sources=
 why=$(uv_is_left_out)
+own=${UV_TORCH_BACKEND:-}${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}${UV_INDEX:-}${UV_EXTRA_INDEX_URL:-}${UV_FIND_LINKS:-}
+[ -n "$why$own" ] || hand_over
 if [ -n "$why" ]; then
     :
 elif ! find_uv; then
     why="uv cannot be downloaded"
 elif choose_backend && uv_can; then
     tool=uv
+    check_cuda
 else
     # shellcheck disable=SC2016
     address=$(sed -n 's/.*[Ff]ailed to fetch: *`*\([^` ]*\).*/\1/p' "$log" | tail -n 1)
@@ -122,11 +214,11 @@ fi
 mv "$log" "${log%.log}-uv.log"
 if [ "$tool" = uv ]; then
     echo "uv installs the lock. torch: $build."
-    uv_install || explain
+    watched uv_install || explain
 else
     echo "pip installs the lock, since $why. torch: the build that pip finds, which on Linux is mostly CUDA's (gigabytes)."
     # shellcheck disable=SC2086  # PIP_ARGS is a list of words
-    pip_install --requirement requirements.lock ${PIP_ARGS:-} || explain
+    watched pip_install --requirement requirements.lock ${PIP_ARGS:-} || explain
 fi
 tool=pip
 # Without build isolation: the setuptools of the lock builds it, and nothing more is downloaded.
