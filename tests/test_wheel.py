@@ -130,6 +130,7 @@ assert main(["sim", "--ranks", "2", "--quiet", "program.py"]) == 0
     [("open", "nbformat", "labs"), ("run 00", "nbformat", "labs"), ("train x.toml", "zstandard", "data")],
 )
 def test_a_command_names_the_extra_that_it_needs(site: Path, tmp_path: Path, command, package, extra):
+    (tmp_path / "x.toml").write_text("")
     code = f"{CORE}\nfrom lablib.cli.main import main\nsys.exit(main({command.split()}))"
     done = in_folder(site, tmp_path, code)
     assert (done.returncode, done.stdout) == (2, "")
@@ -142,6 +143,7 @@ from lablib.cli.main import main
 assert main("plan --model gpt5 --cluster dgx-h100 --batch 64".split()) == 2
 assert main("sim --cluster dgx x.py".split()) == 2
 assert main("sim x.py".split()) == 2
+assert main("train x.toml".split()) == main("bench x.toml --cluster dgx".split()) == 2
 from lablib import launch
 try:
     launch(print, cluster="dgx")

@@ -34,7 +34,9 @@ _UNITS: Mapping[str, float] = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2*
 
 def bench_command(options: argparse.Namespace) -> int:
     """Measure, print, and compare. CourseError: an invalid request; CourseFailure: the run failed."""
-    from lablib.cli.train import errors_in_a_sentence
+    from lablib.cli.train import check_early, errors_in_a_sentence
+
+    check_early(options)
     from lablib.train.run import load
 
     memory = None if options.max_memory is None else _size_bytes(options.max_memory)

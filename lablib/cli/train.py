@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 def train_command(options: argparse.Namespace) -> int:
     """Run it and print the lines of rank 0. CourseError: an invalid request; CourseFailure: the run failed."""
+    check_early(options)
     from lablib.launch import launch
     from lablib.train.alert_files import read_rules
     from lablib.train.alerts import TRAINING_RULES
@@ -73,6 +74,17 @@ def train_command(options: argparse.Namespace) -> int:
     if is_timed and num_steps:
         print(_breakdown(timeline, num_steps))
     return 0
+
+
+def check_early(options: argparse.Namespace) -> None:
+    """Refuse an unknown cluster, a missing file or an unknown field before torch is imported. Raises CourseError."""
+    from lablib.hardware.catalogue import find_cluster
+    from lablib.train.read_config import parse_config, read_tables, with_overrides
+
+    with errors_in_a_sentence():
+        find_cluster(options.cluster)
+        if not options.file.endswith(".json") and not getattr(options, "deepspeed", None):
+            parse_config(with_overrides(read_tables(options.file), options.passed_on), options.file)
 
 
 def _breakdown(timeline: "Timeline", num_steps: int) -> str:
@@ -115,8 +127,6 @@ def shown_lines(every_s: float = 0.1) -> Iterator[str]:
 @contextmanager
 def errors_in_a_sentence() -> Iterator[None]:
     """Errors of a configuration or a launch as errors of a command."""
-    from lablib.train.health import RunStopped
-
     try:
         yield
     except CourseError:  # with its exit code
@@ -126,6 +136,8 @@ def errors_in_a_sentence() -> Iterator[None]:
     except RankError as error:
         if isinstance(error.__cause__, ValueError):  # such as a checkpoint of another model
             raise CourseError(str(error.__cause__)) from error
+        from lablib.train.health import RunStopped
+
         is_told = isinstance(error.__cause__, OSError | RunStopped)  # such as a full disk; a policy
         raise CourseFailure(str(error.__cause__ if is_told else error)) from error
     except LaunchError as error:
