@@ -8,7 +8,7 @@
     lab capstone ACTION ...              a planned training: brief, report, runs, check, page, leader board
     lab sim SCRIPT [ARGS]                a script written for torchrun, on a simulated cluster
     lab list, lab progress, lab doctor   labs, results, checks of the installation
-    lab build [--check] [NN ...]         notebooks from masters
+    lab build [--check] [NN ...]         notebooks from masters; --lang zh: in Chinese
     lab export --students FOLDER         the course without solutions, to hand out
     lab regrade FOLDER                   grades of earlier submissions with the current checks
     lab new NN NAME                      a folder for a new lab
@@ -107,7 +107,7 @@ def _unrecognized(parser: Parser, words: Sequence[str]) -> str:
 def _open(options: argparse.Namespace) -> int:
     from lablib.course.running.jupyter import open_lab
 
-    return open_lab(find_lab(options.lab, find_labs_folder()), options.passed_on)
+    return open_lab(find_lab(options.lab, find_labs_folder()).chosen, options.passed_on)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -123,7 +123,7 @@ def _run(options: argparse.Namespace) -> int:
     values = dict(options.parameter or [])
     flags = {name: getattr(options, name) for name in ("backend", "ranks", "cluster", "quick")}
     values |= {name: value for name, value in flags.items() if value is not None}
-    lab = find_lab(options.lab, find_labs_folder())
+    lab = find_lab(options.lab, find_labs_folder()).chosen
     out = Path(options.out) if options.out else None
     written = run_lab(lab, values, instructor=options.instructor, out=out)
     print(f"{lab.name} ran to its end: {', '.join(str(path) for path in written)}")
@@ -131,7 +131,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _build(options: argparse.Namespace) -> int:
-    from lablib.course.building.build import build, build_instructor, build_nbgrader, check_built
+    from lablib.course.building.build import build, build_instructor, build_nbgrader, check_built, translate
 
     folder = find_labs_folder()
     labs = [find_lab(text, folder) for text in options.labs] or find_labs(folder)
@@ -140,8 +140,10 @@ def _build(options: argparse.Namespace) -> int:
     if (options.check or options.instructor or options.nbgrader) and not any(lab.master.exists() for lab in labs):
         raise CourseError(f"no masters in {folder / 'masters'}: this copy of the course has no solutions.")
     if options.check:
-        check_built(labs)
-        print(f"Up to date with the masters: {plural(len(labs), 'labs')}.")
+        lines = check_built(labs)
+        print("\n".join([*lines, f"Up to date with the masters: {plural(len(labs), 'labs')}."]))
+    elif options.lang:
+        print("\n".join(translate([lab for lab in labs if lab.master.exists()], options.lang, options.extract)))
     elif options.instructor or options.nbgrader:
         lines = build_instructor(labs, Path(options.instructor)) if options.instructor else []
         lines += build_nbgrader(labs, Path(options.nbgrader)) if options.nbgrader else []
@@ -166,7 +168,7 @@ def _update(options: argparse.Namespace) -> int:
     failed = False
     for lab in [find_lab(text, folder) for text in options.labs] or find_labs(folder):
         try:
-            print("\n".join(update(lab)))
+            print("\n".join(update(lab.chosen)))
         except CourseError as error:  # a damaged copy must not prevent updating the others
             print(f"lab: {error}", file=sys.stderr)
             failed = True
@@ -176,7 +178,7 @@ def _update(options: argparse.Namespace) -> int:
 def _reset(options: argparse.Namespace) -> int:
     from lablib.course.work import reset
 
-    print("\n".join(reset(find_lab(options.lab, find_labs_folder()))))
+    print("\n".join(reset(find_lab(options.lab, find_labs_folder()).chosen)))
     return 0
 
 
@@ -455,6 +457,8 @@ def _parser() -> Parser:
     command.add_argument("--check", action="store_true", help="write nothing; fail if a notebook is not up to date")
     command.add_argument("--instructor", metavar="FOLDER", help="write the versions with solutions there")
     command.add_argument("--nbgrader", metavar="FOLDER", help="write nbgrader assignments there")
+    command.add_argument("--lang", metavar="CODE", help="only the notebooks in this language, such as zh")
+    command.add_argument("--extract", action="store_true", help="with --lang: add new text to the translation's file")
 
     command = commands.add_parser("export", help="copy the course without its solutions, to hand out")
     command.add_argument("--students", metavar="FOLDER", required=True, help="a new folder, or an earlier copy")

@@ -6,6 +6,7 @@ running        labs in papermill and in JupyterLab; the doctor
 grading        nbgrader
 places         the labs folder and the files of each lab
 work           the learner's copies
+translation    labs and messages in another language, by .po files
 progress       results of checks, saved
 overview       `lab list` and `lab progress`
 answers        answers in notebooks that pass today, as functions

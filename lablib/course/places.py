@@ -5,6 +5,8 @@
     labs/masters/08_collectives/lab.py               its source, the master, with solutions
     labs/masters/08_collectives/checks.py            one check for each exercise
     labs/masters/08_collectives/wrong_answers.py     answers that the checks must reject, and unusual right answers
+    labs/masters/08_collectives/lab.zh.po            its text in another language, by paragraph (translation.py)
+    labs/zh/08_collectives.ipynb                     the translated notebook; the copy is work/08_collectives.zh.ipynb
 
 The labs folder is `$LAB_LABS`, or `labs/` here or in a parent folder, or the one next to the package, or the one in an
 installed package, which has no masters. The learner's copies are in `$LAB_WORK`, or in `work/` next to the labs folder;
@@ -13,24 +15,30 @@ with the labs of an installed package, in `work/` here, or the `work/` of a pare
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 
 import lablib
 from lablib.course.errors import CourseError
+from lablib.text.language import language
 
 _NAME = re.compile(r"\d\d_\w+")
+_NOTEBOOK = re.compile(r"(\d\d_\w+)(?:\.([a-z]{2,3}))?\.ipynb")
 _PACKAGE = Path(lablib.__file__).parent
 _INSTALLED = Path("handed_out", "labs")  # below the package: setup.py
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Lab:
-    """One lab: `name` is "08_collectives", `labs` the folder it is in. Its files need not exist."""
+    """One lab: `name` is "08_collectives", `labs` the folder it is in. Its files need not exist.
+
+    `language` is the code of a translation, such as "zh"; "" for English.
+    """
 
     name: str
     labs: Path
+    language: str = ""
 
     @property
     def number(self) -> str:
@@ -53,12 +61,29 @@ class Lab:
         return self.folder / "wrong_answers.py"
 
     @property
+    def translation(self) -> Path:
+        return self.folder / f"lab.{self.language}.po"
+
+    @property
+    def translations(self) -> "list[Lab]":
+        """This lab in each language that it is translated into."""
+        codes = [path.name.split(".")[1] for path in sorted(self.folder.glob("lab.*.po"))]
+        return [replace(self, language=code) for code in codes]
+
+    @property
+    def chosen(self) -> "Lab":
+        """This lab in the reader's language (text/language.py), if it is translated into it."""
+        lab = replace(self, language=self.language or language())
+        return lab if lab.translation.is_file() or lab.notebook.is_file() else self
+
+    @property
     def notebook(self) -> Path:
-        return self.labs / f"{self.name}.ipynb"
+        return self.labs / self.language / f"{self.name}.ipynb"
 
     @property
     def work(self) -> Path:
-        return work_folder(self.labs) / f"{self.name}.ipynb"
+        suffix = f".{self.language}" if self.language else ""
+        return work_folder(self.labs) / f"{self.name}{suffix}.ipynb"
 
 
 def work_folder(labs: Path) -> Path:
@@ -132,8 +157,12 @@ def find_lab(text: str, folder: Path) -> Lab:
 
 def _lab_of(path: Path, labs: Path) -> Lab | None:
     """The lab of a notebook, a folder or a file in its folder; a learner's copy belongs to a lab in `labs`."""
-    if path.suffix == ".ipynb" and _NAME.fullmatch(path.stem):
-        return Lab(path.stem, labs if path.parent == work_folder(labs).resolve() else path.parent)
+    found = _NOTEBOOK.fullmatch(path.name)
+    if found:
+        if path.parent == work_folder(labs).resolve():
+            return Lab(found[1], labs, found[2] or "")
+        is_translated = path.parent.parent == labs.resolve()
+        return Lab(found[1], labs, path.parent.name) if is_translated else Lab(found[1], path.parent)
     folder = path if path.is_dir() else path.parent
     is_masters = folder.parent.name == "masters" and _NAME.fullmatch(folder.name)
     return Lab(folder.name, folder.parents[1]) if is_masters else None

@@ -7,6 +7,7 @@ that activation checkpointing repeats during backward, is a lighter shade of for
 Source: M. Okabe and K. Ito, Color Universal Design (2008), https://jfly.uni-koeln.de/color/.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -16,11 +17,23 @@ import plotly.graph_objects as go
 
 from lablib.run import Span
 from lablib.signature import checked
+from lablib.text.language import language
 
 FONT = "Open Sans, Helvetica, Arial, sans-serif"
+_CJK_FONTS = "Noto Sans CJK SC, Source Han Sans SC, PingFang SC, Microsoft YaHei, WenQuanYi Micro Hei"
+_CJK = re.compile(r"[\u3000-\u30ff\u3400-\u9fff\uff00-\uffef]")
 INK, FAINT_INK, GRID = "#222222", "#5A5A5A", "#E3E3E3"
 TOP_PIXELS, BOTTOM_PIXELS = 66, 88  # above the plot: title and one line of summary; below: axis title and legend
 PAPER_PIXELS = TOP_PIXELS + BOTTOM_PIXELS
+
+
+def font_for(text: str) -> str:
+    """The fonts of a figure with this text: for Chinese text, or a reader in Chinese, fonts that have its characters.
+
+    A browser takes the first font of the list that the machine has and that has the character.
+    """
+    with_cjk = language() == "zh" or _CJK.search(text)
+    return f"{FONT.removesuffix('sans-serif')}{_CJK_FONTS}, sans-serif" if with_cjk else FONT
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +179,7 @@ def base_layout(title: str, height: int, **more: Any) -> dict[str, Any]:
         "paper_bgcolor": "#FFFFFF",
         "plot_bgcolor": "#FFFFFF",
         "height": height,
-        "font": {"family": FONT, "size": 13, "color": INK},
+        "font": {"family": font_for(title), "size": 13, "color": INK},
         "title": {"text": title, "x": 0.0, "xref": "paper", "xanchor": "left", "y": 1, "yref": "container"}
         | {"yanchor": "top", "pad": {"t": 14}, "font": {"size": 16}},
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 0, "yref": "container", "yanchor": "bottom"}
@@ -174,7 +187,7 @@ def base_layout(title: str, height: int, **more: Any) -> dict[str, Any]:
         "margin": {"l": 80, "r": 30, "t": TOP_PIXELS, "b": BOTTOM_PIXELS},
         # Few buttons, so that they stay clear of the title: zoom, pan, reset, save as an image.
         "modebar": {"remove": ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"]},
-        "hoverlabel": {"align": "left", "font": {"family": FONT}},
+        "hoverlabel": {"align": "left", "font": {"family": font_for(title)}},
     }
     return layout | more
 

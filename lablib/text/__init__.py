@@ -4,5 +4,6 @@ units      "12.3 MB", "4 GPUs": quantities and plurals
 toml       TOML values, and tables of a file replaced in place
 files      atomic writes of files, and their error
 markup     HTML escaping, tables and details for a notebook
+language   the reader's language
 messages   the text of values, exceptions and tracebacks, even if their methods raise
 """

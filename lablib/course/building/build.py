@@ -8,6 +8,7 @@ All labs are read, checked and built in memory before the first file is written:
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from nbformat import NotebookNode
@@ -18,6 +19,7 @@ from lablib.course.building.notebook import Version, has_outputs, make_notebook,
 from lablib.course.errors import CourseError, CourseFailure, cannot_write
 from lablib.course.grading.settings import write_config
 from lablib.course.places import Lab, find_labs, is_installed
+from lablib.course.translation import Source, sources_of
 from lablib.course.work import moved_from_labs
 from lablib.text.files import read_text, write_text
 
@@ -43,24 +45,64 @@ def load_all(labs: Sequence[Lab]) -> list[Master]:
 
 
 def build(labs: Sequence[Lab]) -> list[str]:
-    """Write the learner notebooks that are missing or stale. Returns a line per action."""
-    notebooks = [(master.lab, make_notebook(master, Version.LEARNER)) for master in load_all(labs)]
+    """Write the learner notebooks that are missing or stale, translations too. Returns a line per action."""
+    notebooks = [(each.lab, make_notebook(each, Version.LEARNER)) for each in with_translations(load_all(labs))]
     return [line for lab, notebook in notebooks for line in _build(lab, notebook)]
 
 
-def check_built(labs: Sequence[Lab]) -> None:
-    """Check that all learner notebooks match their masters.
+def with_translations(masters: Sequence[Master]) -> list[Master]:
+    """The masters, each followed by its translations."""
+    return [replace(each, lab=lab) for each in masters for lab in (each.lab, *each.lab.translations)]
 
-    Raises CourseFailure: some do not; one line for each, with the remedy.
+
+def translate(labs: Sequence[Lab], code: str, extract: bool) -> list[str]:
+    """Build the notebooks in one language. With `extract`, first write an entry for every paragraph into the .po file.
+
+    Raises CourseError: no such lab is translated.
+    """
+    masters = [replace(master, lab=replace(master.lab, language=code)) for master in load_all(labs)]
+    for source in (source for master in masters for source in _sources(master) if extract):
+        if source.path.exists() or source.path.name.startswith("lab."):
+            _save(source.path, source.updated(code))
+    masters = [master for master in masters if master.lab.translation.exists()]
+    if not masters:
+        raise CourseError(
+            f"no lab is translated into {code!r}: `lab build --lang {code} --extract 00` begins with one."
+        )
+    lines = [line for each in masters for line in _build(each.lab, make_notebook(each, Version.LEARNER))]
+    return lines + translated_shares(masters)
+
+
+def translated_shares(masters: Sequence[Master]) -> list[str]:
+    """A line per translated lab: "lab 00 in zh: 100% translated"."""
+    shares = [(master.lab, _sources(master)[0].share()) for master in masters if master.lab.language]
+    return [f"lab {lab.number} in {lab.language}: {share:.0%} translated" for lab, share in shares]
+
+
+def _sources(master: Master) -> list[Source]:
+    return sources_of(master.lab, [cell.source for cell in master.cells if cell.kind == "markdown"])
+
+
+def check_built(labs: Sequence[Lab]) -> list[str]:
+    """Check that all learner notebooks match their masters. Returns a line per translation, with its translated share.
+
+    Raises CourseFailure: some do not, or a translation is of text that the master no longer has; one line for each,
+    with the remedy.
     """
     orphans = [lab for lab in labs if not lab.master.exists()]
     problems = [f"{lab.notebook} has no master; remove it, or write {lab.master}." for lab in orphans]
-    for master in load_all([lab for lab in labs if lab not in orphans]):
+    masters = with_translations(load_all([lab for lab in labs if lab not in orphans]))
+    for master in masters:
         lab = master.lab
+        for source in _sources(master) if lab.language else ():
+            stale = source.stale()
+            remedy = f"run `lab build --lang {lab.language} --extract {lab.number}`"
+            problems += [f"{source.path} {stale}; {remedy}."] * bool(stale)
         difference = _difference(lab.notebook, to_text(make_notebook(master, Version.LEARNER)))
         problems += [f"{lab.notebook} {difference}; run `lab build {lab.number}`."] * bool(difference)
     if problems:
         raise CourseFailure("\n".join(problems))
+    return translated_shares(masters)
 
 
 def build_instructor(labs: Sequence[Lab], folder: Path) -> list[str]:

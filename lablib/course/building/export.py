@@ -1,7 +1,7 @@
 """`lab export --students FOLDER`: a copy of the course without solutions.
 
-    copied      files that git tracks, in their present state; notebooks built from their masters; checks and recorded
-                comparisons, which notebooks read
+    copied      files that git tracks, in their present state; notebooks built from their masters; checks, recorded
+                comparisons and translations, which notebooks read
     left out    masters (lab.py), their wrong answers, the tests of the project and its continuous integration
 
 `make lab` and `make test` work in the copy; there `make test` checks the copy. The copy holds a list of its files: a
@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from lablib.course.building.build import load_all
+from lablib.course.building.build import load_all, with_translations
 from lablib.course.building.notebook import Version, make_notebook, to_text
 from lablib.course.errors import CourseError, cannot_write
 from lablib.course.places import Lab
@@ -43,13 +43,13 @@ def export_students(labs: Sequence[Lab], folder: Path) -> str:
         if _KEPT.fullmatch(path) or not (path.startswith(_LEFT_OUT) or re.fullmatch(r"labs/.*\.ipynb", path))
     }
     for lab in labs:
-        read = [lab.checks, *lab.folder.glob("*.json"), lab.folder.parent / "README.md"]
+        read = [lab.checks, *lab.folder.glob("*.json"), *lab.folder.glob("*.po"), lab.folder.parent / "README.md"]
         files |= {path.relative_to(root).as_posix(): path for path in read if path.is_file()}
     try:
         earlier = _earlier(folder)  # a folder that is refused is so before the notebooks are built
         notebooks = {
             master.lab.notebook.relative_to(root).as_posix(): to_text(make_notebook(master, Version.LEARNER))
-            for master in load_all(labs)
+            for master in with_translations(load_all(labs))
         }
         for path, source in files.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_raw_
 
 from lablib.course.building.master import Cell, Master
 from lablib.course.building.solution import to_stub
+from lablib.course.translation import texts_of, translated
 from lablib.text.files import parse_json, read_text
 
 _NEW_CELL = {"code": new_code_cell, "markdown": new_markdown_cell, "raw": new_raw_cell}
@@ -33,12 +34,17 @@ class Version(Enum):
 
 
 def make_notebook(master: Master, version: Version) -> nbformat.NotebookNode:
+    code = master.lab.language
+    by_key = texts_of(master.lab.translation) if code else {}
     cells = [
-        _cell(cell, version) for cell in master.cells if version is not Version.LEARNER or not cell.tagged("instructor")
+        _cell(cell, version, by_key)
+        for cell in master.cells
+        if version is not Version.LEARNER or not cell.tagged("instructor")
     ]
     # A notebook without a kernelspec makes JupyterLab ask the reader for a kernel.
     notebook = new_notebook(cells=cells, metadata={"kernelspec": dict(_KERNEL), "language_info": {"name": "python"}})
-    notebook.metadata["lablib"] = {"lab": master.lab.name, "version": version.value}
+    about = {"lab": master.lab.name, "version": version.value} | ({"language": code} if code else {})
+    notebook.metadata["lablib"] = about
     stamp(notebook)
     nbformat.validate(notebook)
     return notebook
@@ -92,8 +98,8 @@ def has_outputs(notebook: nbformat.NotebookNode) -> bool:
     return any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
 
 
-def _cell(cell: Cell, version: Version) -> nbformat.NotebookNode:
-    source = cell.source
+def _cell(cell: Cell, version: Version, by_key: dict[str, str]) -> nbformat.NotebookNode:
+    source = translated(cell.source, by_key) if cell.kind == "markdown" and by_key else cell.source
     metadata: dict[str, Any] = {"tags": list(cell.tags)} if cell.tags else {}
     if cell.heading and cell.minutes:
         heading, *below = source.split("\n")

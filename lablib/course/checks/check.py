@@ -27,6 +27,7 @@ from lablib.course.checks.trial import run_check
 from lablib.course.errors import CourseError
 from lablib.course.places import find_lab, find_labs, find_labs_folder
 from lablib.course.progress import Entry, Progress, progress_path
+from lablib.course.translation import say_for
 from lablib.errors import unknown_name
 from lablib.signature import checked
 from lablib.text.units import plural
@@ -63,7 +64,9 @@ class Check:
         """The next hint, with those before it. Saves the hints taken."""
         total = len(self.exercise.hints)
         entry, _ = self._progress.change(self.lab, self.exercise.name, lambda e: e.hinted(total))
-        return Hint(self.exercise.title, self.exercise.hints[: entry.hints], total - entry.hints)
+        say = say_for(self.lab)
+        shown = tuple(map(say, self.exercise.hints[: entry.hints]))
+        return Hint(say(self.exercise.title), shown, total - entry.hints)
 
     def solution(self) -> ShownSource:
         """The solution, after the last hint or once the exercise is passed; otherwise the reason why not."""
@@ -75,7 +78,8 @@ class Check:
                 exercises = read_master(find_lab(self.lab, find_labs_folder())).exercises
                 cells = {check.check_name: cell for cell, check in exercises}
                 text = without_markers(cells[self.exercise.name].source)
-        return ShownSource(self.exercise.title, text, is_open=True)
+        say = say_for(self.lab)
+        return ShownSource(say(self.exercise.title), say(text), is_open=True)
 
     @property
     def _has_solution(self) -> bool:
@@ -85,15 +89,18 @@ class Check:
 
     def __repr__(self) -> str:
         entry = self._progress.entry(self.lab, self.exercise.name)
-        return f"check.{self.exercise.name}: {self.exercise.title} ({'passed' if entry.passed_at else entry.status})"
+        say = say_for(self.lab)
+        status = say("passed" if entry.passed_at else entry.status)
+        return f"check.{self.exercise.name}: {say(self.exercise.title)} ({status})"
 
     def _next_step(self, result: Result, entry: Entry) -> str:
         left = max(0, len(self.exercise.hints) - entry.hints)
         if result.status not in ("failed", "not attempted"):
             return result.next_step
         if not left:
-            more = f" check.{self.exercise.name}.solution() shows the solution."
-            return f"{result.next_step}{more if self._has_solution else ''}"
+            if not self._has_solution:
+                return result.next_step
+            return f"{result.next_step} check.{self.exercise.name}.solution() shows the solution."
         return f"{result.next_step} check.{self.exercise.name}.hint() gives a hint ({left} left)."
 
 
@@ -123,7 +130,7 @@ class Checks:
         return [*self._checks, *RESERVED]
 
     def __repr__(self) -> str:
-        return "\n".join([f"lab {self._lab}:", *(f"  {check!r}" for check in self._checks.values())])
+        return "\n".join([say_for()(f"lab {self._lab}:"), *(f"  {check!r}" for check in self._checks.values())])
 
 
 @checked

@@ -141,9 +141,10 @@ class Expect:
             return format_quantity(value, unit, digits=digits)
 
         if not saw <= at_most + 1e-9 * abs(at_most):
-            over = f", {distinguishable(_times, saw / at_most, 1.0)[0]} times the budget" if at_most else ""
             spent, most = distinguishable(in_units, saw, at_most)
-            raise RuleBroken(rule, spent + over, f"at most {most}")
+            if at_most:
+                spent = f"{spent}, {distinguishable(_times, saw / at_most, 1.0)[0]} times the budget"
+            raise RuleBroken(rule, spent, f"at most {most}")
         if not saw >= at_least - 1e-9 * abs(at_least):
             spent, least = distinguishable(in_units, saw, at_least)
             raise RuleBroken(rule, f"{spent}: less than the task needs", f"at least {least}")

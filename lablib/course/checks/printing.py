@@ -6,6 +6,7 @@ JupyterLab breaks a long line of text anywhere, also inside a word, and names a 
 import re
 import textwrap
 
+from lablib.course.translation import say_for
 from lablib.process.whose_code import is_of_package
 from lablib.signature import checked
 
@@ -16,7 +17,7 @@ _FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>[^"]+)", line (?P<line>\d+),
 @checked
 def print_error(error: BaseException) -> None:
     """Print an error's message, wrapped between words. Frames of installed packages are left out."""
-    print_text("\n".join(_lines_of_program(str(error))))
+    print_text(say_for()("\n".join(_lines_of_program(str(error)))))
 
 
 @checked

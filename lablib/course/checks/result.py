@@ -6,6 +6,8 @@
       expected  at most 6.291 MB
       next      check.ring_all_reduce.hint() for a hint (3 left)
 
+In another language (LAB_LANG) its words are translated here, where it is shown; its fields stay English.
+
 Every state is written out, not shown by colour alone. The status is white on a dark ground, for a contrast of 4.5 to 1
 on a page of any theme; the rest has the colours of the page.
 """
@@ -13,8 +15,10 @@ on a page of any theme; the rest has the colours of the page.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+from unicodedata import east_asian_width
 
 from lablib.course.checks.expect import Measured
+from lablib.course.translation import say_for
 from lablib.text.markup import in_html, paragraph
 from lablib.text.units import plural
 
@@ -59,8 +63,9 @@ class Result:
     @property
     def message(self) -> str:
         """The whole result as text."""
-        rows = [f"  {label:<9} {text}".replace("\n", "\n" + 12 * " ") for label, text in self._rows()]
-        return "\n".join([f"{self.status}: {self.title}", *rows])
+        say = say_for(self.lab)
+        rows = [f"  {_padded(say(label))} {text}".replace("\n", "\n" + 12 * " ") for label, text in self._rows()]
+        return "\n".join([f"{say(self.status)}{say(': ')}{say(self.title)}", *rows])
 
     def require(self) -> "Result":
         """This result, if the exercise is passed. Raises AssertionError: it is not."""
@@ -75,32 +80,41 @@ class Result:
         return self.message
 
     def _repr_html_(self) -> str:
-        rows = self._rows()
+        rows, say = self._rows(), say_for(self.lab)
         held = [row for row in rows if row[0] == "measured"]  # many, so they are folded
-        table = _table([row for row in rows if row[0] != "measured"])
+        table = _table([(say(label), text) for label, text in rows if label != "measured"])
         if held:
-            table = f"<details><summary>{plural(len(held), 'rules')} held</summary>{_table(held)}</details>{table}"
+            summary = say(f"{plural(len(held), 'rules')} held")
+            measured = _table([(say(label), text) for label, text in held])
+            table = f"<details><summary>{summary}</summary>{measured}</details>{table}"
         colour = _COLOURS[self.status]
         return (
             f'<div role="status" style="border-left:5px solid {colour};padding:4px 12px;margin:4px 0">'
             f'<b style="background:{colour};color:#ffffff;padding:1px 8px;border-radius:9px">'
-            f"{_MARKS[self.status]} {self.status}</b> <b>{in_html(self.title)}</b>"
+            f"{_MARKS[self.status]} {say(self.status)}</b> <b>{in_html(say(self.title))}</b>"
             f"{table}</div>"
         )
 
     def _rows(self) -> list[tuple[str, str]]:
-        """Label and text of each line below the headline."""
-        rows = [("rule", self.rule), ("saw", self.saw), ("expected", self.expected), ("where", self.trace)]
+        """Label and text of each line below the headline, the texts in the reader's language."""
+        say = say_for(self.lab)
+        rows = [("rule", say(self.rule)), ("saw", say(self.saw)), ("expected", say(self.expected))]
+        rows.append(("where", self.trace))
         if self.status == "passed":
-            rows += [("measured", f"{measured.rule}: {measured.text}") for measured in self.measured]
+            rows += [("measured", f"{say(measured.rule)}{say(': ')}{say(measured.text)}") for measured in self.measured]
         elif self.measured:
             held = list(dict.fromkeys(m.rule for m in self.measured if m.rule != self.rule))  # it held in another case
             more = [f"and {len(held) - _MAX_HELD} more"] if len(held) > _MAX_HELD else []
-            rows.append(("held", "; ".join(held[:_MAX_HELD] + more)))
+            rows.append(("held", say("; ").join(map(say, held[:_MAX_HELD] + more))))
         again = f'import os; os.environ["LAB_CHECK_SEED"] = "{self.seed}"  # the next checks draw these inputs again'
         rows += [("printed", self.printed), ("last call", self.call), ("seed", "" if self.seed is None else again)]
-        rows += [("next", self.next_step), *(("note", note) for note in self.notes)]
+        rows += [("next", say(self.next_step)), *(("note", note) for note in self.notes)]
         return [(label, text) for label, text in rows if text]
+
+
+def _padded(label: str) -> str:
+    """The label in a column of 9 characters; those of East Asia are two wide."""
+    return label + " " * (9 - sum(1 + (east_asian_width(character) in "WF") for character in label))
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:
@@ -122,18 +136,19 @@ class Hint:
     left: int
 
     def __repr__(self) -> str:
+        say = say_for()
         if not self.shown:
-            return f"{self.title} has no hints."
-        return f"hint {len(self.shown)} of {len(self.shown) + self.left}: {self.shown[-1]}\n({self._left})"
+            return say(f"{self.title} has no hints.")
+        return say(f"hint {len(self.shown)} of {len(self.shown) + self.left}: {self.shown[-1]}\n({self._left})")
 
     def _repr_html_(self) -> str:
-        total = len(self.shown) + self.left
+        total, say = len(self.shown) + self.left, say_for()
         items = "".join(
-            f"<details{' open' if number == len(self.shown) else ''}><summary>Hint {number} of {total}: "
-            f"{in_html(self.title)}</summary>{paragraph(hint)}</details>"
+            f"<details{' open' if number == len(self.shown) else ''}><summary>"
+            f"{in_html(say(f'Hint {number} of {total}: {self.title}'))}</summary>{paragraph(hint)}</details>"
             for number, hint in enumerate(self.shown, 1)
         )
-        return items + f"<small>{self._left}</small>" if items else paragraph(repr(self))
+        return items + f"<small>{say(self._left)}</small>" if items else paragraph(repr(self))
 
     @property
     def _left(self) -> str:

@@ -12,6 +12,7 @@ from lablib.course.checks.formatting import short_repr
 from lablib.course.checks.learner_code import is_stub, learner_frames, program_error, unfinished
 from lablib.course.checks.printing import print_error, print_text
 from lablib.course.checks.time_limit import LAUNCH_LIMIT_S, TimeIsUp, time_limit
+from lablib.course.translation import say_for
 from lablib.errors import LaunchError
 
 _MAX_RANKS = 16  # lines to read
@@ -55,7 +56,8 @@ def _values(
 
 def _say(error: BaseException) -> None:
     if isinstance(error, NotAttempted) or is_stub(error):
-        print(f"Not attempted yet: {unfinished(error) or 'solve the exercise above, run its cell, then this one.'}")
+        remedy = unfinished(error) or "solve the exercise above, run its cell, then this one."
+        print(say_for()(f"Not attempted yet: {remedy}"))
     elif isinstance(error, LaunchError):
         print_error(error)
     else:

@@ -48,13 +48,13 @@ def run_lab(
     notebook = _source(lab, instructor)
     parameters = _parameters(of_notebook(lab, notebook), values)
     folder = (out or home_folder(lab.labs) / "runs").absolute()
-    name = f"{lab.name}-{'instructor-' if instructor else ''}{datetime.now():%Y%m%d-%H%M%S}"
+    name = f"{lab.work.stem}-{'instructor-' if instructor else ''}{datetime.now():%Y%m%d-%H%M%S}"
     unfinished = None
     try:
         kept, unfinished = _reserved(folder, name)
         write_text(unfinished, to_text(notebook))  # a folder without write permission fails here, not after the run
         strict = {"LAB_STRICT": "1", "LAB_PROGRESS": "off"} if instructor else {}
-        with environment(LAB_LABS=str(lab.labs), **strict):
+        with environment(LAB_LABS=str(lab.labs), LAB_LANG=lab.language, **strict):
             failure = _execute(lab, notebook, parameters, unfinished)
         executed = read_notebook(unfinished)
         executed.metadata.papermill.update(input_path=str(lab.notebook.name), output_path=kept.name)

@@ -36,7 +36,7 @@ def open_lab(lab: Lab, arguments: Sequence[str]) -> int:
     port = _option(arguments, "--port", "--ServerApp.port")
     if port is not None:
         _check_port(port, _option(arguments, "--ip", "--ServerApp.ip") or "localhost")
-    for line in open_copies(find_labs(lab.labs)):
+    for line in open_copies([each.chosen for each in find_labs(lab.labs)]):
         print(line)
     command, environment = jupyter_command(lab, arguments), jupyter_environment(lab)
     if needs_allow_root(arguments):

@@ -11,7 +11,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from lablib.figures.describe import describe
-from lablib.figures.style import FAINT_INK, FONT, GRID, INK
+from lablib.figures.style import FAINT_INK, GRID, INK, font_for
 from lablib.figures.svg.axes import CHARACTER, plain_text
 from lablib.figures.svg.canvas import WIDTH, Canvas
 from lablib.figures.svg.parts import DASHES, draw_line, first_of, paint, text_at, title_of
@@ -33,7 +33,8 @@ def figure_svg(figure: go.Figure) -> str:
     parts = [*_frames(canvas), *drawn, *_lines(canvas), *_notes(canvas), *legend]
     label = in_html(f"{title}. {sentence}" if sentence else title)
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" '
-    head += f'role="img" aria-label="{label}" style="max-width:100%;height:auto;font-family:{in_html(FONT)}">'
+    fonts = in_html(font_for(f"{title} {sentence}"))
+    head += f'role="img" aria-label="{label}" style="max-width:100%;height:auto;font-family:{fonts}">'
     ground = f'<rect width="{WIDTH}" height="{height:g}" {paint("#FFFFFF")}/>'
     defs = f"<defs>{''.join(canvas.defs.values())}</defs>" if canvas.defs else ""
     heading = text_at(canvas.left, 26, title, size=16, anchor="start")

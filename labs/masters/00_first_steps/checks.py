@@ -480,7 +480,7 @@ def _finds(
     for rank, (place, value) in hit.items():
         grads[rank][tuple(np.unravel_index(place % grads[rank].numel(), grads[rank].shape))] = value
     ranks, bad = len(grads), sorted(hit)
-    what += f"; {str(grads[0].dtype).removeprefix('torch.')}, shape {tuple(grads[0].shape)}"
+    what = f"{what}; {str(grads[0].dtype).removeprefix('torch.')}, shape {tuple(grads[0].shape)}"
 
     def program(grads: list[Tensor]):
         return observe(answer, grads[dist.get_rank()])
