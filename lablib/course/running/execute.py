@@ -54,7 +54,8 @@ def run_lab(
         kept, unfinished = _reserved(folder, name)
         write_text(unfinished, to_text(notebook))  # a folder without write permission fails here, not after the run
         strict = {"LAB_STRICT": "1", "LAB_PROGRESS": "off"} if instructor else {}
-        with environment(LAB_LABS=str(lab.labs), LAB_LANG=lab.language, **strict):
+        of_lab = {"LAB_LANG": lab.language} if lab.language else {}
+        with environment(LAB_LABS=str(lab.labs), **of_lab, **strict):
             failure = _execute(lab, notebook, parameters, unfinished)
         executed = read_notebook(unfinished)
         executed.metadata.papermill.update(input_path=str(lab.notebook.name), output_path=kept.name)

@@ -1,7 +1,9 @@
 // The page: settings from controls and the link, questions to the worker, answers as figures.
 import { bytes, count, element, memoryFigure, percent, pipelineFigure, seconds, stepFigure, table } from "./figures.js";
+import { translatePage } from "./language.js";
 
 const $ = (id) => document.getElementById(id);
+await translatePage("zh.json");
 const setup = await (await fetch("choices.json")).json();
 const controls = [...document.querySelectorAll("form [name]")];
 
