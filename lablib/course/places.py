@@ -72,8 +72,14 @@ class Lab:
 
     @property
     def chosen(self) -> "Lab":
-        """This lab in the reader's language (text/language.py), if it is translated into it."""
-        lab = replace(self, language=self.language or language())
+        """This lab in the reader's language (text/language.py), if it is translated into it.
+
+        Raises CourseError: LAB_LANG is no code of a language.
+        """
+        try:
+            lab = replace(self, language=self.language or language())
+        except ValueError as error:
+            raise CourseError(str(error)) from None
         return lab if lab.translation.is_file() or lab.notebook.is_file() else self
 
     @property

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib import DeadlockError, launch
-from lablib.cli.main import _dispatch
+from lablib.cli.main import _dispatch, main
 from lablib.course.building.build import build, check_built
 from lablib.course.building.master import read_master
 from lablib.course.building.notebook import Version, make_notebook
@@ -120,7 +120,7 @@ def test_a_learner_in_chinese_works_on_a_copy_of_its_own(lab: Lab, monkeypatch: 
     assert find_labs(lab.labs) == [lab]
 
 
-def test_the_language_is_chosen_or_that_of_the_notebook(monkeypatch: pytest.MonkeyPatch):
+def test_the_language_is_chosen_or_that_of_the_notebook(labs: Path, monkeypatch: pytest.MonkeyPatch):
     assert not language()
     for session, code in {
         "/home/ada/work/00_first_steps.zh.ipynb": "zh",
@@ -135,6 +135,7 @@ def test_the_language_is_chosen_or_that_of_the_notebook(monkeypatch: pytest.Monk
         monkeypatch.setenv("LAB_LANG", chosen)
         assert language() == code
     monkeypatch.setenv("LAB_LANG", "Chinese language")
+    assert main(["reset", "90"]) == 2
     with pytest.raises(ValueError, match="LAB_LANG must be the code of a language: got .*; try LAB_LANG=zh"):
         language()
 
