@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.figures import LOOKS, describe, format_quantity, kind_of_phase, table, unit_for
-from lablib.figures.style import COMPUTE, MEMORY_LOOKS, series_look
+from lablib.figures.style import COMPUTE, FONT, MEMORY_LOOKS, base_layout, font_for, series_look
+from lablib.figures.svg.picture import figure_svg
 from lablib.figures.theme import AREAS, LINES, PAGE
 from lablib.record.memory import CATEGORIES
 from tests.contrast import contrast, luminance
@@ -175,3 +176,16 @@ def test_every_series_can_be_seen_on_a_page_of_either_theme(number):
     color = series_look(number).color
     assert contrast(color, "#FFFFFF") >= 2
     assert contrast(AREAS.get(color, color), PAGE) >= 3 and contrast(LINES.get(color, color), PAGE) >= 3
+
+
+def test_fonts_with_chinese_characters_are_listed_where_a_title_or_the_reader_needs_them(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.delenv("LAB_LANG", raising=False)
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    assert font_for("One step") == FONT == base_layout("One step", 100)["font"]["family"]
+    chinese = base_layout("训练步的时间线", 100)["font"]["family"]
+    assert chinese.startswith("Open Sans, ") and "Noto Sans CJK SC, " in chinese and chinese.endswith(", sans-serif")
+    assert figure_svg(go.Figure(layout=base_layout("时间线", 100))).count("Noto Sans CJK SC") == 1
+    monkeypatch.setenv("LAB_LANG", "zh")
+    assert font_for("One step") == chinese
