@@ -7,10 +7,12 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib import DeadlockError, launch
+from lablib import KillRank, launch
 from lablib.cli.main import _dispatch, main
 from lablib.course.building.build import build, check_built
 from lablib.course.building.master import read_master
@@ -21,6 +23,7 @@ from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.places import Lab, find_lab, find_labs
 from lablib.course.translation import key_of, paragraphs, say_for, texts_in, texts_of, translated
 from lablib.course.work import open_copies
+from lablib.errors import LaunchError
 from lablib.text.language import language
 
 ROOT = Path(__file__).parents[2]
@@ -213,23 +216,40 @@ def test_results_and_hints_are_in_the_readers_language_and_else_english(monkeypa
     assert result.message == english and result._repr_html_() == html and say_for("00")("failed") == "failed"
 
 
-def test_errors_of_a_launch_are_in_the_readers_language(monkeypatch: pytest.MonkeyPatch, capsys):
-    import torch
-    import torch.distributed as dist
+def swap() -> None:
+    dist.recv(torch.zeros(1), src=1 - dist.get_rank())
 
-    def swap():
-        dist.recv(torch.zeros(1), src=1 - dist.get_rank())
 
-    with pytest.raises(DeadlockError) as caught:
-        launch(swap, ranks=2)
+def one_leaves() -> None:
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(1))
+
+
+def shapes_differ() -> None:
+    dist.all_reduce(torch.ones(3 + dist.get_rank()))
+
+
+@pytest.mark.parametrize(
+    "program, faults, english, chinese",
+    [
+        (swap, [], "deadlock: 2 of 2 ranks wait", "死锁：2 个 rank 中有 2 个在等待，没有一个能继续。"),
+        (one_leaves, [], "1 returned without joining", "1 个未参与就返回了。"),
+        (shapes_differ, [], "ranks disagree on the shape", "各 rank 的 shape 不一致"),
+        (one_leaves, [KillRank(1, at_s=0)], "rank 1 died at 0 s", "rank 1 在 0 s 时挂掉（KillRank）；1 个 rank 在等待"),
+    ],
+)
+def test_errors_of_a_launch_are_in_the_readers_language(
+    program, faults, english: str, chinese: str, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    with pytest.raises(LaunchError) as caught:
+        launch(program, ranks=2, faults=faults)
     print_error(caught.value)
-    assert "deadlock: 2 of 2 ranks wait and none can go on." in capsys.readouterr().out
+    assert english in capsys.readouterr().out
     monkeypatch.setenv("LAB_LANG", "zh")
     print_error(caught.value)
     said = capsys.readouterr().out
-    assert (
-        said.startswith("死锁：2 个 rank 中有 2 个在等待，没有一个能继续。") and said.count("没有与之匹配的 send") == 2
-    )
+    assert chinese in said
+    assert not re.search(r"waits in|posted|disagree|died|finished|called|not there|joining", said)
 
 
 def test_the_chinese_readme_has_the_numbers_and_the_labs_of_the_english_one():
