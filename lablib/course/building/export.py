@@ -1,7 +1,7 @@
 """`lab export --students FOLDER`: a copy of the course without solutions.
 
     copied      files that git tracks, in their present state; notebooks built from their masters; checks, recorded
-                comparisons and translations, which notebooks read
+                comparisons and translated messages, which notebooks read
     left out    masters (lab.py), their wrong answers, the tests of the project and its continuous integration
 
 `make lab` and `make test` work in the copy; there `make test` checks the copy. The copy holds a list of its files: a
@@ -43,7 +43,8 @@ def export_students(labs: Sequence[Lab], folder: Path) -> str:
         if _KEPT.fullmatch(path) or not (path.startswith(_LEFT_OUT) or re.fullmatch(r"labs/.*\.ipynb", path))
     }
     for lab in labs:
-        read = [lab.checks, *lab.folder.glob("*.json"), *lab.folder.glob("*.po"), lab.folder.parent / "README.md"]
+        read = [lab.checks, lab.folder.parent / "README.md"]
+        read += [path for name in ("*.json", "checks.*.po") for path in lab.folder.glob(name)]
         files |= {path.relative_to(root).as_posix(): path for path in read if path.is_file()}
     try:
         earlier = _earlier(folder)  # a folder that is refused is so before the notebooks are built
