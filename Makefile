@@ -1,7 +1,7 @@
 # Two commands: `make lab` opens the course, `make test` runs every test. Both set up .venv first, once.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-all test-gpu check lint format build map picture validation site site-test lock dist setup clean
+.PHONY: help lab test test-all test-gpu check lint format build map animation badges validation site site-test lock dist setup clean
 
 PYTHON ?=
 PIP_ARGS ?=
@@ -56,8 +56,11 @@ build: $(STAMP)  ## generate the notebooks of labs/ from their masters
 map: $(STAMP)  ## write docs/map.md, the list of files, from their docstrings
 	@$(BIN)/python tools/map.py
 
-picture: $(STAMP)  ## draw the README's timeline anew, from a simulated run
-	@$(BIN)/python tools/timeline_picture.py
+animation: $(STAMP)  ## record the README's animation anew, from a widget in JupyterLab
+	@$(BIN)/python tools/animation.py
+
+badges: $(STAMP)  ## write the READMEs' badges from the addresses in [project.urls]
+	@$(BIN)/python tools/badges.py
 
 validation: $(STAMP)  ## put published runs to the planner; write its evidence and docs/validation.md; ARGS=--cross-validate: minutes
 	@$(BIN)/python tools/measured_runs.py

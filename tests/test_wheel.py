@@ -74,7 +74,7 @@ def test_the_wheel_has_every_file_of_lablib_and_what_a_learner_needs(site: Path)
 
 def test_no_file_has_the_text_of_a_solution(site: Path):
     texts = {
-        path.relative_to(site).as_posix().removeprefix("lablib/handed_out/"): path.read_text("utf-8")
+        path.relative_to(site).as_posix().removeprefix("lablib/handed_out/"): path.read_text("utf-8", errors="replace")
         for path in site.rglob("*")
         if path.is_file()
     }
@@ -87,6 +87,8 @@ def test_in_any_folder_the_labs_are_there_and_copies_go_into_work(site: Path, tm
     assert done.returncode == 0, done.stderr
     assert f"\n{LABS[-1].number}   " in done.stdout
     assert [path.name for path in (tmp_path / "work").iterdir()] == ["00_first_steps.ipynb"]
+    chinese = in_folder(site, tmp_path, f"import os; os.environ['LAB_LANG'] = 'zh'; {code}")
+    assert chinese.returncode == 0 and (tmp_path / "work" / "00_first_steps.zh.ipynb").is_file(), chinese.stderr
     (tmp_path / "work" / "notes").mkdir()
     code = """
 from lablib.course.places import *

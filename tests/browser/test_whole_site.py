@@ -15,7 +15,7 @@ from lablib.course.building.master import read_master
 from lablib.course.places import find_labs, find_labs_folder
 from tests.browser.conftest import ARTIFACTS
 from tests.contrast import contrast
-from tests.course.test_export import solutions, squeezed
+from tests.course.solution_text import solutions, squeezed
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 SAMPLE = ("index", "gallery", "planner_page", "docs/validation", "techniques/index", "techniques/optim/adamw", "search")

@@ -95,7 +95,7 @@ def _write_sources(source: Path, labs: Sequence[Lab], executed: Sequence[object]
     write_text(source / "gallery.md", gallery(about, figures))
     write_text(static / "figures.css", THEME_CSS)
     write_text(static / "plotly.min.js", get_plotlyjs())
-    shutil.copyfile(root / "docs" / "timeline.svg", source / "timeline.svg")
+    shutil.copyfile(root / "docs" / "animation.gif", source / "animation.gif")
     write_text(extra / _MARK, json.dumps({"labs": [lab.name for lab in labs]}))
 
 

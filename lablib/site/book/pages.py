@@ -13,9 +13,11 @@ _FIRST = ("planner", "validation", "simulator", "settings", "where_to_run", "tea
 
 
 def start_page(about: Sequence[Master], guides: Sequence[str], readme: str) -> str:
-    """Title and first paragraphs of the README, the table of labs, and the tree of all pages."""
+    """The README's title, first paragraph, animation and example, the table of labs, and the tree of all pages."""
     title, first = readme.split("\n", 1)
-    opening = first.split("\n## ")[0].replace("](docs/", "](")
+    opening, rest = first.split("**Try it**")
+    opening = re.sub(r"<!-- badges -->.*\n", "", opening.replace("[中文](README.zh.md) · ", "")).replace("](docs/", "](")
+    example = rest[rest.index("```python") : rest.index("\n## ")].strip()
     rows = [
         f"| [{m.lab.number} {in_markdown(m.title)}](labs/{m.lab.name}.ipynb) "
         f"| {in_markdown(m.question)} | {m.minutes:g} |"
@@ -32,7 +34,7 @@ def start_page(about: Sequence[Master], guides: Sequence[str], readme: str) -> s
         _toctree("To explore", ["planner_page", "gallery", "techniques/index"]),
         _toctree("Guides", [f"docs/{name}" for name in guides]),
     ]
-    return "\n\n".join([title, opening.strip(), ways, "## Labs", table, *trees]) + "\n"
+    return "\n\n".join([title, opening.strip(), ways, example, "## Labs", table, *trees]) + "\n"
 
 
 def _toctree(caption: str, pages: Sequence[str]) -> str:
