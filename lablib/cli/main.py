@@ -125,7 +125,7 @@ def _run(options: argparse.Namespace) -> int:
     values |= {name: value for name, value in flags.items() if value is not None}
     lab = find_lab(options.lab, find_labs_folder()).chosen
     out = Path(options.out) if options.out else None
-    written = run_lab(lab, values, instructor=options.instructor, out=out)
+    written = run_lab(lab, values, instructor=options.instructor, out=out, mine=options.mine)
     print(f"{lab.name} ran to its end: {', '.join(str(path) for path in written)}")
     return 0
 
@@ -362,7 +362,9 @@ def _parser() -> Parser:
     command.add_argument(
         "-p", dest="parameter", nargs=2, action="append", metavar=("NAME", "VALUE"), help="any parameter"
     )
-    command.add_argument("--instructor", action="store_true", help="with the solutions; every check must pass")
+    whose = command.add_mutually_exclusive_group()
+    whose.add_argument("--instructor", action="store_true", help="with the solutions; every check must pass")
+    whose.add_argument("--mine", action="store_true", help="with your functions of earlier labs, from work/mine")
     command.add_argument("--out", metavar="FOLDER", help="output folder; default runs/ next to labs/")
 
     command = commands.add_parser(

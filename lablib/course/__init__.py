@@ -9,7 +9,8 @@ work           the learner's copies
 translation    labs and messages in another language, by .po files
 progress       results of checks, saved
 overview       `lab list` and `lab progress`
-answers        answers in notebooks that pass today, as functions
+mine           answers that passed, as a package of the learner's
+answers        answers that pass today, as functions
 tracks         orders of labs for one audience, with hours
 report         progress as JSON, as HTML, and for a class
 class_page     the class on one screen: who is stuck

@@ -106,8 +106,9 @@ def two_steps(overlap: Callable[[nn.Module], Callable[[], Any]], parts: Sequence
 
 def report(name: str, step: Timeline, alone: Timeline, *guess: float | None) -> None:
     """Print the number of all-reduces, the exposed communication, the efficiency of a step, and a guess of it."""
-    num_calls, exposed = len(step.select(rank=0, stream="comm")), format_quantity(step.exposed_s(0), "s")
-    print(f"{name}: {num_calls} all-reduces, {exposed} of exposed communication")
+    calls, exposed = step.select(rank=0, stream="comm"), format_quantity(step.exposed_s(0), "s")
+    kind = "all-reduces" if all("reduce" in each.name for each in calls) else "sends and receives"  # of a ring by hand
+    print(f"{name}: {len(calls)} {kind}, {exposed} of exposed communication")
     efficiency, words = alone.makespan_s / step.makespan_s, ["- you guessed", *guess] if guess else []
     print(f"a step takes {format_quantity(step.makespan_s, 's')}, efficiency {efficiency:.0%}", *words)
 

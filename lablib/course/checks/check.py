@@ -25,6 +25,7 @@ from lablib.course.checks.exercise import RESERVED, Exercise, exercises_of
 from lablib.course.checks.result import Hint, Result, ShownSource
 from lablib.course.checks.trial import run_check
 from lablib.course.errors import CourseError
+from lablib.course.mine import save_answer
 from lablib.course.places import find_lab, find_labs, find_labs_folder
 from lablib.course.progress import Entry, Progress, progress_path
 from lablib.course.translation import say_for
@@ -52,6 +53,8 @@ class Check:
         with redirect_stderr(sys.stdout) if "NBGRADER_EXECUTION" in os.environ else nullcontext():
             result = run_check(self.lab, self.exercise, *answer, with_input=True, **options)
         entry, notes = self._progress.change(self.lab, self.exercise.name, lambda e: e.attempted(result.status))
+        if self._progress.path is not None:
+            notes += save_answer(find_lab(self.lab, find_labs_folder()), self.exercise, result.status, answer)
         result = replace(result, next_step=self._next_step(result, entry), notes=tuple(notes))
         return result.require() if os.environ.get("LAB_STRICT") == "1" else result
 

@@ -32,7 +32,7 @@ _ENGINE = "lablib"  # its name in papermill
 
 
 def run_lab(
-    lab: Lab, values: Mapping[str, str | Literal], instructor: bool = False, out: Path | None = None
+    lab: Lab, values: Mapping[str, str | Literal], instructor: bool = False, out: Path | None = None, mine: bool = False
 ) -> list[Path]:
     """Run a lab and return the files written: notebook and HTML.
 
@@ -40,6 +40,7 @@ def run_lab(
         values: parameters to set; text is converted to the type the lab declares.
         instructor: run the master's solutions; every check must pass, and no progress is recorded.
         out: output folder; default `runs/` next to work/.
+        mine: the learner's functions in work/mine in place of the library's (lablib/labs/mine.py).
 
     Raises:
         CourseError: an unknown parameter or a wrong value; nothing ran.
@@ -55,7 +56,7 @@ def run_lab(
         write_text(unfinished, to_text(notebook))  # a folder without write permission fails here, not after the run
         strict = {"LAB_STRICT": "1", "LAB_PROGRESS": "off"} if instructor else {}
         of_lab = {"LAB_LANG": lab.language} if lab.language else {}
-        with environment(LAB_LABS=str(lab.labs), **of_lab, **strict):
+        with environment(LAB_LABS=str(lab.labs), LAB_MINE="1" if mine else "0", **of_lab, **strict):
             failure = _execute(lab, notebook, parameters, unfinished)
         executed = read_notebook(unfinished)
         executed.metadata.papermill.update(input_path=str(lab.notebook.name), output_path=kept.name)

@@ -217,7 +217,7 @@ predicted.lock(0.35, 30, 2.9, 60)
 # %% [markdown]
 # **Your own code.** Put functions from earlier labs into `own`, and the small run uses them: `"schedule": wsd` (lab
 # 04), `"optimizer_step": adamw_step` (05), `"all_reduce": ring_all_reduce` (08) or `"average_gradients":
-# average_gradients` (09). Exercises that you have passed are taken from your copies in `work/`.
+# average_gradients` (09). Answers that have passed are in `work/mine/`, and are taken from there.
 #
 # Then both run. A *band* is the error that a careful prediction may have: a factor of 1.2 in times and memory of the
 # large run, a factor of 2 in the small step, 0.2 nats in the small loss.

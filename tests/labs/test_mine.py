@@ -1,0 +1,199 @@
+"""The learner's functions in later labs: they are what runs, and they give the library's results."""
+
+import itertools
+import math
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from nbformat.v4 import new_code_cell
+from torch import nn
+
+from lablib import launch, parallel
+from lablib.course.building.master import read_master
+from lablib.course.building.notebook import Version, make_notebook
+from lablib.course.building.solution import without_markers
+from lablib.course.checks.exercise import exercises_of
+from lablib.course.places import find_lab, find_labs_folder
+from lablib.course.running.execute import run_lab
+from lablib.labs.mine import stand_ins
+from lablib.parallel import Mesh
+from lablib.parallel.data.bucketed import BUCKET_BYTES
+from lablib.pipeline.schedules import SCHEDULES
+
+ROWS = stand_ins()
+
+
+def solution(lab: str, name: str) -> Any:
+    """The master's answer, as a learner would have written it."""
+    master = read_master(find_lab(lab, find_labs_folder()))
+    source = next(cell.source for cell, check in master.exercises if check.check_name == name)
+    names: dict[str, Any] = {"torch": torch, "dist": torch.distributed, "math": math, "parallel": parallel}
+    exec(without_markers(source), names)
+    return names[name]
+
+
+def library(name: str) -> Any:
+    """The library's function of a row."""
+    row = next(row for row in ROWS if row.name == name)
+    found: Any = import_module(f"lablib.{row.module}")
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def adapted(name: str) -> Any:
+    """The master's answer in place of it."""
+    row = next(row for row in ROWS if row.name == name)
+    return row.adapt(solution(row.lab, row.exercise), library(name))
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_is_of_an_exercise_and_of_later_labs(row: Any):
+    lab = find_lab(row.lab, find_labs_folder())
+    assert row.exercise in [exercise.name for exercise in exercises_of(lab)]
+    assert callable(library(row.name)) or row.name == "SCHEDULES"
+    for later in row.labs.split():
+        assert find_lab(later, find_labs_folder()).number == later > row.lab
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=12), st.integers(1, 400))
+def test_buckets_are_the_librarys(sizes: list[int], bucket_bytes: int):
+    params = [torch.empty(size) for size in sizes]
+    for arguments in [(params, bucket_bytes), (params,), (params, BUCKET_BYTES)]:
+        assert BUCKETS(*arguments) == library("plan_buckets")(*arguments)
+    assert BUCKETS(params, bucket_bytes=bucket_bytes) == library("plan_buckets")(params, bucket_bytes)
+    assert BUCKETS([*params, torch.empty(3, dtype=torch.float64)], bucket_bytes)  # several dtypes: the library's
+
+
+BUCKETS = adapted("plan_buckets")
+
+
+def test_schedules_are_the_librarys():
+    schedules = adapted("SCHEDULES")
+    for stages, microbatches in itertools.product(range(1, 6), range(1, 9)):
+        assert schedules["1f1b"].plan(stages, microbatches) == SCHEDULES["1f1b"].plan(stages, microbatches)
+    assert {name: each for name, each in schedules.items() if each != SCHEDULES[name]}.keys() == {"1f1b"}
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.data())
+def test_the_slowest_piece_of_a_cut_is_as_fast_as_the_librarys(costs: list[int], data: st.DataObject):
+    pieces = data.draw(st.integers(1, len(costs)))
+    cuts = [cut(costs, pieces) for cut in (CUT, library("balanced_cut"))]
+    assert [i for piece in cuts[0] for i in piece] == list(range(len(costs))) and len(cuts[0]) == pieces
+    slowest = [max(sum(costs[i] for i in piece) for piece in cut) for cut in cuts]
+    assert slowest[0] == slowest[1]
+
+
+CUT = adapted("balanced_cut")
+
+
+def test_groups_are_the_librarys():
+    group_of = adapted("Mesh.group_of")
+    for sizes in itertools.product((1, 2, 3), repeat=3):
+        mesh = Mesh(data=sizes[0], expert=sizes[1], tensor=sizes[2])
+        for axes in [*((axis,) for axis in mesh.axes), ("data", "tensor")]:
+            assert all(group_of(mesh, r, *axes) == mesh.group_of(r, *axes) for r in range(mesh.num_ranks))
+        for wrong in [(0, "data", "data"), (0, "context"), (0,), (mesh.num_ranks, "data")]:
+            with pytest.raises(ValueError):
+                group_of(mesh, *wrong)
+
+
+def test_a_mean_by_the_learners_ring_is_the_librarys():
+    def averaged(function: Any) -> list[torch.Tensor]:
+        model = nn.Linear(3, 2, dtype=torch.float64)
+        for number, param in enumerate(model.parameters()):
+            param.grad = torch.full_like(param, number + torch.distributed.get_rank())
+        function(model)
+        return [param.grad for param in model.parameters() if param.grad is not None]
+
+    both = adapted("average_gradients"), library("average_gradients")
+    for own, expected in zip(*(launch(averaged, one, ranks=3).values for one in both), strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("max_norm", [0.1, 100.0, float("inf")])
+def test_clipped_gradients_are_the_librarys(max_norm: float):
+    own = adapted("clip_grad_norm_")
+    clip = library("clip_grad_norm_")
+
+    def clipped(function: Any) -> tuple[float, list[torch.Tensor]]:
+        params = [nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(2, 2)), nn.Parameter(torch.zeros(1))]
+        for number, param in enumerate(params[:2], 1):
+            param.grad = torch.full_like(param, number)
+        return float(function(params, max_norm)), [param.grad for param in params[:2] if param.grad is not None]
+
+    for norm, gradients in launch(clipped, own, ranks=2).values:
+        expected_norm, expected = clipped(clip)
+        assert norm == pytest.approx(expected_norm, rel=1e-6)
+        torch.testing.assert_close(gradients, expected, rtol=1e-5, atol=0)
+    assert clipped(own)[0] == pytest.approx(clipped(clip)[0])  # without ranks: the library's
+
+
+# ---- a learner's life ----
+
+
+def write_copy(number: str, *starts: str, more: str = "", version: Version = Version.LEARNER) -> None:
+    """The learner's copy of a lab: only those code cells in which a line has one of these starts, and one more."""
+    lab = find_lab(number, find_labs_folder())
+    notebook = make_notebook(read_master(lab), version)
+    notebook.cells = [
+        cell
+        for cell in notebook.cells
+        if cell.cell_type == "code" and any(line.startswith(starts) for line in cell.source.splitlines())
+    ] + [new_code_cell(more)] * bool(more)
+    lab.work.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, lab.work)
+
+
+def printed(number: str, folder: Path, **options: Any) -> str:
+    """Run the copy; the text that it shows."""
+    notebook, _ = run_lab(find_lab(number, find_labs_folder()), {}, out=folder, **options)
+    outputs = [output for cell in nbformat.read(notebook, as_version=4).cells for output in cell.get("outputs", [])]
+    return "\n".join(one.get("text") or one.get("data", {}).get("text/plain", "") for one in outputs)
+
+
+@pytest.mark.filterwarnings("default")  # warnings of papermill and nbconvert are theirs to mend
+@pytest.mark.timeout(300)
+def test_an_answer_of_lab_13_runs_in_lab_14(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("LAB_PROGRESS", str(tmp_path / "progress.json"))
+    work = tmp_path / "work"
+    parts = ("from lablib.labs", "ranks: int", "check = ", "def one_f_one_b", "check.one_f_one_b")
+    write_copy("13", *parts, version=Version.INSTRUCTOR)
+    said = printed("13", tmp_path)
+    assert "passed: 1F1B" in said and "saved: `from mine import one_f_one_b` in work/" in said
+    saved = work / "mine" / "lab13_one_f_one_b.py"
+    assert sorted(path.name for path in saved.parent.glob("*.py")) == ["__init__.py", saved.name]
+
+    # Later: the learner's function counts its calls, in its check and then in the lab.
+    calls = tmp_path / "calls"
+    calls.write_text("")
+    counting = f"\n    with open({str(calls)!r}, 'a') as file:\n        file.write('.')\n    ahead ="
+    saved.write_text(saved.read_text().replace("\n    ahead =", counting))
+    write_copy("14", "from lablib.labs", "cluster: str", "check = ", "SMALL =", more=_STEPS.format(calls=str(calls)))
+    own = "Your code on simulated ranks: one_f_one_b (lab 13)"
+    plain = printed("14", tmp_path)
+    assert "calls: False" in plain and "Your code" not in plain and calls.read_text() == ""
+    mine = printed("14", tmp_path, mine=True)
+    assert "calls: True" in mine and own in mine and mine.split("steps:")[1] == plain.split("steps:")[1]
+
+    # An answer that no longer passes is left out, and the lab runs.
+    saved.write_text(saved.read_text().replace("ahead = min(", "ahead = max("))
+    broken = printed("14", tmp_path, mine=True)
+    assert "calls: False" in broken and "Your code: none, the library's runs" in broken
+    assert "one_f_one_b of lab 13 is left out, as its check does not pass: failed: 1F1B" in broken
+    assert broken.split("steps:")[1] == plain.split("steps:")[1]
+
+
+_STEPS = """
+before = open({calls!r}).read()
+how = parallel.Combination(SMALL, Mesh(pipeline=2), batch_size=8, seq_len=16, num_micro_batches=4)
+losses, _ = launch(three_steps, how, ranks=2).values[0]
+print("calls:", open({calls!r}).read() > before)
+print("steps:", losses)
+"""
