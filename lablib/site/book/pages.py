@@ -16,7 +16,9 @@ def start_page(about: Sequence[Master], guides: Sequence[str], readme: str) -> s
     """The README's title, first paragraph, animation and example, the table of labs, and the tree of all pages."""
     title, first = readme.split("\n", 1)
     opening, rest = first.split("**Try it**")
-    opening = re.sub(r"<!-- badges -->.*\n", "", opening.replace("[中文](README.zh.md) · ", "")).replace("](docs/", "](")
+    opening = re.sub(r"<!-- badges -->.*\n", "", opening.replace("[中文](README.zh.md) · ", "")).replace(
+        "](docs/", "]("
+    )
     example = rest[rest.index("```python") : rest.index("\n## ")].strip()
     rows = [
         f"| [{m.lab.number} {in_markdown(m.title)}](labs/{m.lab.name}.ipynb) "
