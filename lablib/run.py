@@ -16,7 +16,7 @@ from lablib.record.summary import Summary
 from lablib.record.timeline import COMPUTE, Span, Timeline
 from lablib.record.traffic import Traffic, Transfer
 from lablib.signature import check_types, checked
-from lablib.text.files import check_writable, parse_json, read_text, write_text
+from lablib.text.files import parse_json, read_text, write_bytes, write_text
 from lablib.text.messages import safe_str
 from lablib.text.units import plural
 
@@ -79,9 +79,7 @@ class Run:
         """
         from lablib.record.memory_viz import snapshot_pickle
 
-        content = snapshot_pickle(self.memory)
-        check_writable(path)
-        Path(path).write_bytes(content)
+        write_bytes(path, snapshot_pickle(self.memory))
         return Path(path)
 
     @checked

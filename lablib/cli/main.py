@@ -10,6 +10,7 @@
     lab list, lab progress, lab doctor   labs, results, checks of the installation
     lab build [--check] [NN ...]         notebooks from masters; --lang zh: in Chinese
     lab export --students FOLDER         the course without solutions, to hand out
+    lab export --colab FOLDER            the labs as notebooks for Colab, which install lablib there
     lab regrade FOLDER                   grades of earlier submissions with the current checks
     lab new NN NAME                      a folder for a new lab
     lab prove NN [EXERCISE]              test its checks with right and wrong answers
@@ -155,9 +156,15 @@ def _build(options: argparse.Namespace) -> int:
 
 
 def _export(options: argparse.Namespace) -> int:
+    labs = find_labs(find_labs_folder())
+    if options.colab:
+        from lablib.course.building.colab import export_colab
+
+        print(export_colab(labs, Path(options.colab), options.package))
+        return 0
     from lablib.course.building.export import export_students
 
-    print(export_students(find_labs(find_labs_folder()), Path(options.students)))
+    print(export_students(labs, Path(options.students)))
     return 0
 
 
@@ -463,7 +470,12 @@ def _parser() -> Parser:
     command.add_argument("--extract", action="store_true", help="with --lang: add new text to the translation's file")
 
     command = commands.add_parser("export", help="copy the course without its solutions, to hand out")
-    command.add_argument("--students", metavar="FOLDER", required=True, help="a new folder, or an earlier copy")
+    which = command.add_mutually_exclusive_group(required=True)
+    which.add_argument("--students", metavar="FOLDER", help="a new folder, or an earlier copy")
+    which.add_argument("--colab", metavar="FOLDER", help="notebooks for Colab, which install lablib there")
+    command.add_argument(
+        "--package", default="", help="with --colab: what pip installs; default: the project's address"
+    )
 
     command = commands.add_parser("regrade", help="grade earlier submissions with today's checks; list what changes")
     command.add_argument("folder", metavar="FOLDER", help="an nbgrader course folder, or any folder of notebooks")

@@ -105,6 +105,14 @@ def write_text(path: str | Path, text: str) -> None:
         file.write(text)
 
 
+def write_bytes(path: str | Path, content: bytes) -> None:
+    """The same for bytes."""
+    with _in_a_sentence(path):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.buffer.write(content)
+
+
 def check_writable(path: str | Path) -> None:
     """Check before a long computation that `write_text` can write there. Creates missing folders.
 

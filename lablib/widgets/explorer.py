@@ -12,7 +12,7 @@ from lablib.figures.describe import describe, table
 from lablib.figures.show import caption_html, layout_without_subtitle, static_svg, table_html, without_subtitle
 from lablib.text.markup import paragraph
 from lablib.widgets.controls import Control, Steps
-from lablib.widgets.parts import FitWidth, LiveText
+from lablib.widgets.parts import FitWidth, LiveText, view_of
 from lablib.widgets.whole_figure import WholeFigure
 
 MOST_IN_A_COLUMN = 7
@@ -117,7 +117,7 @@ class Explorer:
         return {"data": traces, "layout": layout_without_subtitle(figure) | {"autosize": True}}
 
     def _repr_mimebundle_(self, **options: Any) -> Any:
-        return self.panel._repr_mimebundle_(**options)
+        return view_of(self.panel)
 
     def _ipython_display_(self) -> None:
         """Show the panel, and before it static output for readers without a kernel: picture, sentence and table.
@@ -133,9 +133,7 @@ class Explorer:
             note = paragraph("The controls of this figure need a running kernel: this is how it begins.")
             display(HTML(f'<div class="lablib-without-kernel">{note}{caption_html(self._figure)}</div>'))
         # Readers without widgets show a widget's repr instead: a short text is clearer.
-        bundle: Any = self.panel._repr_mimebundle_()
-        data = bundle[0] if isinstance(bundle, tuple) else bundle
-        display(dict(data) | {"text/plain": "(controls)"}, raw=True)
+        display(view_of(self.panel) | {"text/plain": "(controls)"}, raw=True)
 
 
 def _in_columns(widgets: list[Any]) -> list[Any]:

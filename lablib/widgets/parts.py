@@ -1,4 +1,4 @@
-"""Widgets that receive every change, even if a busy browser starts them late; a live text, a fitted figure, a player.
+"""Widgets that receive every change, even if a busy browser starts them late: a live text, a fitted figure, a player.
 
 anywidget gives the JavaScript of a widget 2 s to start. Earlier messages wait; after 2 s, the waiting and all later
 messages are dropped, although the widget starts and is shown: it never changes again. A browser that loads plotly
@@ -9,6 +9,8 @@ Source: anywidget 0.11, packages/anywidget/src/runtime.ts and widget.ts (`ready`
 "Early comm messages to widget are lost".
 """
 
+import sys
+from importlib import import_module
 from typing import Any
 
 import anywidget
@@ -18,6 +20,7 @@ import traitlets
 from lablib.figures.theme import THEME_CSS
 
 MS_PER_STEP = 250
+VIEW = "application/vnd.jupyter.widget-view+json"
 
 # The first lines of the JavaScript of such a widget: call `listen(model)` when it starts.
 LISTEN = """
@@ -32,6 +35,19 @@ function listen(model) {
   model.save_changes();
 }
 """
+
+
+def view_of(widget: ipywidgets.Widget) -> dict[str, Any]:
+    """The MIME bundle that shows a widget, on ipywidgets 7, too.
+
+    Colab has ipywidgets 7, and shows widgets of other packages (the figure's) once it is asked to.
+    """
+    if "google.colab" in sys.modules:
+        import_module("google.colab.output").enable_custom_widget_manager()
+    if not hasattr(widget, "_repr_mimebundle_"):
+        return {VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
+    bundle: Any = widget._repr_mimebundle_()
+    return dict(bundle[0] if isinstance(bundle, tuple) else bundle)
 
 
 class LateStart(ipywidgets.Widget):

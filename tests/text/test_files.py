@@ -20,7 +20,16 @@ from lablib.hardware import load_cluster, save_cluster
 from lablib.script import simulate_script
 from lablib.script.program import compiled
 from lablib.script.report import write_report
-from lablib.text.files import new_file, new_folder, parse_json, parse_toml, read_json, read_text, write_text
+from lablib.text.files import (
+    new_file,
+    new_folder,
+    parse_json,
+    parse_toml,
+    read_json,
+    read_text,
+    write_bytes,
+    write_text,
+)
 from lablib.train import read_rules
 from lablib.validation import read_rows
 
@@ -193,6 +202,7 @@ def span_run() -> Run:
 
 WRITERS: dict[str, Callable[[Path], object]] = {
     "text": lambda path: write_text(path, "new"),
+    "bytes": lambda path: write_bytes(path, b"new"),
     "a cluster": lambda path: save_cluster(find_cluster("dgx-a100"), path),
     "a trace": lambda path: span_run().to_perfetto(path),
     "a report": lambda path: write_report(span_run(), path.parent, "script.py"),

@@ -59,6 +59,7 @@ from lablib.precision.exponents import ExponentCounts
 from lablib.precision.formats import FP16
 from lablib.record.comparison import RecordedReconciliation
 from lablib.script.report import write_report
+from lablib.site.book.figures import exploration_html
 from lablib.studies.compression import CompressedRun
 from lablib.studies.expert_against_dense import AgainstDense
 from lablib.studies.optimizers import OptimizerResult as Trial
@@ -130,6 +131,12 @@ def explorer(interactive: bool) -> Any:
     return explore(compute, lambda series: figures.figure_lines([0, 1], series, MARK, MARK), [control], interactive)
 
 
+def all_explored() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LAB_PICTURES", "all")
+        return explorer(False)
+
+
 RESULT = Result(MARK, MARK, MARK, "failed", MARK, MARK, MARK, (Measured(MARK, MARK),), MARK, MARK, (MARK,))
 ABOUT = dict.fromkeys(("machine", "ranks", "backend", "date", "torch", "python"), MARK)
 RECORDED = RecordedReconciliation(ABOUT, MARK, MARK, [{"name": MARK}])
@@ -146,6 +153,7 @@ VALUES: dict[str, Callable[[], list[Any]]] = {
     "Hint": lambda: [Hint(MARK, (MARK,), 1), Hint(MARK, (), 0)],
     "Explorer": lambda: [explorer(True)],
     "Pictures": lambda: [explorer(False)],
+    "AllPictures": lambda: [all_explored()],
     "Explanation": lambda: [replace(explain({"model": "gpt2", "cluster": "dgx-a100"}, 1.0), terms={MARK: 1.0})],
     "Guesses": lambda: [guess([MARK], [1.0], False)],
 }
@@ -331,6 +339,9 @@ def test_no_value_shows_a_name_as_markup(name, monkeypatch):
             for choice in value.controls["choice"].options:
                 value.controls["choice"].value = choice
                 assert_dead(value.caption.table_html)
+        elif name == "AllPictures":  # `lab site` makes the page
+            assert_dead(exploration_html(value.record, MARK))
+            displayed += [{"text/html": picture.get("caption", "")} for picture in value.record["pictures"]]
         else:
             value._ipython_display_()
     for one in displayed:

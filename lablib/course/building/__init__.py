@@ -9,4 +9,5 @@ notebook    the notebooks of a learner and an instructor
 build       `lab build`
 carry_over  merge a learner's copy into a newer version of the lab
 export      `lab export --students`
+colab       `lab export --colab`
 """

@@ -29,7 +29,7 @@ from lablib.site.book.lab_pages import lab_page
 from lablib.site.book.pages import gallery, start_page, write_guides
 from lablib.site.book.techniques import write_techniques
 from lablib.site.build import Built, build_site, new_folder
-from lablib.text.files import read_text, write_text
+from lablib.text.files import read_text, write_bytes, write_text
 
 _MARK = "lablib-site.json"  # a folder with this file is an earlier site
 _BACK = '<p style="margin-top: .6rem"><a href="../index.html" style="color: inherit">The course</a></p>'
@@ -86,9 +86,8 @@ def _write_sources(source: Path, labs: Sequence[Lab], executed: Sequence[object]
         figures[lab.name] = page.first_figure
         write_text(source / "labs" / f"{lab.name}.ipynb", to_text(page.notebook))
         write_text(extra / "notebooks" / f"{lab.name}.ipynb", to_text(handed_out(lab)))
-        (static / "figures").mkdir(exist_ok=True)
         for name, content in page.files.items():
-            (static / "figures" / name).write_bytes(content)
+            write_bytes(static / "figures" / name, content)
     write_techniques(Path(str(files("lablib"))), source / "techniques", {m.lab.name: _code(m) for m in about})
     guides = write_guides(root / "docs", source / "docs", source / "techniques", list(figures))
     write_text(source / "index.md", start_page(about, guides, read_text(root / "README.md")))

@@ -19,6 +19,7 @@ from lablib.course.building.notebook import read_notebook
 from lablib.course.errors import CourseFailure
 from lablib.course.places import Lab
 from lablib.course.work import handed_out
+from lablib.text.files import read_text, write_text
 
 
 def executed_labs(labs: Sequence[Lab], kept: Path, jobs: int) -> list[nbformat.NotebookNode]:
@@ -43,5 +44,5 @@ def _executed(lab: Lab, kept: Path) -> nbformat.NotebookNode:
         notebooks = list(Path(folder).glob("*.ipynb"))
         if done.returncode or not notebooks:
             raise CourseFailure(f"{lab.name} cannot be executed: {done.stderr.strip() or done.stdout.strip()}")
-        path.write_bytes(notebooks[0].read_bytes())
+        write_text(path, read_text(notebooks[0]))
     return read_notebook(path)
