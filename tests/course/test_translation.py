@@ -126,9 +126,9 @@ def test_a_learner_in_chinese_works_on_a_copy_of_its_own(lab: Lab, monkeypatch: 
 def test_the_language_is_chosen_or_that_of_the_notebook(labs: Path, monkeypatch: pytest.MonkeyPatch):
     assert not language()
     for session, code in {
-        "/home/ada/work/00_first_steps.zh.ipynb": "zh",
+        "/course/work/00_first_steps.zh.ipynb": "zh",
         "/course/labs/zh/00_first_steps.ipynb": "zh",
-        "/home/ada/work/00_first_steps.ipynb": "",
+        "/course/work/00_first_steps.ipynb": "",
         "/course/labs/00_first_steps.ipynb": "",
     }.items():
         monkeypatch.setenv("JPY_SESSION_NAME", session)
