@@ -4,13 +4,14 @@ An installation without extras has `launch`, the simulator, the planner and figu
 """
 
 import re
-from importlib.metadata import PackageNotFoundError, requires
 
 _REQUIREMENT = re.compile(r"([\w.-]+).*\bextra == ['\"](\w+)['\"]")
 
 
 def remedy_of(error: ModuleNotFoundError) -> str | None:
     """One sentence with the package that an import did not find and the extra that has it. None: no extra has it."""
+    from importlib.metadata import PackageNotFoundError, requires  # 40 ms, for each command
+
     wanted = (error.name or "").partition(".")[0]
     try:
         found = map(_REQUIREMENT.match, requires("lablib") or ())

@@ -27,6 +27,8 @@ def main(arguments: Sequence[str]) -> None:
     A wrong configuration ends it with exit code 2, a policy with 1, each with a sentence of rank 0.
     """
     is_first = os.environ.get("RANK", "0") == "0"
+    if not arguments:
+        _end("a configuration is needed: got no arguments; try FILE.toml [NAME=VALUE ...]", 2, is_first)
     try:
         config, sentences = load(arguments[0], arguments[1:], int(os.environ.get("WORLD_SIZE", "1")))
     except ValueError as error:

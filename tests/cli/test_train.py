@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib.cli.main import main
+from lablib.train import torchrun
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["num_steps=3", "optimizer.num_warmup=1", "model.d_model=16", "data.batch_size=4", "monitor.every=1"]
@@ -45,6 +46,12 @@ def test_the_example_trains_the_same_on_one_rank_on_four_and_under_torchrun(caps
         command, env={**os.environ, **ranks, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120
     )
     assert losses(done.stdout) == losses(one), done.stderr
+
+
+def test_the_script_for_torchrun_needs_a_configuration(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        torchrun.main([])
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith("a configuration is needed: got no arguments;")
 
 
 def test_a_deepspeed_file_is_read_alone_or_with_a_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
