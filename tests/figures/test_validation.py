@@ -77,3 +77,24 @@ def test_the_same_report_gives_the_same_picture(report):
 def test_the_picture_needs_no_script_and_nothing_from_elsewhere(report, tmp_path: Path):
     text = validation_svg(report)
     assert "<script" not in text and text.count("http") == 1  # the name space
+
+
+def test_no_text_leaves_the_picture_in_a_wide_font():
+    """0.6 em is the mean width of a letter in DejaVu Sans, the widest font of the list in use."""
+    rows = [row for row in published_rows() if "iteration_s" in row.measured]
+    refusing = iter([ValueError("no such plan")] * 12)
+
+    def predict(**_: object) -> Predicted:
+        if error := next(refusing, None):
+            raise error
+        return Predicted(1.0)  # errors beyond the edge, too
+
+    picture = ElementTree.fromstring(validation_svg(score(rows, predict)))
+    width = float(picture.attrib["viewBox"].split()[2])
+    texts = [text for text in picture.iter(f"{SVG}text") if "transform" not in text.attrib]
+    assert any("12 refused rows" in (text.text or "") for text in texts)
+    assert any("on the edge" in (text.text or "") for text in texts)
+    for text in texts:
+        length = 0.6 * float(text.attrib["font-size"]) * len(text.text or "")
+        left = float(text.attrib["x"]) - {"start": 0, "middle": length / 2, "end": length}[text.attrib["text-anchor"]]
+        assert 0 <= left and left + length <= width, text.text

@@ -1,4 +1,4 @@
-"""An executed lab as a notebook for Sphinx: figures as HTML, answers of guesses folded, solutions left out."""
+"""An executed lab as a notebook for Sphinx: figures as HTML, answers and optional sections folded, no solutions."""
 
 import ast
 import re
@@ -16,6 +16,7 @@ from lablib.widgets.all_pictures import PICTURES_MIME
 from lablib.widgets.guess import LOCKED
 
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
+_FOLD = '<details class="lablib-further"><summary>Optional: show this section</summary>'
 _INVISIBLE = re.compile(r"<(script|style)\b.*?</\1>", re.DOTALL)
 
 
@@ -43,7 +44,24 @@ def lab_page(executed: NotebookNode, name: str) -> LabPage:
     about = f"Read it here; `lab open {name[:2]}` runs it, with every exercise and control. "
     about += f'<a href="../notebooks/{name}.ipynb" download>Download the notebook</a>'
     notebook.cells.insert(1, new_markdown_cell(about))
+    notebook.cells = list(_sections_folded(notebook.cells))
     return page
+
+
+def _sections_folded(cells: list[NotebookNode]) -> Iterator[NotebookNode]:
+    """The cells, with what follows the heading of each section tagged `further` between HTML that folds it."""
+    is_open = False
+    for cell in cells:
+        is_heading = cell.cell_type == "markdown" and cell.source.startswith("## ")
+        if is_heading and is_open:
+            yield new_markdown_cell("</details>")
+            is_open = False
+        if is_heading and "further" in cell.metadata.get("tags", []):
+            heading, _, text = cell.source.partition("\n")
+            cell.source, is_open = f"{heading}\n\n{_FOLD}\n\n{text}", True
+        yield cell
+    if is_open:
+        yield new_markdown_cell("</details>")
 
 
 def _outputs(output: NotebookNode, page: LabPage, name: str) -> Iterator[NotebookNode]:

@@ -41,6 +41,31 @@ def test_answers_of_guesses_are_folded_and_the_guess_is_not():
     assert "../notebooks/08_rings.ipynb" in page.cells[1].source
 
 
+def test_the_text_of_an_optional_section_is_folded_and_its_heading_is_not():
+    further = {"tags": ["further"]}
+    cells = [
+        new_markdown_cell("## Rings"),
+        new_markdown_cell("## Further: trees (3 min)\n\nA tree.", metadata=further),
+        new_code_cell("x"),
+        new_markdown_cell("## Further: live", metadata=further),
+        new_markdown_cell("## Summary"),
+        new_markdown_cell("## Further: last", metadata=further),
+    ]
+    sources = [cell.source for cell in page_of(*cells).notebook.cells[2:]]
+    fold = '<details class="lablib-further"><summary>Optional: show this section</summary>\n\n'
+    assert sources == [
+        "## Rings",
+        f"## Further: trees (3 min)\n\n{fold}\nA tree.",
+        "x",
+        "</details>",
+        f"## Further: live\n\n{fold}",
+        "</details>",
+        "## Summary",
+        f"## Further: last\n\n{fold}",
+        "</details>",
+    ]
+
+
 def test_a_solution_and_scripts_are_left_out():
     assert is_solution(SOLUTION._repr_html_()) and not is_solution(ShownSource("x", "y", True)._repr_html_())
     outputs = [

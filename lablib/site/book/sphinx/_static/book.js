@@ -92,8 +92,16 @@
         new IntersectionObserver((seen, self) => { if (seen[0].isIntersecting) { self.disconnect(); start(); } }).observe(figure);
     }
     document.querySelectorAll(".lablib-explorer").forEach(explore);
-    // What scrolls sideways is reached with Tab.
-    for (const box of document.querySelectorAll(".lablib-figure, .cell_output .output, .highlight pre, .table-wrapper, pre"))
-      if (box.scrollWidth > box.clientWidth + 1) box.tabIndex = 0;
+    // A link to an optional section opens it. What scrolls sideways is reached with Tab, also what was folded before.
+    const unfold = () => document.getElementById(decodeURIComponent(location.hash.slice(1)))
+      ?.querySelectorAll(":scope > details.lablib-further").forEach(fold => fold.open = true);
+    const reach = () => {
+      for (const box of document.querySelectorAll(".lablib-figure, .cell_output .output, .highlight pre, .table-wrapper, pre"))
+        if (box.scrollWidth > box.clientWidth + 1) box.tabIndex = 0;
+    };
+    unfold();
+    reach();
+    addEventListener("hashchange", unfold);
+    document.addEventListener("toggle", reach, true);
   });
 })();
