@@ -31,6 +31,7 @@ case "$*" in
     "-m venv --clear "*) rm -rf "$4"; mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; cp "$0" "$4/bin/lab" ;;
     "-m pip config list") eval "${PIP_CONFIG:-:}" ;;
     *"install --quiet --retries 1 --timeout 10 uv") eval "${PIP_UV:-exit 1}" ;;
+    *"install --quiet --dry-run"*) eval "${PIP_FINDS:-:}" ;;
     *"install --quiet --requirement"*) eval "${PIP:-:}" ;;
     *"-m pytest"*) exit "${PYTEST:-0}" ;;
 esac
@@ -52,6 +53,10 @@ echo '  cause: Failed to fetch: https://index.invalid/whl/cpu/torch/' >&2
 echo '  cause: dns error' >&2
 exit 2
 """
+PIP_LOOKS = (
+    "-m pip --disable-pip-version-check --no-input install --quiet --dry-run --report - --no-deps "
+    "--retries 1 --timeout 10 --constraint requirements.lock torch"
+)
 PROJECT = "-m pip --disable-pip-version-check --no-input install --quiet --no-deps --no-build-isolation --editable ."
 
 
@@ -105,6 +110,7 @@ def test_make_test_sets_up_once_in_one_line_and_passes_arguments_on(checkout, pr
     calls = (checkout / "calls").read_text().splitlines()
     assert [call for call in calls if "install" in call] == [
         "-m pip --disable-pip-version-check --no-input install --quiet --retries 1 --timeout 10 uv",
+        *([] if ON_GPU_MACHINE else [PIP_LOOKS]),
         "-m pip --disable-pip-version-check --no-input install --quiet --requirement requirements.lock",
         PROJECT,
     ]
@@ -349,6 +355,33 @@ def test_where_only_the_cuda_build_can_be_had_a_terminal_is_asked(checkout, prog
     assert "Install it all the same? [y/N]" in shown
     assert (code == 0) is installs and (uv_command("") in installed_by(checkout)) is installs
     assert ("nothing was installed: name a source of torch's CPU build" in shown) is not installs
+
+
+PIPS_CUDA = {"PIP_FINDS": """printf '"requires_dist": [\\n  "nvidia-nccl-cu13==2.29.7; platform_system == ..."\\n]'"""}
+
+
+@ON_LAPTOP
+@pytest.mark.parametrize(("typed", "installs"), [("y\n", True), ("n\n", False)])
+@pytest.mark.parametrize("way", [{}, {"PIP_ARGS": "--pre"}, {"UV_TORCH_BACKEND": "cpu", "UV_FINDS": UNREACHABLE}])
+def test_pip_asks_at_a_terminal_before_it_takes_the_cuda_build(checkout, programs, way, typed, installs):
+    if "UV_FINDS" in way:  # a build named for uv, which cannot fetch it
+        script(programs / "uv", UV)
+    code, shown = at_a_terminal(checkout, programs, typed, **PIPS_CUDA, **way)
+    assert "Install it all the same? [y/N]" in shown and (code == 0) is installs
+    assert any("--quiet --requirement requirements.lock" in call for call in installed_by(checkout)) is installs
+    assert ("nothing was installed: name a source of torch's CPU build" in shown) is not installs
+    assert f"{PIP_LOOKS} {way.get('PIP_ARGS', '')}".strip() in (checkout / "calls").read_text()
+
+
+@ON_LAPTOP
+def test_a_variable_answers_for_pip_and_a_cpu_build_is_taken_without_a_question(checkout, programs):
+    code, shown = at_a_terminal(checkout, programs, LABLIB_TORCH="cuda", **PIPS_CUDA)
+    assert code == 0 and "all the same" not in shown and "--dry-run" not in (checkout / "calls").read_text()
+    (checkout / ".venv" / ".stamp-setup").unlink()
+    assert "LABLIB_TORCH=cpu refuses it" in sentence(make(checkout, programs, "setup", LABLIB_TORCH="cpu", **PIPS_CUDA))
+    (checkout / ".venv" / "setup.log").unlink()
+    code, shown = at_a_terminal(checkout, programs, PIP_FINDS="""echo '  "sympy>=1.13.3",'""")
+    assert code == 0 and "all the same" not in shown
 
 
 @ON_LAPTOP

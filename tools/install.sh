@@ -10,8 +10,8 @@
 # One line says which of these it was. UV_TORCH_BACKEND names a build oneself: cpu, cu130, rocm7.2, ...
 #
 # pip's settings of where packages come from (a mirror, a folder of wheels) are handed to uv, unless uv has its own; torch
-# then comes from there, too. Where they have only the CUDA build and this machine has no NVIDIA driver, a terminal is
-# asked first; LABLIB_TORCH=cuda takes it, LABLIB_TORCH=cpu refuses it. A terminal sees a line of progress.
+# then comes from there, too. Where uv or pip finds only the CUDA build and this machine has no NVIDIA driver, a terminal
+# is asked first; LABLIB_TORCH=cuda takes it, LABLIB_TORCH=cpu refuses it. A terminal sees a line of progress.
 
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -42,6 +42,14 @@ explain() {
 pip_install() {
     # --quiet: what is worth reading is in the log, and is read from there.
     "$python" -m pip --disable-pip-version-check --no-input install --quiet "$@" >>"$log" 2>&1
+}
+
+# The needs of the torch that pip would install. Nothing is installed, and nothing large is fetched, if the index has
+# metadata apart (PEP 658) and pip is 23.3 or newer; otherwise torch's wheel is, 0.5 GB, and stays in pip's cache.
+pip_looks() {
+    # shellcheck disable=SC2086  # PIP_ARGS is a list of words
+    "$python" -m pip --disable-pip-version-check --no-input install --quiet --dry-run --report - --no-deps \
+        --retries 1 --timeout 10 --constraint requirements.lock torch ${PIP_ARGS:-} >>"$log" 2>&1
 }
 
 uv_install() {
@@ -163,9 +171,11 @@ choose_backend() {
 
 # Only the CUDA build can be had, and this machine has no use for it: LABLIB_TORCH decides, or the person at the terminal.
 check_cuda() {
-    if nvidia_driver || [ -n "${UV_TORCH_BACKEND:-}" ] || ! grep -q '^ + nvidia-' "$log"; then
-        return
+    nvidia_driver && return
+    if [ "$tool" = pip ] && [ "${LABLIB_TORCH:-}" != cuda ] && [ "$(uname -s)" = Linux ]; then
+        watched pip_looks
     fi
+    grep -qE '^ \+ nvidia-|^ *"nvidia-' "$log" || return
     size="the sources here have only the CUDA build of torch, which takes 4 GB more of the disk than the CPU build"
     case ${LABLIB_TORCH:-} in
         cuda) ;;
@@ -202,7 +212,7 @@ elif ! find_uv; then
     why="uv cannot be downloaded"
 elif choose_backend && uv_can; then
     tool=uv
-    check_cuda
+    [ -n "${UV_TORCH_BACKEND:-}" ] || check_cuda
 else
     # shellcheck disable=SC2016
     address=$(sed -n 's/.*[Ff]ailed to fetch: *`*\([^` ]*\).*/\1/p' "$log" | tail -n 1)
@@ -210,7 +220,8 @@ else
     [ -z "$address" ] || why="uv cannot fetch $address"
 fi
 
-# What uv has said by now would be taken for what goes wrong from here on.
+[ "$tool" = uv ] || check_cuda
+# What they have said by now would be taken for what goes wrong from here on.
 mv "$log" "${log%.log}-uv.log"
 if [ "$tool" = uv ]; then
     echo "uv installs the lock. torch: $build."
