@@ -10,4 +10,5 @@ build       `lab build`
 carry_over  merge a learner's copy into a newer version of the lab
 export      `lab export --students`
 colab       `lab export --colab`
+addresses   the repository, and a link to Colab
 """

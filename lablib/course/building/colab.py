@@ -1,19 +1,17 @@
-"""`lab export --colab FOLDER`: the labs as notebooks for Colab, each with a link and a cell that installs lablib.
+"""`lab export --colab FOLDER`: the labs as notebooks for Colab, which begin with a cell that installs lablib.
 
-    first cell     "Open in Colab", if Repository in [project.urls] is an address on GitHub
-    second cell    installs lablib and anywidget (figures), unless lablib is there already; skipped elsewhere
-    the rest       the notebook as built, without solutions
+    first cell     installs lablib and anywidget (figures), unless lablib is there already; skipped elsewhere
+    the rest       the notebook as built, without solutions, with its link to Colab (addresses.py)
 
 Colab pins IPython 7.34 and ipywidgets 7: lablib's core asks for neither, so the kernel stays as it is.
 """
 
-import re
 from collections.abc import Sequence
-from importlib.metadata import metadata
 from pathlib import Path
 
-from nbformat.v4 import new_code_cell, new_markdown_cell
+from nbformat.v4 import new_code_cell
 
+from lablib.course.building import addresses
 from lablib.course.building.notebook import to_text
 from lablib.course.errors import CourseError, cannot_write
 from lablib.course.places import Lab
@@ -21,40 +19,33 @@ from lablib.course.work import handed_out
 from lablib.text.files import write_text
 from lablib.text.units import plural
 
-_BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 _ADDRESS = "Repository in [project.urls] of pyproject.toml"
 
 
-def export_colab(labs: Sequence[Lab], folder: Path, package: str = "", repository: str | None = None) -> str:
+def export_colab(labs: Sequence[Lab], folder: Path, package: str = "") -> str:
     """Write the notebooks to `folder`, over earlier ones. Returns a message.
 
     Args:
         package: what pip installs on Colab: a name, an address, a wheel; "": the repository.
-        repository: address of the project; None: of the installed lablib.
 
     Raises:
         CourseError: neither a package nor an address is known.
         CourseFailure: a file that cannot be written.
     """
-    address = _repository() if repository is None else repository
+    address = addresses.repository()
     if not (package or address):
         raise CourseError(
             f"Colab must know where lablib comes from: set {_ADDRESS}, or give --package, a name or an address for pip."
         )
-    on_github = re.fullmatch(r"https://github\.com/([\w.-]+/[\w.-]+?)(\.git)?/?", address)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for lab in labs:
             notebook = handed_out(lab)
             notebook.cells.insert(0, new_code_cell(_install(package or f"git+{address}"), id="colab-install"))
-            if on_github:
-                place = f"{on_github[1]}/blob/main/{folder.name}/{lab.name}.ipynb"
-                link = f"[![Open in Colab]({_BADGE})](https://colab.research.google.com/github/{place})"
-                notebook.cells.insert(0, new_markdown_cell(link, id="colab-link"))
             write_text(folder / f"{lab.name}.ipynb", to_text(notebook))
     except OSError as error:
         raise cannot_write(Path(error.filename or folder), error) from None
-    return f"{folder}: {plural(len(labs), 'notebook')} for Colab, which installs {package or address}."
+    return f"{folder}: {plural(len(labs), 'notebooks')} for Colab, which installs {package or address}."
 
 
 def _install(package: str) -> str:
@@ -64,9 +55,3 @@ def _install(package: str) -> str:
         'if importlib.util.find_spec("lablib") is None:\n'
         f'    get_ipython().run_line_magic("pip", "install --quiet {package} anywidget")'
     )
-
-
-def _repository() -> str:
-    """Repository among the project's addresses; "" if it is not set."""
-    urls = [url.split(", ", 1) for url in metadata("lablib").get_all("Project-URL") or ()]
-    return next((address for name, address in urls if name == "Repository"), "")

@@ -18,6 +18,7 @@ from typing import Any
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_raw_cell
 
+from lablib.course.building import addresses
 from lablib.course.building.master import Cell, Master
 from lablib.course.building.solution import to_stub
 from lablib.course.translation import texts_of, translated
@@ -41,6 +42,8 @@ def make_notebook(master: Master, version: Version) -> nbformat.NotebookNode:
         for cell in master.cells
         if version is not Version.LEARNER or not cell.tagged("instructor")
     ]
+    if version is Version.LEARNER and not code and (link := addresses.colab_link(master.lab.name)):
+        cells[0].source += f"\n\n{link}"
     # A notebook without a kernelspec makes JupyterLab ask the reader for a kernel.
     notebook = new_notebook(cells=cells, metadata={"kernelspec": dict(_KERNEL), "language_info": {"name": "python"}})
     about = {"lab": master.lab.name, "version": version.value} | ({"language": code} if code else {})
