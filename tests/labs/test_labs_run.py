@@ -24,6 +24,7 @@ SETTINGS = {
     "quick": {"quick": True},
     "two-ranks-on-a-dgx-a100": {"quick": True, "ranks": 2, "cluster": "dgx-a100"},
 }
+FOLDED = "jp-MarkdownHeadingCollapsed"  # of JupyterLab alone
 OTHER = "two-ranks-on-a-dgx-a100"  # than the lab's own
 
 # Warnings of papermill, nbconvert and their libraries are theirs to mend.
@@ -42,6 +43,16 @@ def test_every_folder_of_a_lab_holds_its_master():
 
 def test_notebooks_are_what_their_masters_give():
     check_built(find_labs(ROOT / "labs"))
+
+
+def test_every_notebook_keeps_the_rules_of_its_format(lab: Lab):
+    """For editors other than JupyterLab: an unknown name in the metadata would be lost, and no cell needs one."""
+    notebook = nbformat.read(lab.notebook, as_version=4)
+    nbformat.validate(notebook)  # ids are unique, too
+    assert (notebook.nbformat, notebook.nbformat_minor) >= (4, 5)
+    assert {name for cell in notebook.cells for name in cell.metadata} <= {"tags", "minutes", FOLDED}
+    folded = [cell for cell in notebook.cells if FOLDED in cell.metadata]
+    assert all(cell.source.startswith("#") and "further" in cell.metadata.tags for cell in folded)
 
 
 def setting_of(lab: Lab, name: str) -> dict:
@@ -80,6 +91,8 @@ def test_the_learners_lab_runs_unsolved_in_nbval(lab: Lab, processes: Forks, tmp
     results = check_results([(cell["tags"], cell["outputs"]) for cell in cells])
     assert len(results) == len(read_master(lab).exercises)
     assert all(line.startswith("not attempted") for line in results), results
+    shown = [output["data"] for cell in cells for output in cell["outputs"] if "data" in output]
+    assert all("text/plain" in data for data in shown), "an editor that draws no figure has nothing to show"
 
 
 @pytest.mark.timeout(600)
