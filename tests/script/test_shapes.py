@@ -97,13 +97,15 @@ def test_a_wrong_fidelity_is_refused(tmp_path: Path):
         run_of(tmp_path, "", "value")
 
 
-def test_the_command_of_the_page_on_pull_requests_runs(tmp_path: Path, monkeypatch, capsys):
+def test_the_workflow_of_the_page_on_pull_requests_runs(tmp_path: Path, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "pull_requests.md").read_text("utf-8")
     steps = yaml.safe_load(page.split("```yaml\n")[1].split("```")[0])["jobs"]["simulate"]["steps"]
-    (command,) = (step["run"] for step in steps if step.get("run", "").startswith("lab sim"))
+    (given,) = (step["with"] for step in steps if step.get("uses", "").endswith("/actions/simulate@main"))
+    words = ["--fidelity", "shapes", "--quiet", "--out", "report", "--assert", given["assert"]]
+    words += ["--ranks", str(given["ranks"]), "--cluster", given["cluster"], *shlex.split(given["script"])]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(HEAD + WRAPPED["ddp"] + STEPS, "utf-8")
-    assert main(shlex.split(command)[1:]) == 0
+    assert main(["sim", *words]) == 0
     assert "assertion holds" in capsys.readouterr().out
     assert (tmp_path / "report" / "timeline.json").exists()
 

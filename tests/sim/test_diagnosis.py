@@ -137,6 +137,7 @@ for _ in range(10):
 """
 
 
+@pytest.mark.timeout(150)  # a process that imports torch, on a busy machine
 def test_a_packages_audit_hook_is_not_the_program(tmp_path: Path):
     # As filelock's from Python 3.12 on: Python calls it from within the simulator's own functions.
     (packages := tmp_path / "site-packages").mkdir()
