@@ -63,5 +63,5 @@ def exchange(
 
 
 def mean_of(messages: Tensor, numel: int, quantizer: Quantizer) -> Tensor:
-    """The mean of the contents of messages [n, bytes], float32 [P]; summed in rank order."""
+    """The mean of the contents of messages [n, bytes], float32 [P]."""
     return quantizer.dequantize(quantizer.from_message(messages, numel)).sum(dim=0).div_(len(messages))

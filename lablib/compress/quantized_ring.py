@@ -80,7 +80,8 @@ def two_phase_mean(parts: Sequence[Tensor], quantizer: Quantizer = INT8) -> Tens
     if n == 1 or not numel:
         return parts[0].float()
     codes = [_there_and_back(in_pieces(part, n), quantizer) for part in parts]
-    mean = torch.stack(codes).sum(dim=0) / n
+    # Piece by piece, as on its rank: the order in which torch sums depends on the shape.
+    mean = torch.stack([piece.sum(dim=0) for piece in torch.stack(codes, dim=1)]) / n
     return _there_and_back(mean, quantizer).flatten()[:numel]
 
 
