@@ -10,6 +10,7 @@ brief         a brief: the task, and the measure of an answer
 report        a report: its records, read and written as TOML
 lock          the predictions' digest, taken before the runs
 large_run     a step of the large run: predicted by the planner, and simulated on shapes
+repeated_layers   cost of many layers from few, with context ranks
 small_run     the small run: trained for real, with parts of the learner's
 quantities    predicted and measured numbers under the same names, and their errors
 consistency   findings: every number that can be recomputed is recomputed

@@ -14,8 +14,8 @@ from .report import (
     write_report as write_report,
 )
 from .lock import digest as digest, is_locked as is_locked, locked as locked, now as now
+from .repeated_layers import StepCost as StepCost
 from .large_run import (
-    StepCost as StepCost,
     plan_step as plan_step,
     simulate_large as simulate_large,
     simulate_step as simulate_step,

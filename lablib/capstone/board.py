@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lablib.capstone.consistency import findings
 from lablib.capstone.quantities import gpu_hours, mean_factor
 from lablib.capstone.report import read_report
-from lablib.capstone.rubric import machine_points, rubric
 from lablib.signature import checked
 from lablib.text.units import plural
 
@@ -89,6 +87,10 @@ def _entry(path: Path, simulate: bool) -> Entry:
         report = read_report(path)
     except ValueError as error:
         return Entry(path.name, reason=f"it cannot be read: {error}")
+    # Import torch, which takes seconds.
+    from lablib.capstone.consistency import findings
+    from lablib.capstone.rubric import machine_points, rubric
+
     found: Sequence = findings(report, simulate)
     points, _ = machine_points(rubric(report, found))
     return Entry(

@@ -6,9 +6,9 @@
 
 Recomputed are: the axes' product, tokens, GPU hours, the loss by the scaling law, the planner's numbers of the
 alternatives, the errors, the lock's digest and the order of the times. The large run is simulated again, which gives
-the same numbers to rounding, and takes seconds, with context ranks minutes; so is the memory of the small run. Its
-losses are not repeated: they are as many as its steps, begin near ln V, the loss of a model that knows nothing, differ
-from step to step, and fall by at most 1.5 nats in a step. A curve of another run that keeps these rules is not found.
+the same numbers to rounding, and takes seconds; so is the memory of the small run. Its losses are not repeated: they
+are as many as its steps, begin near ln V, the loss of a model that knows nothing, differ from step to step, and fall by
+at most 1.5 nats in a step. A curve of another run that keeps these rules is not found.
 
 Each finding has rule, value and remedy.
 """

@@ -6,49 +6,45 @@
 The simulation runs one rank of each pipeline stage, and its ring of context ranks, as messages need both ends; the
 others are taken to do the same at the same time. A replica with m micro-batches on p stages, m > 3 p, is simulated with
 2 p and with 3 p of them; time and peak of memory are extended on the line through both, since every further micro-batch
-takes as long as the one before. Time and peak are those of the second step: the first allocates the optimizer's state,
-and before it every rank draws the whole model, which a real run of this size would not do.
+takes as long as the one before. With context ranks and one stage, 8 to 32 layers are simulated where the last ones
+repeat (repeated_layers.py). Time and peak are those of the second step: the first allocates the optimizer's state, and
+before it every rank draws the whole model, which a real run of this size would not do.
 
-Cost: seconds of this machine, minutes with context ranks, in proportion to layers x micro-batches x ranks simulated.
+Cost: seconds of this machine, in proportion to layers x micro-batches x ranks simulated; minutes with context ranks and
+several stages.
 Source: lablib/plan (the closed form); lablib/sim (the simulator).
 Simplified: all batches have the same tokens, and no loading time; float16 is simulated as bfloat16, which has the same
 bytes and rates, as a loss scaler reads values.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import Any
+from unittest.mock import patch
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from lablib.capstone.brief import as_transformer
 from lablib.capstone.lock import checked_lock, now
+from lablib.capstone.repeated_layers import SimulatedStep, StepCost, extended
 from lablib.capstone.report import LargeRun, Report
 from lablib.data import Batch
 from lablib.launch import launch
 from lablib.parallel.mesh.mesh import Mesh
+from lablib.parallel.mesh.step import CombinedStep
 from lablib.phases import phase
 from lablib.plan import Parallel, Prediction, predict
-from lablib.record.step_terms import timeline_step
 from lablib.signature import Count, checked
 from lablib.train.build import build
 from lablib.train.config import TrainConfig
+from lablib.train.steps import MeshStep
 
 _SETUP = "capstone setup"  # a phase that the timeline leaves out
 _MOST_LAYERS = 1000  # each is simulated
-
-
-@dataclass(frozen=True)
-class StepCost:
-    """Seconds of a step, the peak of the fullest rank, and the seconds by kind of work (record/step_terms.py)."""
-
-    step_s: float
-    memory_bytes: float
-    terms: Mapping[str, float] = field(default_factory=dict)
 
 
 @checked
@@ -105,16 +101,16 @@ def simulate_large(report: Report) -> LargeRun:
 
 @lru_cache(maxsize=64)
 def _simulated(config: TrainConfig, cluster: str, gpus: int) -> StepCost:
-    axes, data = config.parallel, config.data
-    assert axes.data is not None and data.micro_batch is not None
-    per_micro = axes.data * axes.expert * data.micro_batch  # sequences of one micro-batch of all replicas
-    count, few, more = data.batch_size // per_micro, 2 * axes.pipeline, 3 * axes.pipeline
+    axes, count = config.parallel, _num_batches(config)
+    where = cluster, gpus
+    if axes.context > 1 and axes.pipeline == axes.num_chunks == 1:
+        for layers in (8, 16, 32):
+            if layers < config.model.num_layers and (cost := _of_few_layers(config, layers, *where)) is not None:
+                return cost
+    few, more = 2 * axes.pipeline, 3 * axes.pipeline
     if count <= more:
-        return _run(config, cluster, gpus)
-    runs = [
-        _run(replace(config, data=replace(data, batch_size=number * per_micro)), cluster, gpus)
-        for number in (few, more)
-    ]
+        return _run(config, *where)
+    runs = [_run(_with_batches(config, number), *where) for number in (few, more)]
     further = (count - more) / (more - few)
     grown = max(0.0, runs[1].memory_bytes - runs[0].memory_bytes)
     step_s = runs[1].step_s + further * (runs[1].step_s - runs[0].step_s)
@@ -123,31 +119,68 @@ def _simulated(config: TrainConfig, cluster: str, gpus: int) -> StepCost:
     return StepCost(step_s, runs[1].memory_bytes + further * grown, terms)
 
 
+def _of_few_layers(config: TrainConfig, layers: int, cluster: str, gpus: int) -> StepCost | None:
+    count, few = _num_batches(config), min(2, _num_batches(config))
+    shallow = replace(_with_batches(config, few), model=replace(config.model, num_layers=layers))
+    short = _step(shallow, cluster, gpus)
+    rests = [_step(one, cluster, gpus, is_empty=True) for one in (shallow, config)]
+    return extended(short, rests, (layers, config.model.num_layers), (few, count))
+
+
+def _num_batches(config: TrainConfig) -> int:
+    """Micro-batches of a replica in a step."""
+    axes, data = config.parallel, config.data
+    assert axes.data is not None and data.micro_batch is not None
+    return data.batch_size // (axes.data * axes.expert * data.micro_batch)
+
+
+def _with_batches(config: TrainConfig, number: int) -> TrainConfig:
+    size = config.data.batch_size // _num_batches(config) * number
+    return replace(config, data=replace(config.data, batch_size=size))
+
+
 def _run(config: TrainConfig, cluster: str, gpus: int) -> StepCost:
+    return _step(config, cluster, gpus).cost
+
+
+def _step(config: TrainConfig, cluster: str, gpus: int, is_empty: bool = False) -> SimulatedStep:
+    """A simulated step; `is_empty`: of one rank, without micro-batches."""
     axes = config.parallel
     sizes: dict[str, Any] = {axis: getattr(axes, axis) for axis in ("data", "pipeline", "context", "tensor")}
     sizes["data"] *= axes.expert
     mesh, others = Mesh(**sizes), product(range(axes.pipeline), range(axes.context))
     ranks = [mesh.rank(data=0, pipeline=stage, context=part, tensor=0) for stage, part in others]
     where: dict[str, Any] = {"ranks": gpus, "cluster": cluster, "fidelity": "shapes"}
-    run = launch(_two_steps, config, **where, simulate=ranks if gpus > 1 else None)
-    step = run.timeline.without(_SETUP)
-    began_s = step.origin_s - run.timeline.origin_s
-    peaks = [0.0]
-    for rank in ranks:
-        times_s, held = run.memory.curve(rank)
-        peaks += np.sum(list(held.values()), axis=0)[times_s >= began_s].tolist()
-    return StepCost(step.makespan_s, float(max(peaks)), timeline_step(step).terms)
+    simulate = ranks[:1] if is_empty else ranks
+    run = launch(_two_steps, config, is_empty, **where, simulate=simulate if gpus > 1 else None)
+    return SimulatedStep(run.timeline.without(_SETUP), run.memory)
 
 
-def _two_steps(config: TrainConfig) -> None:
+def _two_steps(config: TrainConfig, is_empty: bool) -> None:
     replicas = 1 if config.parallel.model_ranks > 1 else dist.get_world_size()
     shape = (config.data.batch_size // replicas, config.data.seq_len)
     with phase(_SETUP):
         trainer = build(config, loader=_Zeros(*shape))
-        trainer.train_step()
+        # On a mesh the memory after a step does not depend on its micro-batches.
+        with _empty(trainer.step.combined) if isinstance(trainer.step, MeshStep) else nullcontext():
+            trainer.train_step()
         dist.barrier()
-    trainer.train_step()
+    with _empty(trainer.step.combined) if is_empty and isinstance(trainer.step, MeshStep) else nullcontext():
+        trainer.train_step()
+
+
+@contextmanager
+def _empty(combined: CombinedStep) -> Iterator[None]:
+    """Steps without micro-batches: all of their gradients are zero."""
+    pipeline = combined.pipeline
+
+    def step(*_: Any, on_gradients: Callable[[int], Any]) -> list[torch.Tensor]:
+        for number in pipeline.pieces:
+            on_gradients(number)
+        return []
+
+    with patch.object(pipeline, "step", step):
+        yield
 
 
 class _Zeros:

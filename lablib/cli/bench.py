@@ -18,11 +18,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from lablib.course.errors import CourseError
-from lablib.text.files import write_text
+from lablib.text.files import check_writable, write_text
 from lablib.text.units import format_quantity
 
 if TYPE_CHECKING:
@@ -42,9 +43,18 @@ def bench_command(options: argparse.Namespace) -> int:
     memory = None if options.max_memory is None else _size_bytes(options.max_memory)
     if memory is not None and options.backend == "gloo":
         raise CourseError("--max-memory needs a measured memory: gloo has none; try --backend sim, or nccl on GPUs")
+    for option in ("--min-tokens-per-s", "--max-step-s", "--min-scaling"):
+        limit = getattr(options, option[2:].replace("-", "_"))
+        if limit is not None and not 0 < limit < inf:  # every comparison with NaN is false: it would break no limit
+            raise CourseError(f"{option} must be a finite number above 0: got {limit:g}; try 1")
     for option, least, number in (("--steps", 1, options.steps), ("--warm-up", 0, options.warm_up)):
         if number < least:
             raise CourseError(f"{option} must be {least} or more: got {number}; try 10")
+    if options.json:
+        try:
+            check_writable(options.json)
+        except OSError as error:
+            raise CourseError(str(error)) from error
 
     def measured(ranks: int, overrides: Sequence[str] = ()) -> tuple[Result, int, int]:
         """The result on some ranks, the number of replicas, and the batch."""

@@ -154,12 +154,11 @@ def _new(options: argparse.Namespace) -> int:
 
 
 def _predict(options: argparse.Namespace) -> int:
+    report = _read(_file(options, "predict"))
     from lablib.capstone.consistency import changed
     from lablib.capstone.large_run import plan_step
     from lablib.capstone.quantities import gpu_hours
-    from lablib.capstone.report import read_report
 
-    report = read_report(_file(options, "predict"))
     report = replace(report, large=changed(report.large, options.passed_on))
     planned = plan_step(report.large, report.brief.cluster, report.brief.gpus)
     print(planned.sentence())
@@ -170,12 +169,13 @@ def _predict(options: argparse.Namespace) -> int:
 
 
 def _lock(options: argparse.Namespace) -> int:
+    path = _file(options, "lock")
+    report = _read(path)
     from lablib.capstone.consistency import findings_before
     from lablib.capstone.lock import locked, now
-    from lablib.capstone.report import read_report, write_runs
+    from lablib.capstone.report import write_runs
 
-    path = _file(options, "lock")
-    report = locked(read_report(path), now())
+    report = locked(report, now())
     write_runs(report, path)
     assert report.lock is not None
     print(f"{path}: locked at {report.lock.at}, digest {report.lock.sha256[:12]}. Runs from before are removed.")
@@ -186,17 +186,18 @@ def _lock(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from lablib.capstone.large_run import simulate_large
     from lablib.capstone.lock import checked_lock
-    from lablib.capstone.quantities import QUANTITIES, measured, with_runs
-    from lablib.capstone.report import read_report, write_runs
-    from lablib.capstone.small_run import train_small
 
     path = _file(options, "run")
-    report = read_report(path)
+    report = _read(path)
     check_writable(path)
+    checked_lock(report)
+    from lablib.capstone.large_run import simulate_large
+    from lablib.capstone.quantities import QUANTITIES, measured, with_runs
+    from lablib.capstone.report import write_runs
+    from lablib.capstone.small_run import train_small
+
     if options.only != "large":
-        checked_lock(report)
         parts, notes = _own_parts(options, report)
         print("".join(f"{note}\n" for note in notes), end="")
         print(f"The learner's own code: {', '.join(parts.names) or 'none; the library trains'}.")
@@ -228,22 +229,28 @@ def _own_parts(options: argparse.Namespace, report: "Report") -> "tuple[Parts, l
     return parts, notes + others
 
 
-def _read_and_check(options: argparse.Namespace, action: str) -> "tuple[Report, list[Finding]]":
-    from lablib.capstone.consistency import findings
+def _read(path: Path) -> "Report":
+    """The report of a file. Actions read it before they import torch, so that a wrong file is an error at once."""
     from lablib.capstone.report import read_report
 
+    return read_report(path)
+
+
+def _read_and_check(options: argparse.Namespace, action: str) -> "tuple[Report, list[Finding]]":
     path = _file(options, action)
     try:
-        report = read_report(path)
+        report = _read(path)
     except ValueError as error:
         raise (CourseFailure if path.is_file() else CourseError)(str(error)) from None
+    from lablib.capstone.consistency import findings
+
     return report, findings(report, options.simulation)
 
 
 def _check(options: argparse.Namespace) -> int:
+    report, found = _read_and_check(options, "check")
     from lablib.capstone.rubric import machine_points, rubric
 
-    report, found = _read_and_check(options, "check")
     for each in found:
         print(each)
     criteria = rubric(report, found)
@@ -258,12 +265,12 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _render(options: argparse.Namespace) -> int:
-    from lablib.capstone.page import as_html, as_markdown
-
     out = Path(options.out or Path(_file(options, "render")).with_suffix(".html"))
     if out.suffix not in (".html", ".md"):
         raise CourseError(f"--out must be a .html or .md file: got {out}; try --out page.html")
     report, found = _read_and_check(options, "render")
+    from lablib.capstone.page import as_html, as_markdown
+
     write_text(out, (as_html if out.suffix == ".html" else as_markdown)(report, found))
     print(f"{out}: written, with {plural(len(found), 'findings')}.")
     return 1 if found else 0

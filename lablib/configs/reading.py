@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -131,11 +132,21 @@ def read_json(path: str | Path) -> dict[str, Any]:
     """The object in a JSON file.
 
     Raises:
-        ValueError: no such file (the nearest names in its folder are given), or no JSON object.
+        ValueError: no such file (the nearest names in its folder are given), no JSON object, or a name twice in one,
+            which DeepSpeed refuses, too.
     """
-    values = _parsed(path, parse_json, "JSON")
+    values = _parsed(path, partial(parse_json, object_pairs_hook=_object), "JSON")
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold a JSON object: got {type(values).__name__}")
+    return values
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict[str, Any]()
+    for name, value in pairs:
+        if name in values:
+            raise ValueError(f"a name must stand once in an object: got {name!r} twice; remove one")
+        values[name] = value
     return values
 
 

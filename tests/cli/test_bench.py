@@ -59,6 +59,9 @@ def test_real_processes_are_measured(tmp_path: Path):
         (["--warm-up", "-1"], "--warm-up must be 0 or more: got -1"),
         (["optimizer.lr=fast"], "optimizer.lr must be"),
         (["--ranks", "3"], "data.batch_size must be a multiple of 3"),
+        (["--min-tokens-per-s", "nan"], "--min-tokens-per-s must be a finite number above 0: got nan; try 1"),
+        (["--max-step-s", "-1"], "--max-step-s must be a finite number above 0: got -1; try 1"),
+        (["--json", "/dev/null/result.json"], "/dev/null/result.json cannot be written: "),
     ],
 )
 def test_errors_are_one_sentence(words: list[str], message: str, capsys: pytest.CaptureFixture[str]):

@@ -1,6 +1,8 @@
 """`lab capstone`, from a new report to the board."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -128,3 +130,16 @@ def test_an_invalid_request_is_one_sentence(
     assert lab(*words) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error.startswith("lab: ") and message in error
+
+
+@pytest.mark.parametrize("action", ["predict", "lock", "run", "check", "render"])
+@pytest.mark.parametrize("text", [None, "title = 3", "[broken"])
+def test_a_missing_or_broken_report_is_an_error_without_torch(action: str, text: str | None, tmp_path: Path):
+    """In a process where torch cannot be imported: importing it takes seconds."""
+    path = tmp_path / "report.toml"
+    if text is not None:
+        path.write_text(text)
+    code = "import sys; sys.modules['torch'] = None; from lablib.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", code, "capstone", action, path], capture_output=True, text=True)
+    assert done.returncode and "Traceback" not in done.stderr, done.stderr
+    assert str(path) in done.stderr

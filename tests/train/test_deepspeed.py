@@ -1,6 +1,7 @@
 """A DeepSpeed configuration means for training what DeepSpeed means by it."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.batches import deepspeed_warmup
-from lablib.train import TrainConfig, deepspeed_tables, parse_config
+from lablib.train import TrainConfig, deepspeed_tables, parse_config, read_deepspeed_training
 
 BATCHES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
 
@@ -204,6 +205,14 @@ def test_a_field_that_changes_no_value_is_named(values, text):
 def test_a_choice_that_would_train_differently_is_refused(values, message):
     with pytest.raises(ValueError, match=message):
         config_of(values)
+
+
+def test_a_name_that_stands_twice_is_refused_as_by_deepspeed(tmp_path: Path):
+    """`dict_raise_error_on_duplicate_keys` of deepspeed/runtime/config_utils.py."""
+    path = tmp_path / "ds_config.json"
+    path.write_text('{"train_batch_size": 8, "fp16": {"enabled": true, "enabled": false}}')
+    with pytest.raises(ValueError, match="must stand once in an object: got 'enabled' twice; remove one"):
+        read_deepspeed_training(path)
 
 
 def test_unknown_fields_are_named_with_their_place():
