@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -491,13 +492,23 @@ def test_the_devcontainers_image_has_what_set_up_reads_and_the_workspace_goes_on
     assert installed_by(checkout)[-1] == PROJECT  # of the workspace, not of the image
 
 
+# Names in Ubuntu 24.04 (noble), main and universe: packages.ubuntu.com. librdmacm1 is only provided by the last one.
+UBUNTU_24_PACKAGES = set("python3 python3-dev python3-venv g++ git numactl".split())
+UBUNTU_24_PACKAGES |= set("ibverbs-providers libibverbs1 librdmacm1t64".split())
+
+
 def test_the_training_image_installs_the_lock_for_cuda_and_starts_torchrun(checkout, programs):
     """Its text: known instructions, shell that parses, files that are there. Its installation runs with a stand-in."""
     folder, image = ROOT / "docker", checkout.parent / "image"
     text = re.sub(r"\\\n\s*", "", (folder / "Dockerfile").read_text())
     steps = [line.split(" ", 1) for line in text.splitlines() if line and not line.startswith("#")]
     assert {name for name, _ in steps} == set("FROM ARG RUN USER ENV WORKDIR COPY ENTRYPOINT CMD".split())
-    assert re.fullmatch(r"nvidia/cuda:13\.\d\.\d-devel-ubuntu24\.04", steps[0][1])
+    base = re.fullmatch(r"nvidia/cuda:(\d+)\.(\d)\.\d-devel-ubuntu24\.04", steps[0][1])
+    assert base and f"UV_TORCH_BACKEND=cu{base[1]}{base[2]} " in text  # torch's build has the CUDA of the base
+    pythons = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    assert pythons == ">=3.11,<3.14"  # Ubuntu 24.04 has 3.12
+    installed = re.search(r"--no-install-recommends\s+(.*?) &&", text)
+    assert installed and set(installed[1].split()) <= UBUNTU_24_PACKAGES
     assert [json.loads(value) for name, value in steps if name in ("ENTRYPOINT", "CMD")] == [["torchrun"], ["--help"]]
     commands = [value for name, value in steps if name == "RUN"]
     assert all(subprocess.run(["sh", "-n", "-c", command]).returncode == 0 for command in commands)
