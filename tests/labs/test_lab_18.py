@@ -60,7 +60,9 @@ def test_a_project_from_the_choice_to_the_leader_board(
     assert planned.keys() == simulated.keys() and sum(planned.values()) == pytest.approx(step_s)
     assert list(project.terms_table().index) == [*simulated, "step", "your prediction"]
     reasons: dict[str, str] = dict.fromkeys(CHOICES, "a b c d")
-    assert "words of yours" in project.explain(reasons, {"step_s": "within the band"}, "It holds.")
+    assert "has 33 words of yours" in project.explain(reasons, {"step_s": "within the band"}, "It holds.")
+    assert "has 0 words of yours" in project.explain(dict.fromkeys(CHOICES, "..."), {}, "")
+    project.explain(reasons, {"step_s": "within the band"}, "It holds.")
     with pytest.raises(ValueError, match="explanations are of step_s"):
         project.explain(reasons, {"speed": "x"}, "")
     project.judge()

@@ -243,7 +243,8 @@ predicted.reveal(lambda *_: guesses.reveal(project.guessed))
 # curves, and several of them.
 #
 # </details>
-#
+
+# %% [markdown]
 # Is the simulated run over the budget? Then choose again with a smaller `share`, and predict again: a new lock removes
 # the earlier runs. You have seen one by then, so say so in the conclusion.
 
@@ -314,7 +315,7 @@ my_reasons = {
 }
 my_explanations = {"step_s": "...", "memory_bytes": "..."}
 my_conclusion = ""
-predicted.reveal(lambda *_: project.explain(my_reasons, my_explanations, my_conclusion))
+print(predicted.reveal(lambda *_: project.explain(my_reasons, my_explanations, my_conclusion)))
 
 # %% [markdown]
 # A finding is a number that a reader would question. A program gives 60 points; an instructor gives 40 for reasons,
