@@ -17,6 +17,7 @@ from lablib.configs.deepspeed import read_deepspeed
 from lablib.configs.hugging_face import read_hugging_face
 from lablib.configs.megatron import parse_megatron
 from lablib.configs.reading import Reading, text_of
+from lablib.configs.summary import summary
 from lablib.configs.torchtitan import read_torchtitan
 from lablib.configs.writing import TOOLS
 from lablib.course.errors import CourseError
@@ -89,7 +90,9 @@ def plan_command(options: argparse.Namespace) -> int:
         training = {} if tokens is None or not len(found.order) else _training(found.best, tokens, options.price)
     except ValueError as error:
         raise CourseError(str(error)) from None
-    remarks = [*reading.sentences(), *settings.sentences(), *_remarks(inputs)]
+    is_of_file = not options.model or reading.record.source.startswith("config.json")
+    remarks = [f"Read: {summary(reading.record)}."] if is_of_file else []
+    remarks += [*reading.sentences(), *settings.sentences(), *_remarks(inputs)]
     try:
         if asserted is not None and (options.write or options.why is not None):
             raise ValueError("--assert is on the best plan: it goes with no --write and no --why; leave them out")

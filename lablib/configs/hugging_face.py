@@ -1,28 +1,32 @@
 """Sizes of a transformer from the config.json of Hugging Face's transformers.
 
-    model_type                     attention                    MLP
-    gpt2                           all heads, with biases       GELU
-    llama, mistral                 grouped                      SwiGLU
-    qwen2, qwen3                   grouped                      SwiGLU
-    gemma, gemma2, gemma3_text     grouped, wide heads          GeGLU (three matrices, as SwiGLU)
-    mixtral, qwen2_moe, qwen3_moe  grouped                      experts
-    deepseek_v2, deepseek_v3       latent (MLA)                 experts, dense layers at the bottom
+    model_type                     attention                            MLP
+    gpt2                           all heads, with biases               GELU
+    gpt_neox, gptj, falcon         next to the MLP; Falcon's grouped    GELU
+    llama, mistral, phi3           grouped; a window in all layers      SwiGLU
+    qwen2, qwen3                   grouped; in the upper ones, if any   SwiGLU
+    gemma, gemma2, gemma3_text     grouped, wide heads; in 1/2 or 5/6   GeGLU (three matrices, as SwiGLU)
+    cohere, cohere2                grouped, next to the MLP; in 3/4     SwiGLU
+    mixtral, qwen2_moe, qwen3_moe  grouped                              experts, in every layer or every k-th
+    gpt_oss                        grouped; a window in 1/2             experts
+    llama4_text                    grouped; chunks in 3/4               experts, in every layer or every k-th
+    deepseek_v2, deepseek_v3       latent (MLA)                         experts, dense layers at the bottom
 
-`Transformer` has no field for biases of single matrices, norms of queries and keys, further norms of a layer, and
-windows of attention. The reader lists them with their parameters, about a ten-thousandth of a model; a window is priced
-as full attention. Dense layers between layers with experts are refused.
+`Transformer` has no field for biases of single matrices, norms of queries and keys, further norms of a layer, and soft
+caps. The reader lists them with their parameters, about a ten-thousandth of a model.
 
 Source: the configuration and model classes of transformers 5.24 (github.com/huggingface/transformers,
 src/transformers/models). tests/configs/test_hugging_face.py has the parameters that these classes make.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lablib.configs.reading import Fields, Omission, Reading, read_json
 from lablib.errors import unknown_name
-from lablib.models.transformer import Experts, Latent, Transformer
+from lablib.models.transformer import Experts, Latent, Transformer, Window
 from lablib.signature import checked
 
 # These change neither time nor memory of a training step by a part that the planner has.
@@ -34,17 +38,40 @@ _WITHOUT_COST = frozenset(
         "rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq", "rope_interleave",
         "partial_rotary_factor", "pretraining_tp", "output_attentions", "output_hidden_states", "return_dict",
         "id2label", "label2id", "problem_type", "cache_implementation", "hidden_activation", "activation_function",
-        "hidden_act", "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "use_mrope",
-        "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+        "activation", "hidden_act", "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout",
+        "use_mrope", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
+        "summary_use_proj",
         "task_specific_params", "n_ctx", "scale_attn_weights", "scale_attn_by_inverse_layer_idx",
-        "reorder_and_upcast_attn", "query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping",
+        "reorder_and_upcast_attn", "query_pre_attn_scalar", "logit_scale", "floor_scale", "attn_scale",
+        "attn_temperature_tuning", "swiglu_alpha", "swiglu_limit", "original_max_position_embeddings", "rotary_dim",
+        "rotary_pct", "rotary_emb_base", "rotary", "initial_context_length", "model_max_length", "tokenizer_class",
+        "experts_per_token", "sliding_window_size", "for_llm_compressor", "attention_probs_dropout_prob",
+        "hidden_dropout_prob", "classifier_dropout", "apply_residual_connection_post_layernorm", "is_decoder",
         "router_aux_loss_coef", "router_jitter_noise", "output_router_logits", "norm_topk_prob", "aux_loss_alpha",
         "scoring_func", "topk_method", "topk_group", "n_group", "routed_scaling_factor", "seq_aux", "ep_size",
-        "quantization_config", "max_window_layers", "use_bidirectional_attention", "add_cross_attention",
-        "sliding_window_pattern", "_sliding_window_pattern",
+        # An explicit list, layer_types or moe_layers, goes before these.
+        "max_window_layers", "sliding_window_pattern", "_sliding_window_pattern", "no_rope_layers",
+        "no_rope_layer_interval", "interleave_moe_layer_step",
     }
 )  # fmt: skip
+_DECODERS_ONLY = ("add_cross_attention", "is_encoder_decoder", "use_bidirectional_attention")
+_NEAR, _FAR = ("sliding_attention", "chunked_attention"), "full_attention"
+# Which layers attend to the nearest tokens only: of layer i, and `max_window_layers`.
+Near = Callable[[int, int], bool]
 _GATED = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "relu")
+
+
+def _all(i: int, limit: int) -> bool:
+    return True
+
+
+def _above(i: int, limit: int) -> bool:
+    return i >= limit
+
+
+def _every(n: int) -> Near:
+    """All but every n-th layer."""
+    return lambda i, limit: (i + 1) % n > 0
 
 
 @checked
@@ -72,12 +99,20 @@ def parse_hugging_face(values: dict[str, Any], name: str, where: str = "config.j
     kind = fields.get("model_type")
     if not isinstance(kind, str) or kind not in _READERS:
         raise unknown_name("model_type", kind, sorted(_READERS))
+    for flag in _DECODERS_ONLY:
+        if fields.flag(flag, False):
+            raise ValueError(f"{flag} must be false: got true; the planner has decoders with causal attention only")
     model = _READERS[kind](fields, name, omissions)
+    for cap, of in {"attn_logit_softcapping": "attention's scores", "final_logit_softcapping": "the logits"}.items():
+        if fields.get(cap) is not None:
+            omissions.append(Omission(f"{cap}, a tanh of {of}"))
+    if fields.get("quantization_config"):
+        omissions.append(Omission("quantization_config: the precision of training is --precision"))
     fields.skip(_WITHOUT_COST)
     return Reading(model, tuple(omissions), fields.unread())
 
 
-def _gpt2(fields: Fields, name: str, _: list[Omission]) -> Transformer:
+def _gpt2(fields: Fields, name: str, _: list[Omission], tied: bool = True) -> Transformer:
     return Transformer(
         name,
         num_layers=fields.count("n_layer"),
@@ -86,7 +121,7 @@ def _gpt2(fields: Fields, name: str, _: list[Omission]) -> Transformer:
         vocab_size=fields.count("vocab_size"),
         max_seq_len=fields.count("n_positions"),
         d_ff=fields.optional_count("n_inner"),
-        tied_head=fields.flag("tie_word_embeddings", True),
+        tied_head=fields.flag("tie_word_embeddings", tied),
         source="config.json, gpt2",
     )
 
@@ -113,15 +148,83 @@ def _common(fields: Fields, kind: str, tied: bool = False) -> dict[str, Any]:
     }
 
 
-def _dense(kind: str, tied: bool = False, **parts: Any) -> Callable[..., Transformer]:
-    """A reader of a dense model. `parts`: as in `_omitted`."""
+def _dense(
+    kind: str, tied: bool = False, near: Near | None = None, tokens: int = 0, block: str = "sequential", **parts: Any
+) -> Callable[..., Transformer]:
+    """A reader of a dense model. `near`, `tokens`: as in `_window`; `parts`: as in `_omitted`."""
 
     def read(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
-        model = Transformer(name, d_head=fields.optional_count("head_dim"), **_common(fields, kind, tied))
+        sizes = _common(fields, kind, tied)
+        window = _window(fields, sizes["num_layers"], near, tokens) if near else None
+        model = Transformer(name, d_head=fields.optional_count("head_dim"), window=window, block=block, **sizes)
         omissions += _omitted(fields, model, **parts)
         return model
 
     return read
+
+
+def _window(
+    fields: Fields, layers: int, near: Near, tokens: int = 0, name: str = "sliding_window", is_used: bool = True
+) -> Window | None:
+    """The window and the number of layers with it.
+
+    Args:
+        near: whether layer i has it, by default; its second argument is `max_window_layers`.
+        tokens: its size, if the file has no field; null: no window.
+        name: of the field.
+        is_used: whether it is used without a field `use_sliding_window`.
+    """
+    types, limit = fields.items("layer_types", str), fields.count("max_window_layers", 28, minimum=0)
+    if wrong := [each for each in types if each not in (*_NEAR, _FAR)]:
+        raise unknown_name("layer_types", wrong[0], (*_NEAR, _FAR))
+    if types and len(types) != layers:
+        raise ValueError(f"layer_types must have one word per layer: got {len(types)} for {layers} layers")
+    size = fields.count(name, 0, minimum=0) if name in fields else tokens
+    number = sum(each in _NEAR for each in types) if types else sum(near(i, limit) for i in range(layers))
+    if not (fields.flag("use_sliding_window", is_used) and size and number):
+        return None
+    return Window(size, number if number < layers else None, name == "attention_chunk_size")
+
+
+def _neox(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
+    sizes: dict[str, Any] = _common(fields, "gpt_neox") | {"activation": "gelu", "norm": "layer"}
+    sizes["has_bias"] = fields.flag("attention_bias", True)
+    block = "parallel" if fields.flag("use_parallel_residual", True) else "sequential"
+    model = Transformer(name, block=block, **sizes)
+    if not model.has_bias:
+        omissions.append(Omission("biases of the MLP", model.num_layers * (model.hidden_size + model.d_model)))
+    return model
+
+
+def _gptj(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
+    model = replace(_gpt2(fields, name, omissions, tied=False), block="shared norm", has_bias=False, positions="rotary")
+    omissions.append(Omission("biases of the MLP", model.num_layers * (model.hidden_size + model.d_model)))
+    omissions.append(Omission("biases of the head", model.vocab_size))
+    return replace(model, source="config.json, gptj")
+
+
+def _falcon(fields: Fields, name: str, _: list[Omission]) -> Transformer:
+    heads, is_new = fields.count("num_attention_heads"), fields.flag("new_decoder_architecture", False)
+    is_parallel, norms = fields.flag("parallel_attn", True), fields.optional_count("num_ln_in_parallel_attn") or 2
+    groups, has_one_group = fields.optional_count("num_kv_heads") or heads, fields.flag("multi_query", True)
+    block = "shared norm" if is_parallel else "sequential"
+    if is_new:
+        block = "parallel" if norms == 2 else "shared norm"
+    return Transformer(
+        name,
+        num_layers=fields.count("num_hidden_layers"),
+        d_model=fields.count("hidden_size"),
+        num_heads=heads,
+        vocab_size=fields.count("vocab_size"),
+        max_seq_len=fields.count("max_position_embeddings", 2048),
+        d_ff=fields.optional_count("ffn_hidden_size"),
+        num_kv_heads=groups if is_new else 1 if has_one_group else heads,
+        positions="alibi" if fields.flag("alibi", False) else "rotary",
+        has_bias=fields.flag("bias", False),
+        tied_head=fields.flag("tie_word_embeddings", True),
+        block=block,
+        source="config.json, falcon",
+    )
 
 
 def _omitted(
@@ -130,7 +233,6 @@ def _omitted(
     qkv_bias: bool = False,
     head_norms: bool = False,
     further_norms: int = 0,
-    has_window: bool = True,
 ) -> list[Omission]:
     """Parts that `Transformer` has no field for.
 
@@ -138,7 +240,6 @@ def _omitted(
         qkv_bias: biases of query, key and value by default.
         head_norms: a norm of the queries and one of the keys.
         further_norms: norms of a layer beyond two.
-        has_window: whether `sliding_window` is used by default.
     """
     layers, d, found = model.num_layers, model.d_model, list[Omission]()
     wide = (model.num_heads + 2 * model.kv_heads) * model.head_size
@@ -150,26 +251,54 @@ def _omitted(
         found.append(Omission("biases of the MLP", layers * (2 * model.hidden_size + d)))
     if head_norms:
         found.append(Omission("norms of queries and keys", layers * 2 * model.head_size))
+    if not model.experts and fields.flag("use_qk_norm", False):  # Llama 4's have no parameters
+        wide = (model.num_heads + model.kv_heads) * model.head_size
+        found.append(Omission("norms of queries and keys, one for each head", layers * wide))
     if further_norms:
         found.append(Omission(f"{further_norms} further norms of each layer", layers * further_norms * d))
-    window = fields.count("sliding_window", 0, minimum=0)
-    layer_types = fields.items("layer_types", str)
-    is_used = fields.flag("use_sliding_window", has_window) and ("sliding_attention" in layer_types or not layer_types)
-    if window and is_used and window < model.max_seq_len:
-        some = " in some layers" if "full_attention" in layer_types else ""
-        found.append(Omission(f"the window of {window:,} tokens{some}: attention is priced over all tokens before"))
     return found
 
 
 def _mixtral(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
     sizes = _common(fields, "mixtral")
     experts = Experts(fields.count("num_local_experts"), fields.count("num_experts_per_tok"), sizes["d_ff"])
-    model = Transformer(name, d_head=fields.optional_count("head_dim"), experts=experts, **sizes)
+    window = _window(fields, sizes["num_layers"], _all)
+    model = Transformer(name, d_head=fields.optional_count("head_dim"), experts=experts, window=window, **sizes)
     omissions += _omitted(fields, model)
     return model
 
 
-def _qwen_moe(kind: str, **parts: bool) -> Callable[..., Transformer]:
+def _gpt_oss(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
+    sizes = _common(fields, "gpt_oss")
+    sizes["has_bias"] = fields.flag("attention_bias", True)
+    if not sizes["has_bias"]:
+        raise ValueError("attention_bias of gpt_oss must be true: got false; its experts have biases")
+    experts = Experts(fields.count("num_local_experts"), fields.count("num_experts_per_tok"), sizes["d_ff"])
+    window = _window(fields, sizes["num_layers"], _every(2), 128)
+    model = Transformer(name, d_head=fields.optional_count("head_dim"), experts=experts, window=window, **sizes)
+    further = model.num_layers * (experts.num_experts + model.num_heads)
+    omissions.append(Omission("the router's bias, and a sink for each head", further))
+    return model
+
+
+def _llama4(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
+    sizes = _common(fields, "llama4_text")
+    layers, every = sizes["num_layers"], fields.count("interleave_moe_layer_step", 1)
+    mixed = fields.items("moe_layers", int) if fields.get("moe_layers") else range(every - 1, layers, every)
+    numbers = fields.count("num_local_experts"), fields.count("num_experts_per_tok", 1), sizes["d_ff"]
+    experts = Experts(*numbers, num_shared=1, num_dense_layers=layers - len(mixed))
+    sizes["d_ff"] = fields.count("intermediate_size_mlp")
+    rope, interval = fields.items("no_rope_layers", int), fields.count("no_rope_layer_interval", 4)
+    near = (lambda i, _: bool(rope[i])) if len(rope) >= layers else _every(interval)
+    window = _window(fields, layers, near, 8192, "attention_chunk_size")
+    model = Transformer(name, d_head=fields.optional_count("head_dim"), experts=experts, window=window, **sizes)
+    if fields.flag("use_qk_norm", True):
+        omissions.append(Omission("norms of queries and keys, without parameters"))
+    omissions += _omitted(fields, model)
+    return model
+
+
+def _qwen_moe(kind: str, near: Near, **parts: bool) -> Callable[..., Transformer]:
     def read(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
         sizes, d_ff = _common(fields, kind), fields.count("moe_intermediate_size")
         shared = fields.count("shared_expert_intermediate_size", 0, minimum=0)
@@ -177,15 +306,12 @@ def _qwen_moe(kind: str, **parts: bool) -> Callable[..., Transformer]:
             raise ValueError(
                 f"shared_expert_intermediate_size must be a multiple of moe_intermediate_size: got {shared} and {d_ff}"
             )
-        every, dense = fields.count("decoder_sparse_step", 1), sorted(fields.items("mlp_only_layers", int))
-        if every != 1 or dense != list(range(len(dense))):
-            raise ValueError(
-                f"layers without experts must be the first ones: got decoder_sparse_step={every} and "
-                f"mlp_only_layers={dense}; the planner has no other arrangement"
-            )
+        every, without = fields.count("decoder_sparse_step", 1), fields.items("mlp_only_layers", int)
+        dense = sum(i in without or (i + 1) % every > 0 for i in range(sizes["num_layers"]))
         num_experts = fields.count("num_experts" if "num_experts" in fields else "num_local_experts")
-        experts = Experts(num_experts, fields.count("num_experts_per_tok"), d_ff, shared // d_ff, len(dense))
-        model = Transformer(name, d_head=fields.optional_count("head_dim"), experts=experts, **sizes)
+        experts = Experts(num_experts, fields.count("num_experts_per_tok"), d_ff, shared // d_ff, dense)
+        window = _window(fields, sizes["num_layers"], near, 4096, is_used=False)
+        model = Transformer(name, d_head=fields.optional_count("head_dim"), experts=experts, window=window, **sizes)
         if shared:
             omissions.append(Omission("the gate of the shared expert", model.num_expert_layers * model.d_model))
         omissions += _omitted(fields, model, **parts)
@@ -197,11 +323,7 @@ def _qwen_moe(kind: str, **parts: bool) -> Callable[..., Transformer]:
 def _deepseek(kind: str) -> Callable[..., Transformer]:
     def read(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
         sizes = _common(fields, kind)
-        if (every := fields.count("moe_layer_freq", 1)) != 1:
-            raise ValueError(
-                f"every layer above the first ones must have experts: got moe_layer_freq={every}; the planner has no "
-                "other arrangement"
-            )
+        first, every = fields.count("first_k_dense_replace", 0, minimum=0), fields.count("moe_layer_freq", 1)
         latent = Latent(
             query_rank=fields.count("q_lora_rank", 0, minimum=0),
             kv_rank=fields.count("kv_lora_rank"),
@@ -214,7 +336,7 @@ def _deepseek(kind: str) -> Callable[..., Transformer]:
             num_active=fields.count("num_experts_per_tok"),
             d_ff=fields.count("moe_intermediate_size"),
             num_shared=fields.count("n_shared_experts", 0, minimum=0),
-            num_dense_layers=fields.count("first_k_dense_replace", 0, minimum=0),
+            num_dense_layers=sum(i < first or i % every > 0 for i in range(sizes["num_layers"])),
         )
         model = Transformer(name, latent=latent, experts=experts, **sizes)
         fields.skip(frozenset({"head_dim", "qk_head_dim"}))  # follow from the latent
@@ -226,18 +348,34 @@ def _deepseek(kind: str) -> Callable[..., Transformer]:
     return read
 
 
+def _gemma3(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
+    pattern = fields.count(
+        "sliding_window_pattern" if "sliding_window_pattern" in fields else "_sliding_window_pattern", 6
+    )
+    read = _dense("gemma3_text", True, _every(pattern), 4096, head_norms=True, further_norms=2)
+    return read(fields, name, omissions)
+
+
 _READERS: dict[str, Callable[[Fields, str, list[Omission]], Transformer]] = {
     "gpt2": _gpt2,
+    "gpt_neox": _neox,
+    "gptj": _gptj,
+    "falcon": _falcon,
     "llama": _dense("llama"),
-    "mistral": _dense("mistral"),
+    "mistral": _dense("mistral", near=_all, tokens=4096),
+    "phi3": _dense("phi3", near=_all),
     "mixtral": _mixtral,
-    "qwen2": _dense("qwen2", qkv_bias=True, has_window=False),
-    "qwen3": _dense("qwen3", head_norms=True, has_window=False),
-    "qwen2_moe": _qwen_moe("qwen2_moe", qkv_bias=True, has_window=False),
-    "qwen3_moe": _qwen_moe("qwen3_moe", head_norms=True, has_window=False),
+    "qwen2": _dense("qwen2", near=_above, qkv_bias=True),
+    "qwen3": _dense("qwen3", near=_above, head_norms=True),
+    "qwen2_moe": _qwen_moe("qwen2_moe", lambda i, limit: i % 2 == 0 and i < limit, qkv_bias=True),
+    "qwen3_moe": _qwen_moe("qwen3_moe", _all, head_norms=True),
     "gemma": _dense("gemma", tied=True),
-    "gemma2": _dense("gemma2", tied=True, further_norms=2),
-    "gemma3_text": _dense("gemma3_text", tied=True, head_norms=True, further_norms=2),
+    "gemma2": _dense("gemma2", tied=True, near=_every(2), tokens=4096, further_norms=2),
+    "gemma3_text": _gemma3,
+    "cohere": _dense("cohere", tied=True, block="shared norm"),
+    "cohere2": _dense("cohere2", tied=True, near=_every(4), tokens=4096, block="shared norm"),
+    "gpt_oss": _gpt_oss,
+    "llama4_text": _llama4,
     "deepseek_v2": _deepseek("deepseek_v2"),
     "deepseek_v3": _deepseek("deepseek_v3"),
 }

@@ -4,6 +4,8 @@
     --num-layers, --hidden-size, ... --num-query-groups         sizes of a `Transformer`
     --swiglu, --normalization RMSNorm, --disable-bias-linear    its activation, norm and biases
     --multi-latent-attention, --num-experts                     its latent and experts
+    --window-size, --window-attn-skip-freq                      its window: one more token, and which layers have it
+    --moe-layer-freq                                            which layers have experts: every N-th, or a list
     --tensor- (pipeline-, context-, expert-)model-parallel-size tensor, pipeline, context, expert
     --num-virtual-stages-per-pipeline-rank                      chunks, and the schedule "interleaved"
     --micro-batch-size, --global-batch-size, --seq-length       micro_batch, batch, seq_len
@@ -14,19 +16,20 @@
     --bf16, --fp16, --fp8-format, --fp4-format                  precision
     --recompute-activations, --recompute-granularity            recompute: "selective", "full", "every k", "first k"
 
-The vocabulary is padded as there: to a multiple of --make-vocab-size-divisible-by times the tensor ranks. Dense layers
-below those with experts are --moe-layer-freq ([0]*n+[1]*m).
+The vocabulary is padded as there: to a multiple of --make-vocab-size-divisible-by times the tensor ranks.
 
 Source: megatron/training/arguments.py (github.com/NVIDIA/Megatron-LM, core 0.20, d98e8a64): names and defaults.
 """
 
+import ast
 import math
 import re
 import shlex
+from collections.abc import Callable
 from typing import Any
 
 from lablib.configs.reading import Fields, Omission, Reading
-from lablib.models.transformer import Experts, Latent, Transformer
+from lablib.models.transformer import Experts, Latent, Transformer, Window
 from lablib.signature import checked
 
 # These change neither time nor memory by a part that the planner has: data, logs, checkpoints, rates, seeds.
@@ -147,6 +150,7 @@ def _model(fields: Fields, tensor: int, omissions: list[Omission]) -> Transforme
         tied_head=not fields.flag("untie-embeddings-and-output-weights", False),
         latent=_latent(fields) if fields.flag("multi-latent-attention", False) else None,
         experts=_experts(fields, d_ff, fields.count("num-layers")) if fields.get("num-experts") else None,
+        window=_window(fields, fields.count("num-layers")),
         source="arguments of Megatron-LM",
     )
     if fields.flag("qk-layernorm", False):
@@ -183,15 +187,53 @@ def _experts(fields: Fields, d_ff: int, layers: int) -> Experts:
         raise ValueError(
             f"--moe-shared-expert-intermediate-size must be a multiple of the experts' width: got {shared} and {own}"
         )
-    every = fields.get("moe-layer-freq", 1)
-    bottom = re.fullmatch(r"\(?\[0\](?:\*(\d{1,6}))?\+\[1\]\*(\d{1,6})\)?", str(every))
-    dense = int(bottom[1] or 1) if bottom else 0
-    if every != 1 and (not bottom or dense + int(bottom[2]) != layers):
-        raise ValueError(
-            f"--moe-layer-freq must be 1, or ([0]*n+[1]*m) for all {layers} layers: got {every}; the planner has no "
-            "other arrangement"
-        )
+    dense = layers - sum(_of_layers(fields, "moe-layer-freq", layers, lambda i, every: i % every == 0))
     return Experts(fields.count("num-experts"), fields.count("moe-router-topk", 2), own, shared // own, dense)
+
+
+def _window(fields: Fields, layers: int) -> Window | None:
+    given = str(fields.get("window-size", ""))
+    name, near = "window-attn-skip-freq", [True] * layers
+    if name in fields:
+        near = _of_layers(fields, name, layers, lambda i, every: (i + 1) % every > 0)
+    if not given or given.startswith(("-1", "(-1")):
+        return None
+    sides = re.fullmatch(r"\(?(\d{1,9}) *, *0\)?", given)
+    if not sides:
+        raise ValueError(f"--window-size must be the number of earlier tokens and 0: got {given}; try 127,0")
+    return Window(int(sides[1]) + 1, sum(near) if sum(near) < layers else None) if any(near) else None
+
+
+def _of_layers(fields: Fields, name: str, layers: int, is_on: Callable[[int, int], bool]) -> list[bool]:
+    """For each layer, what a list such as ([0]*1+[1]*3)*2 says, or a number N by `is_on` of layer and N."""
+    given = fields.get(name, 1)
+    if isinstance(given, int) and given >= 1:
+        return [is_on(i, given) for i in range(layers)]
+    try:
+        found = _list(ast.parse(str(given), mode="eval").body, layers)
+    except (SyntaxError, RecursionError, MemoryError):
+        found = []
+    if not isinstance(found, list) or len(found) != layers:
+        raise ValueError(
+            f"--{name} must be a number of at least 1, or a list of 0 and 1 for all {layers} layers: got {given}"
+        )
+    return [bool(each) for each in found]
+
+
+def _list(node: ast.expr, limit: int) -> Any:
+    """The value of lists of 0 and 1 with + and *, up to `limit` long; [] of anything else."""
+    if isinstance(node, ast.List):
+        return [_list(each, limit) for each in node.elts]
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Mult)):
+        left, right = _list(node.left, limit), _list(node.right, limit)
+        if isinstance(node.op, ast.Add) and type(left) is type(right):
+            return left + right
+        if isinstance(node.op, ast.Mult) and {type(left), type(right)} == {list, int}:
+            number, items = (left, right) if isinstance(left, int) else (right, left)
+            return items * number if 0 <= number * len(items) <= limit else []
+    return []
 
 
 def _precision(fields: Fields) -> str:

@@ -33,6 +33,13 @@ def write_megatron(plan: Draft) -> Written:
     plan.refuse(plan.named("compression", "trainable", "reshard_after_forward", "zero_plus_plus"))
     if model.positions == "alibi":
         plan.refuse("positions 'alibi'")
+    if model.block != "sequential":
+        plan.refuse(f"block {model.block!r}")
+    if model.window and model.window.is_chunked:
+        plan.refuse("a window of chunks")
+    # If every k-th layer has experts, half of them or more are dense.
+    if 0 < model.num_window_layers < model.num_layers or 0 < 2 * model.num_expert_layers <= model.num_layers:
+        plan.remark("Layers of one kind are written as one run: change their lists (1 and 0) to those of the model.")
     if plan["zero_stage"] > 1 and optimizer == "muon":
         plan.refuse(f"muon with zero_stage {plan['zero_stage']}")
     if not str(plan["stack"] or "megatron-core").startswith("megatron-core"):
@@ -72,6 +79,10 @@ def _model(model: Transformer) -> list[str]:
             sizes["moe-shared-expert-intermediate-size"] = experts.num_shared * experts.d_ff
         if dense := experts.num_dense_layers:
             sizes["moe-layer-freq"] = f"([0]*{dense}+[1]*{model.num_layers - dense})"
+    if model.window and (near := model.num_window_layers):
+        sizes["window-size"] = f"{model.window.tokens - 1},0"
+        if near < model.num_layers:
+            sizes["window-attn-skip-freq"] = f"([1]*{near}+[0]*{model.num_layers - near})"
     return [*(f"--{name} {value}" for name, value in sizes.items()), *flags]
 
 

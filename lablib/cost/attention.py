@@ -16,8 +16,9 @@ and 16 exponentials, so one exponential takes as long as 64 multiply-adds, 32 fo
 Legend: S queries, T keys, K width of a head (the mean of the widths of keys and values).
 
 The start and the end of a block of queries take as long as 128 keys; with a causal mask half of the last block of
-128 keys is computed and discarded. Backward sums the gradient of Q in 32 bits in memory: zeros, sums, a conversion,
-and the dot products of the rows of O and its gradient, 16 + 3 w bytes for each number of w bytes.
+128 keys is computed and discarded, in a sliding window half of the first block, too. Backward sums the gradient of Q in
+32 bits in memory: zeros, sums, a conversion, and the dot products of the rows of O and its gradient, 16 + 3 w bytes for
+each number of w bytes.
 
 Rows must be multiples of 16 bytes: a head of another width is padded, at 16 bits to the next multiple of 8.
 
@@ -51,9 +52,26 @@ def causal_share(queries: Numbers, keys: Numbers) -> Numbers:
     return pairs / maximum(queries * keys, 1)
 
 
-def mean_causal_keys(keys: Numbers, device: Device) -> Numbers:
+def keys_in_window(keys: Numbers, window: int, is_chunked: bool = False, causal: bool = True) -> Numbers:
+    """Keys of a query in a window of w tokens, averaged over a sequence of `keys`.
+
+    A query's last w keys, its own included: (T w - w (w - 1) / 2) / T with w <= T. Of chunks of w tokens, r of them in
+    the last one: ((T - r) (w + 1) + r (r + 1)) / 2 T. Without the causal mask: min(w, T), or ((T - r) w + r r) / T.
+    """
+    if is_chunked:
+        last = keys % window
+        return ((keys - last) * (window + causal) + last * (last + causal)) / ((1 + causal) * keys)
+    near = minimum(window, keys)
+    return near - near * (near - 1) / (2 * keys) if causal else near
+
+
+def mean_causal_keys(keys: Numbers, device: Device, window: int | None = None, is_chunked: bool = False) -> Numbers:
     """Number of unmasked keys that take as long as `keys` causal ones, averaged over the queries of a sequence."""
-    return keys * causal_share(keys, keys) + _BLOCK_KEYS / 2 * device.is_gpu
+    if window is None:
+        return keys * causal_share(keys, keys) + _BLOCK_KEYS / 2 * device.is_gpu
+    # A sliding window cuts the first block of keys as well as the last one.
+    cut_blocks = 1 + (window < keys) * (not is_chunked)
+    return keys_in_window(keys, window, is_chunked) + _BLOCK_KEYS / 2 * cut_blocks * device.is_gpu
 
 
 def flash_compute_s(

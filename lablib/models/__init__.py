@@ -5,7 +5,7 @@ gpt                 the GPT
 llama_sizes         sizes of a Llama
 llama               the same with RMSNorm, rotary positions, grouped heads and a gated MLP
 catalogue           sizes to train here, by name
-transformer         published architectures: attention, experts, latents
+transformer         published architectures: attention, experts, latents, windows
 published           published sizes, by name
 transformer_sizes   parameters of a published architecture
 transformer_flops   its FLOPs per token and step

@@ -5,10 +5,8 @@ too. Vocabulary sizes are the weights', with padding: 51,200 for Megatron's GPTs
 pretraining, where it is known, not the longest that rotary positions allow later.
 
 Not modelled: the norm after BLOOM's embedding (28,672 parameters), Qwen3's norms of queries and keys (256 per layer),
-PaLM's parallel attention and MLP, the second prediction module of DeepSeek-V3 (11.5B), Mistral's window, Llama 4's
-chunks of attention (8,192 tokens); every second layer of Llama 4 Maverick is dense, here the lower half. The MPT
-rows are from llm-foundry's table of throughput, with learned positions and biases; the released MPT-7B and MPT-30B have
-neither.
+the second prediction module of DeepSeek-V3 (11.5B). Every second layer of Llama 4 Maverick is dense. The MPT rows are
+from llm-foundry's table of throughput, with learned positions and biases; the released MPT-7B and MPT-30B have neither.
 """
 
 from collections.abc import Mapping
@@ -19,7 +17,7 @@ from typing import Any
 from lablib.errors import unknown_name
 from lablib.models.catalogue import MODELS
 from lablib.models.sizes import GPTConfig
-from lablib.models.transformer import Experts, Latent, Transformer
+from lablib.models.transformer import Experts, Latent, Transformer, Window
 from lablib.signature import checked
 
 _SC21 = "Narayanan et al. 2021, arXiv 2104.04473, Table 1"
@@ -63,7 +61,7 @@ def _llama(
 
 def _palm(name: str, num_layers: int, d_model: int, num_heads: int) -> Transformer:
     sizes = {"vocab_size": 256000, "max_seq_len": 2048, "d_head": 256, "tied_head": True, "source": _PALM}
-    return _llama(f"palm-{name}", num_layers, d_model, num_heads, 1, 4 * d_model, **sizes)
+    return _llama(f"palm-{name}", num_layers, d_model, num_heads, 1, 4 * d_model, block="shared norm", **sizes)
 
 
 _L2 = {"vocab_size": 32000, "max_seq_len": 4096, "source": _LLAMA2}
@@ -71,9 +69,15 @@ _L3 = {"vocab_size": 128256, "max_seq_len": 8192, "source": _LLAMA3}
 _L4: dict[str, Any] = {
     "vocab_size": 202048,
     "max_seq_len": 8192,
+    "window": Window(8192, 36, is_chunked=True),
     "source": "config.json of meta-llama/Llama-4-Scout-17B-16E and Llama-4-Maverick-17B-128E",
 }
-_MISTRAL = {"vocab_size": 32000, "max_seq_len": 8192, "source": "Jiang et al. 2023, arXiv 2310.06825, Table 1"}
+_MISTRAL: dict[str, Any] = {
+    "vocab_size": 32000,
+    "max_seq_len": 8192,
+    "window": Window(4096),
+    "source": "Jiang et al. 2023, arXiv 2310.06825, Table 1",
+}
 _MIXTRAL = {"vocab_size": 32000, "max_seq_len": 32768, "source": "Jiang et al. 2024, arXiv 2401.04088, Table 1"}
 _MIXTRAL_22 = {"vocab_size": 32000, "max_seq_len": 65536, "source": "config.json of the released weights"}
 _Q3 = {"vocab_size": 151936, "max_seq_len": 4096, "d_head": 128, "source": _QWEN3}

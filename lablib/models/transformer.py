@@ -4,13 +4,20 @@ A decoder of `num_layers` layers, each attention and an MLP, dense or a mixture 
 model that this project builds and trains; this record also describes models that it only predicts: fewer heads of keys
 than of queries (GQA: Ainslie et al., 2023, arXiv 2305.13245), keys and values from a narrow latent (MLA: DeepSeek-V2,
 2024, arXiv 2405.04434, section 2.1), gated MLPs (SwiGLU: Shazeer, 2020, arXiv 2002.05202), experts (Shazeer et al.,
-2017, arXiv 1701.06538; DeepSeekMoE, 2024, arXiv 2401.06066).
+2017, arXiv 1701.06538; DeepSeekMoE, 2024, arXiv 2401.06066), windows of attention in some layers (Mistral: Jiang et
+al., 2023, arXiv 2310.06825, section 2), attention and MLP side by side (PaLM: 2022, arXiv 2204.02311, section 2).
+
+    block         one layer, of an input x                           norms
+    sequential    y = x + attention(norm(x)); y + MLP(norm(y))       2
+    parallel      x + attention(norm(x)) + MLP(norm'(x))             2: GPT-NeoX (arXiv 2204.06745), Falcon 40B
+    shared norm   x + attention(norm(x)) + MLP(norm(x))              1: GPT-J, PaLM, Falcon 7B
 
 Legend: L layers, D width, H heads of queries, G heads of keys and values, K width of a head, F hidden width of the MLP,
 V vocabulary, T positions.
 """
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from lablib.errors import unknown_name
@@ -20,6 +27,8 @@ from lablib.signature import whole_number
 ACTIVATIONS = ("gelu", "swiglu")
 POSITIONS = ("learned", "rotary", "alibi")
 NORMS = ("layer", "rms")
+BLOCKS = ("sequential", "parallel", "shared norm")
+_NAMES = MappingProxyType({"activation": ACTIVATIONS, "positions": POSITIONS, "norm": NORMS, "block": BLOCKS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +50,16 @@ class Experts:
     num_active: int  # routed experts k per token
     d_ff: int  # hidden width of one expert
     num_shared: int = 0  # experts that every token visits, in addition
-    num_dense_layers: int = 0  # layers at the bottom that keep a dense MLP
+    num_dense_layers: int = 0  # layers that keep a dense MLP, at the bottom or between the others
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Attention to the nearest tokens only, in some layers; the others attend to all tokens before."""
+
+    tokens: int  # w: keys that a query sees at most, its own included
+    num_layers: int | None = None  # layers with the window; None: all
+    is_chunked: bool = False  # whether keys are those of the query's chunk of w tokens (Llama 4), not the last w
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +82,8 @@ class Transformer:
     tied_head: bool = True  # whether the head's matrix is the token embedding's
     latent: Latent | None = None  # keys and values from a latent (MLA); None otherwise
     experts: Experts | None = None  # a mixture of experts; None for a dense model
+    window: Window | None = None  # attention to the nearest tokens only; None: to all tokens before
+    block: str = "sequential"  # arrangement of attention and MLP: "sequential", "parallel" or "shared norm"
     source: str = ""  # source of the sizes
 
     def __post_init__(self) -> None:
@@ -75,9 +95,15 @@ class Transformer:
             self._check_latent(self.latent)
         if self.experts:
             self._check_experts(self.experts)
-        for kind, names in (("activation", ACTIVATIONS), ("positions", POSITIONS), ("norm", NORMS)):
+        if self.window:
+            self._check_window(self.window)
+        for kind, names in _NAMES.items():
             if getattr(self, kind) not in names:
                 raise unknown_name(kind, getattr(self, kind), names)
+        if self.experts and self.block != "sequential":
+            raise ValueError(
+                f"a block with experts is sequential: got block={self.block!r} for {self.name!r}; leave out one of them"
+            )
         if self.d_head is None and self.d_model % self.num_heads:
             near = max(1, round(self.d_model / self.num_heads)) * self.num_heads
             raise ValueError(
@@ -117,6 +143,17 @@ class Transformer:
                 f"for {self.name!r}"
             )
 
+    def _check_window(self, window: Window) -> None:
+        if not isinstance(window, Window):
+            raise ValueError(f"window is a Window, or None: got {window!r} for {self.name!r}")
+        self._check_count("tokens", window.tokens)
+        if window.num_layers is not None:
+            self._check_count("num_layers", window.num_layers, 0)
+        if self.num_window_layers > self.num_layers:
+            raise ValueError(
+                f"num_layers of the window must be 0 to {self.num_layers}: got {window.num_layers} for {self.name!r}"
+            )
+
     @property
     def hidden_size(self) -> int:
         """F, the hidden width of a dense MLP."""
@@ -143,6 +180,18 @@ class Transformer:
     def num_expert_layers(self) -> int:
         """Layers with a mixture of experts as MLP."""
         return self.num_layers - self.experts.num_dense_layers if self.experts else 0
+
+    @property
+    def num_window_layers(self) -> int:
+        """Layers with attention to the nearest tokens only."""
+        if self.window is None:
+            return 0
+        return self.num_layers if self.window.num_layers is None else self.window.num_layers
+
+    @property
+    def num_norms(self) -> int:
+        """Norms of a layer, without those of latents."""
+        return 1 if self.block == "shared norm" else 2
 
     @classmethod
     def of(cls, config: GPTConfig, name: str = "gpt") -> "Transformer":

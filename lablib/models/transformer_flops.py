@@ -4,7 +4,8 @@ A multiply-add is two FLOPs, and only products of matrices count. Backward makes
 (the gradients of both operands), so a step is three times a forward. For one token of a sequence of T:
 
     attention   2 x its matrices' parameters            mlp, experts  the same; of E experts the k active ones
-    scores      2 H T (K + Z)                           queries with keys of width K, then values of width Z
+    scores      2 H T (K + Z)                           queries with keys of width K, then values of width Z; in layers
+                                                        with a window of w tokens min(w, T) instead of T
     head        2 D V                                   0 for the embedding, a look-up
 
 Four conventions differ, and published numbers mix them:
@@ -12,7 +13,8 @@ Four conventions differ, and published numbers mix them:
     model FLOPs       required by the model: 3 forwards (MFU divides them by the peak)
     hardware FLOPs    computed: also a fourth forward of the recomputed part (HFU); the head is not recomputed
     causal            half of the scores are masked: (T + 1) / 2 of T are needed. Papers and torch count all of them;
-                      FlashAttention's papers and Megatron-Bridge count half. Here `causal=True` halves.
+                      FlashAttention's papers and Megatron-Bridge count half. Here `causal=True` halves. Of a window,
+                      the band of w keys for every query is the whole; the first w queries see fewer
     6 N               PaLM's 6 N + 12 L H K T counts the parameters of embedding and norms as if they were multiplied
 
 Legend: B sequences, T (in papers s) tokens of one, L (l) layers, D (h) width, H heads of width K, V vocabulary.
@@ -23,6 +25,7 @@ Simplified: softmax, norms, activations and the optimizer count nothing; latent 
 """
 
 from lablib.cost.arrays import Numbers
+from lablib.cost.attention import keys_in_window
 from lablib.errors import unknown_name
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_sizes import layer_matrices
@@ -48,8 +51,11 @@ def forward_flops(model: Transformer, seq_len: Numbers | None = None, *, causal:
     ):
         for matrix in layer_matrices(model, is_expert_layer=is_expert_layer):
             flops[matrix.part] += 2 * layers * matrix.active * matrix.rows * matrix.columns
-    keys = (length + 1) / 2 if causal else length
-    flops["scores"] = 2 * model.num_layers * model.num_heads * keys * (model.head_size + model.value_size)
+    keys = model.num_layers * ((length + 1) / 2 if causal else length)
+    if model.window:
+        near = keys_in_window(length, model.window.tokens, model.window.is_chunked, causal)
+        keys = keys - model.num_window_layers * (keys / model.num_layers - near)
+    flops["scores"] = 2 * model.num_heads * keys * (model.head_size + model.value_size)
     flops["head"] = 2 * model.d_model * model.vocab_size
     return flops
 

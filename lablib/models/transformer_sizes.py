@@ -8,7 +8,8 @@ With L layers of width D, H heads of width K, G heads of keys and values, hidden
                 q the queries' rank (D H K if it is 0), c the rank of keys and values; N plain, R rotary, Z value widths
     mlp         2 D F, gated 3 D F                      up (and gate), down
     experts     E times an expert's mlp; shared ones in addition; router D E
-    norms       2 per layer and 1 at the end: D each, 2 D with a shift; with a latent, one for each rank
+    norms       2 per layer (1 if attention and MLP share it) and 1 at the end: D each, 2 D with a shift; with a latent,
+                one for each rank
     head        V D, or 0 if it is the embedding's matrix
     biases      one number for each output of a linear layer, if there are any; none for the router and the head
 
@@ -184,6 +185,6 @@ def _layer(model: Transformer, *, is_expert_layer: bool) -> LayerParameters:
     latent_width = model.latent.query_rank + model.latent.kv_rank if model.latent else 0
     return LayerParameters(
         **sizes,
-        norms=_norm(model, 2 * model.d_model + latent_width),
+        norms=_norm(model, model.num_norms * model.d_model + latent_width),
         active_experts=sum(matrix.active * matrix.size for matrix in matrices if matrix.part == "experts"),
     )

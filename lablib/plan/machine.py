@@ -35,6 +35,7 @@ from lablib.cost.matmul import matmul_time_s
 from lablib.cost.regular_group import RegularGroups
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import Device
+from lablib.models.transformer import Window
 from lablib.plan.derating import Derating
 from lablib.plan.stack import Stack
 
@@ -198,13 +199,19 @@ class Machine:
         d: Numbers,
         backward: bool,
         is_causal: bool | None = None,
+        window: Window | None = None,
     ) -> Numbers:
         """Seconds of a flash kernel, which may be older than its device, for `heads` of width d.
 
         `is_causal`: of a block of the scores, the part below the diagonal, or all. None: of causal attention of a
         rank's `queries`, from both ends of a sequence, over all its `keys`: half of these are seen on average.
+        `window`: of such attention, to the nearest keys only. To torch's own kernel it is a mask: no block is skipped.
         """
         seen = mean_causal_keys(keys, self.device) if is_causal is None else keys
+        if window and self.stack.is_eager:
+            seen = seen + (keys > window.tokens) * (keys - seen)
+        elif window:
+            seen = mean_causal_keys(keys, self.device, window.tokens, window.is_chunked)
 
         def kernel_s(width: Numbers) -> Numbers:
             sizes = (batch, heads, queries, seen, width)

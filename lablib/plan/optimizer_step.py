@@ -193,4 +193,4 @@ def _shape_of_ends(optimizer: Optimizer, model: Transformer) -> tuple[int | None
 def _tensors_of_layer(model: Transformer) -> int:
     """Tensors of a layer: its matrices, their biases, and the norms."""
     matrices = sum(matrix.count for matrix in layer_matrices(model, is_expert_layer=model.experts is not None))
-    return matrices * (1 + model.has_bias) + 2 * (2 if model.norm == "layer" else 1)
+    return matrices * (1 + model.has_bias) + model.num_norms * (2 if model.norm == "layer" else 1)

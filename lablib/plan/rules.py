@@ -16,6 +16,7 @@ A rule is a test on numbers or arrays, and a message. `predict` raises the messa
                     needs sequence parallelism          16 expert's width  expert_tensor divides it
     17 pairs        dualpipe-v: 2 micro-batches         18 ZeRO-2      not with eager stacks: torch has none
                     per stage, or more                  19 offload     of parameters: with ZeRO-3, not with eager stacks
+                                                        20 window      not in torch's ring of context ranks
 """
 
 from collections.abc import Callable
@@ -93,6 +94,11 @@ def _dense_width(setup: Setup) -> int:
 
 def _shared_width(setup: Setup) -> int:
     return setup.model.experts.num_shared * setup.model.experts.d_ff if setup.model.experts else 0
+
+
+def _window(setup: Setup) -> float:
+    """Tokens that a query sees at most."""
+    return setup.model.window.tokens if setup.model.window and setup.model.num_window_layers else float("inf")
 
 
 def _expert_width(setup: Setup) -> int:
@@ -236,6 +242,14 @@ RULES = (
             'offload of "parameters" is that of ZeRO-3\'s shards, with a stack that is not eager: got '
             f"zero_stage={setup.zero_stage} with stack {setup.machine.stack.name!r}; try zero_stage=3 and "
             "stack='torch-compile'"
+        ),
+    ),
+    Rule(
+        "window",
+        lambda setup: setup.is_eager & (setup.context > 1) & (setup.seq_len > _window(setup)),
+        lambda setup: (
+            f"torch's ring attention has no windows: got context={setup.context} with a window of {_window(setup):,} "
+            f"tokens in {setup.model.name!r}; try context=1, or stack='megatron-core'"
         ),
     ),
 )

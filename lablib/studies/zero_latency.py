@@ -86,7 +86,7 @@ def unit_params(model: Transformer, grouping: Annotated[str, OneOf(GROUPINGS)]) 
             for matrix in matrices:
                 sizes = (matrix.rows * matrix.columns, matrix.columns) if matrix.has_bias else (matrix.size,)
                 tensors += count * matrix.count * sizes
-            num_norms = 4 if model.norm == "layer" else 2
+            num_norms = model.num_norms * (2 if model.norm == "layer" else 1)
             tensors += count * num_norms * ((layer.total - sum(m.count * m.size for m in matrices)) // num_norms,)
     return tuple(size for size in (*tensors, *outside) if size)
 

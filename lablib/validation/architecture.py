@@ -10,7 +10,7 @@ A3 An exact parameter count (`params`) determines whether the head is tied, posi
     the combination with this count. A rounded count (`params_b`) decides only about the head, and only if its printed
     digits are enough.
 A4 A mixture of experts with a known name (models/published.py, and MORE below) gets its experts, its latent and the
-    width of its heads from there; a row that states only a known name gets all sizes from there.
+    width of its heads and its window from there; a row that states only a known name gets all sizes from there.
 A5  Megatron pads the vocabulary to a multiple of 128 x tensor parallel ranks (its default); other software does not.
 A6  Heads not stated: the divisor of the width, and multiple of the tensor parallel ranks, nearest to heads of 128.
 A7 Layers that predict further tokens (mtp_layers: DeepSeek-V3, arXiv 2412.19437, section 2.2) are additional layers;
@@ -25,7 +25,7 @@ from itertools import product
 from types import MappingProxyType
 from typing import Any
 
-from lablib.models import TRANSFORMERS, Experts, Transformer, transformer_parameters
+from lablib.models import TRANSFORMERS, Experts, Transformer, Window, transformer_parameters
 from lablib.validation.fields import SIZES
 from lablib.validation.rows import PublishedRow
 from lablib.validation.synonyms import is_named
@@ -63,11 +63,19 @@ HEADS_BY_SOURCE: Mapping[str, int] = MappingProxyType({"bigscience": 64})
 _COUNT_ERROR = 0.08  # of a stated count of parameters, often rounded or without embeddings
 _SOURCE = "config.json of the released weights, from memory, not verified"
 _OSS = replace(
-    TRANSFORMERS["llama-3-8b"], d_model=2880, num_heads=64, num_kv_heads=8, d_head=64, d_ff=2880, vocab_size=201088
+    TRANSFORMERS["llama-3-8b"],
+    d_model=2880,
+    num_heads=64,
+    num_kv_heads=8,
+    d_head=64,
+    d_ff=2880,
+    vocab_size=201088,
+    has_bias=True,
+    source=_SOURCE,
 )
 MORE = (
-    replace(_OSS, name="gpt-oss-20b", num_layers=24, has_bias=True, experts=Experts(32, 4, 2880), source=_SOURCE),
-    replace(_OSS, name="gpt-oss-120b", num_layers=36, has_bias=True, experts=Experts(128, 4, 2880), source=_SOURCE),
+    replace(_OSS, name="gpt-oss-20b", num_layers=24, experts=Experts(32, 4, 2880)),
+    replace(_OSS, name="gpt-oss-120b", num_layers=36, experts=Experts(128, 4, 2880)),
     replace(
         TRANSFORMERS["deepseek-v3"],
         name="kimi-k2",
@@ -134,10 +142,18 @@ def _stated(row: PublishedRow, name: str, known: Transformer | None) -> Transfor
             d_head=model.get("head_dim", known.d_head),
             num_kv_heads=model.get("kv_heads", known.num_kv_heads),
             has_bias=known.has_bias,
+            window=_window_of(known, transformer.num_layers),
         )
     elif "params" in model or "params_b" in model:
         transformer = _nearest_to_count(transformer, row)
     return transformer
+
+
+def _window_of(known: Transformer, layers: int) -> Window | None:
+    """The known model's window, in the same share of a model's layers."""
+    if known.window is None:
+        return None
+    return replace(known.window, num_layers=round(layers * known.num_window_layers / known.num_layers))
 
 
 def _is_gated(model: Mapping[str, Any], name: str, make: Callable[[bool], Transformer]) -> bool:

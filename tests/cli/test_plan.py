@@ -219,6 +219,8 @@ def test_a_config_of_hugging_face_is_a_model(tmp_path, capsys: pytest.CaptureFix
     assert mine["best"] == published["best"]
     assert mine["inputs"]["model"] == "mine"
     assert mine["remarks"] == [
+        "Read: 32 layers of width 4,096; 32 heads of 128 (8 of keys and values); an MLP of three matrices, "
+        "14,336 wide; its own head over 128,256 tokens; 8,030,261,248 parameters.",
         f"Not priced: biases of the attention ({32 * (4096 + 2 * 1024 + 4096):,} parameters).",
         "Fields not understood: num_memory_tokens.",
     ]
@@ -274,7 +276,8 @@ def test_the_arguments_of_megatron_are_a_model_and_a_plan(capsys: pytest.Capture
     words = ["plan", "--cluster", "dgx-a100", "--nodes", "2", "--json", "--megatron", arguments]
     assert main(words) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert answer["tried"] == 1 and answer["remarks"] == []
+    assert answer["tried"] == 1 and len(answer["remarks"]) == 1
+    assert answer["remarks"][0].startswith("Read: 40 layers of width 5,120; 40 heads of 128; an MLP of two matrices")
     best = answer["best"][0]
     assert (best["data"], best["tensor"], best["pipeline"], best["recompute"]) == (4, 2, 2, "selective")
     assert main([*words, "--deepspeed", "any.json"]) == 2
@@ -292,7 +295,8 @@ def test_a_file_of_torchtitan_is_a_model_and_a_plan_for_the_gpus(tmp_path, capsy
     best = answer["best"][0]
     assert answer["tried"] == 1 and (best["data"], best["zero_stage"], best["micro_batch"]) == (16, 3, 2)
     assert (answer["inputs"]["batch"], answer["inputs"]["seq_len"]) == (32, 4096)
-    assert answer["remarks"] == ["Fields not understood: training.seqlen."]
+    assert answer["remarks"][0].startswith("Read: 32 layers of width 4,096; 32 heads of 128")
+    assert answer["remarks"][1:] == ["Fields not understood: training.seqlen."]
     main([*words, "--batch", "64", "--zero-stage", "3", "--data", "16"])
     assert json.loads(capsys.readouterr().out)["inputs"]["batch"] == 64
     assert main([*words[:-1], str(tmp_path / "lama.toml")]) == 2

@@ -16,6 +16,10 @@ from lablib.models.transformer_sizes import transformer_parameters
 _ABOUT, *ROWS = map(
     json.loads, (Path(__file__).parent / "measured" / "transformers.jsonl").read_text("utf-8").splitlines()
 )
+RELEASED_COUNTS = [
+    json.loads(line)
+    for line in (Path(__file__).parent / "measured" / "released.jsonl").read_text("utf-8").splitlines()[1:]
+]
 KINDS = {row["config"]["model_type"]: row["config"] for row in reversed(ROWS)}
 
 
@@ -86,6 +90,54 @@ def test_a_field_that_is_read_changes_the_result_or_is_refused(data):
     assert after != before or window or not config.get("use_sliding_window", True), name
 
 
+@pytest.mark.parametrize("row", RELEASED_COUNTS, ids=lambda row: row["name"])
+def test_a_released_file_has_the_parameters_and_layers_of_its_weights(row):
+    reading = parse_hugging_face(row["config"], row["name"])
+    model = reading.record
+    total = transformer_parameters(model).total + sum(omission.parameters for omission in reading.omissions)
+    assert total == row["parameters"]
+    assert reading.unknown == ()
+    window = model.window and [model.window.tokens, model.num_window_layers, model.window.is_chunked]
+    assert (window, model.block, model.num_expert_layers) == (row["window"], row["block"], row["expert_layers"])
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if "layer_types" in row["config"]], ids=lambda row: str(row)[-40:])
+def test_the_layers_with_a_window_are_those_of_transformers(row):
+    """A file without the list of layers has the one that transformers makes of the other fields."""
+    plain = {name: value for name, value in row["config"].items() if name not in ("layer_types", "moe_layers")}
+    assert parse_hugging_face(plain, "m").record == parse_hugging_face(row["config"], "m").record
+
+
+@given(layers=st.integers(1, 40), every=st.integers(1, 5), without=st.sets(st.integers(0, 40)), first=st.integers(0, 9))
+def test_layers_with_experts_are_counted_one_by_one(layers, every, without, first):
+    """Qwen's, DeepSeek's and Llama 4's rules, as their models' classes state them."""
+    config = KINDS["qwen3_moe"] | {"num_hidden_layers": layers, "decoder_sparse_step": every}
+    found = parse_hugging_face(config | {"mlp_only_layers": sorted(without), "layer_types": None}, "m").record
+    assert found.num_expert_layers == len([i for i in range(layers) if i not in without and (i + 1) % every == 0])
+    config = KINDS["deepseek_v2"] | {"num_hidden_layers": layers, "moe_layer_freq": every}
+    found = parse_hugging_face(config | {"first_k_dense_replace": first}, "m").record
+    assert found.num_expert_layers == len([i for i in range(layers) if i >= first and i % every == 0])
+    config = KINDS["llama4_text"] | {"num_hidden_layers": layers, "interleave_moe_layer_step": every}
+    found = parse_hugging_face(config | {"moe_layers": None, "layer_types": None, "no_rope_layers": []}, "m").record
+    assert found.num_expert_layers == len(range(every - 1, layers, every))
+
+
+@pytest.mark.parametrize(("value", "tokens"), [(None, None), (64, 64), (0, None)])
+def test_a_window_of_null_is_none_and_a_missing_one_is_that_of_the_class(value, tokens):
+    config = {name: value for name, value in KINDS["mistral"].items() if name != "sliding_window"}
+    window = parse_hugging_face(config | {"sliding_window": value}, "m").record.window
+    assert (window and window.tokens) == tokens
+    window = parse_hugging_face(config, "m").record.window
+    assert window is not None and window.tokens == 4096  # MistralConfig's
+
+
+def test_a_soft_cap_and_a_quantized_file_are_named():
+    reading = parse_hugging_face(KINDS["gemma2"] | {"quantization_config": {"bits": 4}}, "m")
+    texts = [omission.text for omission in reading.omissions]
+    assert any(text.startswith("attn_logit_softcapping, a tanh") for text in texts)
+    assert any(text.startswith("quantization_config") for text in texts)
+
+
 @given(data=st.data())
 def test_a_wrong_value_is_refused_by_its_name(data):
     config = dict(KINDS[data.draw(st.sampled_from(sorted(KINDS)))])
@@ -115,8 +167,9 @@ def test_the_text_model_of_a_model_of_images_is_read():
         ({"model_type": "lama"}, "unknown model_type 'lama': did you mean 'llama'"),
         ({"model_type": None}, "unknown model_type None"),
         ({"hidden_act": "swiglu"}, "unknown hidden_act 'swiglu'"),
-        ({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
-          "decoder_sparse_step": 2}, "layers without experts must be the first ones"),
+        ({"is_encoder_decoder": True}, "is_encoder_decoder must be false: got true"),
+        ({"model_type": "gemma2", "layer_types": ["linear_attention"] * 3}, "unknown layer_types 'linear_attention'"),
+        ({"model_type": "gemma2", "layer_types": ["full_attention"]}, "one word per layer: got 1 for 3 layers"),
         ({"model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
           "shared_expert_intermediate_size": 12}, "must be a multiple of moe_intermediate_size: got 12 and 8"),
     ],

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from lablib.configs.megatron import parse_megatron
 from lablib.models.published import find_transformer
+from lablib.models.transformer import Window
 from lablib.models.transformer_sizes import transformer_parameters
 
 GPT3 = (
@@ -60,8 +61,38 @@ def test_dense_layers_at_the_bottom_are_a_pattern(dense, others, is_short):
     first = "[0]" if is_short and dense == 1 else f"[0]*{dense}"
     words = f"{LLAMA} --num-layers {dense + others} --num-experts 8 --moe-layer-freq ({first}+[1]*{others})"
     assert parse_megatron(words).record["model"].experts.num_dense_layers == dense
-    with pytest.raises(ValueError, match="--moe-layer-freq must be 1, or"):
+    with pytest.raises(ValueError, match="--moe-layer-freq must be a number of at least 1, or a list"):
         parse_megatron(f"{words} --num-layers {dense + others + 1}")
+
+
+@given(layers=st.integers(1, 40), every=st.integers(1, 6))
+def test_every_nth_layer_has_experts_or_attends_to_all_tokens(layers, every):
+    """Megatron counts layers with experts from 0, and those without the window from 1."""
+    words = f"{LLAMA} --num-layers {layers} --num-experts 8 --window-size (127,0)"
+    model = parse_megatron(f"{words} --moe-layer-freq {every} --window-attn-skip-freq {every}").record["model"]
+    assert model.num_expert_layers == len(range(0, layers, every))
+    assert model.num_window_layers == layers - layers // every
+    assert parse_megatron(words).record["model"].window == Window(128)
+
+
+@pytest.mark.parametrize("pattern", ["([0]*1+[1]*1)*4", "[0,1]*4", "[0, 1, 0, 1, 0, 1, 0, 1]", "4*([1]+[0])"])
+def test_lists_of_layers_are_read_as_python_would(pattern):
+    words = f'{LLAMA} --num-layers 8 --num-experts 8 --window-size 511,0 --moe-layer-freq "{pattern}"'
+    model = parse_megatron(f'{words} --window-attn-skip-freq "{pattern}"').record["model"]
+    assert (model.num_expert_layers, model.window) == (4, Window(512, 4))
+
+
+@pytest.mark.parametrize(
+    "pattern", ["[1]*9", "[1]*10**9", "[1]*99*99*99*99*99", "open('x')", "[", "[1]*-8", "'11111111'"]
+)
+def test_a_list_that_is_none_or_does_not_fit_is_refused_without_being_run(pattern):
+    with pytest.raises(ValueError, match="--moe-layer-freq must be a number of at least 1, or a list"):
+        parse_megatron(f'{LLAMA} --num-layers 8 --num-experts 8 --moe-layer-freq "{pattern}"')
+
+
+@pytest.mark.parametrize(("size", "window"), [("-1,0", None), ("(-1, 0)", None), ("128,0", Window(129))])
+def test_a_window_is_the_number_of_earlier_tokens(size, window):
+    assert parse_megatron(f'{LLAMA} --num-layers 8 --window-size "{size}"').record["model"].window == window
 
 
 @given(
@@ -127,7 +158,8 @@ def test_unknown_options_are_named_and_those_without_cost_are_not():
         (f"{GPT3} --position-embedding-type relative", "unknown --position-embedding-type 'relative'"),
         (f"{GPT3} 'open", "must be words as in a shell: No closing quotation"),
         (f"{GPT3} --num-layers-per-virtual-pipeline-stage 5", "--num-layers must be a multiple of"),
-        (f"{GPT3} --num-experts 8 --moe-layer-freq 2", "--moe-layer-freq must be 1, or .* got 2"),
+        (f"{GPT3} --num-experts 8 --moe-layer-freq 0", "--moe-layer-freq must be a number of at least 1"),
+        (f"{GPT3} --window-size 127,127", "--window-size must be the number of earlier tokens and 0: got 127,127"),
         (f"{GPT3} --num-experts 8 --moe-shared-expert-intermediate-size 100", "must be a multiple of the experts'"),
     ],
 )

@@ -128,12 +128,12 @@ def train(job: Job) -> None:
         stepper.zero_grad()
 
 
-def predicted(job: Job) -> Prediction:
+def predicted(job: Job, block: str = "sequential") -> Prediction:
     # On a CPU torch waits for each of FSDP2's communications at once.
     stack = replace(STACKS["torch"], has_master=False, data_overlap=job.kind != "fsdp", has_wide_shards=job.is_mixed)
     zero_stage = {"fsdp": 3, "zero1": 1}.get(job.kind, 0)
     return predict(
-        Transformer.of(job.config),
+        replace(Transformer.of(job.config), block=block),
         job.cluster,
         Parallel(data=job.ranks, zero_stage=zero_stage, reshard_after_forward=job.reshard, replicas=job.replicas),
         batch=job.ranks * job.batch * job.micro_batches,

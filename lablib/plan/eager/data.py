@@ -77,7 +77,8 @@ def reduced(
     spread_s = _broadcasts_s(setup, parameters) if setup.zero_stage else 0.0
     is_split = n > 1
     tensors = layer_tensors(setup, has_experts=False)
-    norms, biases = 2 * (2 if setup.model.norm == "layer" else 1), setup.model.has_bias * len(tensors)
+    model = setup.model
+    norms, biases = model.num_norms * (2 if model.norm == "layer" else 1), model.has_bias * len(tensors)
     copies = setup.layers * (sum(count for *_, count in tensors) + norms + biases) + 5
     experts_s = (
         _experts_s(setup, setup.layers * parameters.expert_layer * machine.width) if setup.model.experts else 0.0

@@ -95,7 +95,7 @@ def own_numbers(setup: Setup, shared: Numbers, expert: Numbers) -> Numbers:
 def layer_pass(setup: Setup, size: float, shards: Numbers = 1, has_experts: bool = True) -> list[Op]:
     """One operator per tensor of a layer, or per share of it on this rank: it moves `size` bytes per number."""
     model, tensors = setup.model, layer_tensors(setup, has_experts)
-    vectors = 2 * (2 if model.norm == "layer" else 1) + model.has_bias * len(tensors)
+    vectors = model.num_norms * (2 if model.norm == "layer" else 1) + model.has_bias * len(tensors)
     ops = [
         Op("matrix", size_bytes=rows * columns / (setup.tensor * shards) * size, times=count)
         for rows, columns, count in tensors

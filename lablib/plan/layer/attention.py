@@ -7,6 +7,9 @@ With c context ranks a rank has T / c queries. Keys and values travel in a ring 
 those that it has, while another rank's arrive (in backward with their gradients). So the wires hide behind the kernels.
 The ring of eager torch: ring.py.
 
+In layers with a window, a flash kernel skips the blocks of keys outside of it (cost/attention.py). Unfused attention
+computes and keeps all scores, and context ranks exchange all keys and values, as Transformer Engine's do with windows.
+
 Legend, source, simplifications: `__init__.py`.
 """
 
@@ -39,10 +42,15 @@ def _flash(cut: Cut) -> list[Op]:
     shape = (cut.sizes.micro_batch, heads, tokens, tokens * cut.sizes.context, _width(cut))
     rows = cut.rows * heads
     saves = rows * cut.model.value_size * cut.machine.width + rows * 4
-    return [
+    ops = [
         Op("attention", FORWARD, ATTENTION, shape=(*shape, False), saves=saves),
         Op("attention", INPUT, ATTENTION, shape=(*shape, True), kernels=3),
     ]
+    share = cut.model.num_window_layers / cut.model.num_layers
+    if not share:
+        return ops
+    near = [op._replace(shape=(*op.shape, None, cut.model.window), times=share) for op in ops]
+    return [*near, *(op.repeated(1 - share) for op in ops)] if share < 1 else near
 
 
 def _unfused(cut: Cut) -> list[Op]:

@@ -38,8 +38,8 @@ class Op(NamedTuple):
     kind: str = ""
     size_bytes: Numbers = 0.0  # read and written by a streaming kernel, or sent by a collective
     # arguments of the price. Of a product: m, n, k, matrices, dtype, and whether it sums over tokens; of attention:
-    # sequences, heads, queries, keys, width of a head, and whether it is backward; of a collective: ranks, and their
-    # stride; of a streaming kernel of some kinds: elements.
+    # sequences, heads, queries, keys, width of a head, whether it is backward, and of a window None and that; of a
+    # collective: ranks, and their stride; of a streaming kernel of some kinds: elements.
     shape: tuple[Any, ...] = ()
     axis: str = ""  # of a collective: "tensor", "expert" or "context"
     kernels: Numbers = 1  # number of kernels that it starts

@@ -2,6 +2,7 @@
 
     attention   norm | queries, keys, values | rotation | attention | output | sum over ranks | residual
     MLP         norm | up (and gate) | activation | down | sum over ranks | residual
+    parallel    norm (or two) | queries, .. output | up, activation, down | sum of both over ranks | residual
     experts     norm | router | tokens to their experts and back | up, activation, down of all experts of the rank |
                 shared experts | sum over ranks | residual
 
@@ -34,7 +35,18 @@ from lablib.cost.arrays import Numbers, maximum
 from lablib.models.transformer import Experts, Latent
 from lablib.plan.layer.attention import core_attention
 from lablib.plan.layer.op import EXCHANGE, FORWARD, INPUT, Cut, Op
-from lablib.plan.layer.parts import columns, exchange, inner_mlp, linear, norm, passes, residual, streams
+from lablib.plan.layer.parts import (
+    columns,
+    exchange,
+    gathered,
+    inner_mlp,
+    linear,
+    norm,
+    passes,
+    residual,
+    streams,
+    summed,
+)
 
 _INTEGER = 8
 
@@ -67,9 +79,16 @@ def attention(cut: Cut) -> list[Op]:
         *(passes(cut, "copies", cut.rows * heads * model.head_size, copies, copies) if copies else ()),
         *core_attention(cut),
         *linear(cut, "output", cut.rows, heads * model.value_size, model.d_model, keeps=keeps),
-        *exchange(cut),
-        *residual(cut),
+        *_to_other_ranks(cut),
+        *(residual(cut) if model.block == "sequential" or cut.is_eager else ()),
     ]
+
+
+def _to_other_ranks(cut: Cut) -> list[Op]:
+    """Of attention next to an MLP, whose output is one sum with its own: only what enters norms of two kinds."""
+    if cut.model.block == "sequential":
+        return exchange(cut)
+    return [*gathered(cut), *summed(cut, INPUT)] if cut.model.block == "parallel" else []
 
 
 def _heads(cut: Cut) -> list[Op]:
@@ -109,10 +128,13 @@ def _latents(cut: Cut, latent: Latent) -> list[Op]:
 
 
 def mlp(cut: Cut) -> list[Op]:
-    """Norm, the MLP, residual."""
-    hidden = cut.model.hidden_size / cut.sizes.tensor
-    inner = inner_mlp(cut, "MLP", cut.rows, hidden, cut.kept_share)
-    ops = [*norm(cut), *inner, *exchange(cut), *residual(cut)]
+    """Norm, the MLP, residual. Next to attention the norm's input is kept already, or the output of a shared one."""
+    hidden, block = cut.model.hidden_size / cut.sizes.tensor, cut.model.block
+    first = norm(cut, block == "sequential")
+    if block == "shared norm":  # two gradients of its output; an eager program adds two of its input less
+        first = [] if cut.is_eager else streams("gradients added", INPUT, 3 * cut.rows * cut.row_bytes)
+    inner = inner_mlp(cut, "MLP", cut.rows, hidden, 0.0 if block == "shared norm" else cut.kept_share)
+    ops = [*first, *inner, *exchange(cut), *residual(cut)]
     return _stopped(cut, ops, ("MLP down", "all-reduce", "reduce-scatter", "residual"))
 
 

@@ -162,11 +162,13 @@ def inner_mlp(
 
 
 def residual(cut: Cut) -> list[Op]:
-    """The sum with the residual; where fused, with bias and dropout, whose mask is kept."""
+    """The sum with the residual; where fused, with bias and dropout, whose mask is kept; of a parallel block both."""
     numbers, stack = cut.own_rows * cut.model.d_model, cut.machine.stack
     if cut.is_eager:
         return passes(cut, "residual", numbers, 3, 3)
-    return passes(cut, "residual", numbers, *stack.passes_residual, saves=numbers * stack.has_dropout)
+    forward, backward = stack.passes_residual
+    more = 0 if cut.model.block == "sequential" else 1
+    return passes(cut, "residual", numbers, forward + more, backward, numbers * stack.has_dropout * (1 + more))
 
 
 def gathered(cut: Cut, phase: str = FORWARD, times: Numbers = 1) -> list[Op]:
