@@ -600,6 +600,9 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
         "--lora", action="store_true", help="train adapters only: the model's weights have no gradients"
     )
     command.add_argument(
+        "--imbalance", type=float, help="of a mixture: tokens of the busiest expert rank over their mean; default 1"
+    )
+    command.add_argument(
         "--compression",
         default="none",
         help="of the data axis's gradients: none (default), fp16, bf16, int8, int4, one-bit, top-k or powersgd",

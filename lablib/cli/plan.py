@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,10 @@ def _inputs(options: argparse.Namespace, model: Transformer, settings: dict[str,
         if not options.batch.strip()[-1].isdecimal():  # tokens
             batch = max(1, round(batch / max(1, asked.get("seq_len", model.max_seq_len))))
         asked["batch"] = batch
+    if options.imbalance is not None:
+        if model.experts is None:
+            raise ValueError(f"--imbalance needs a mixture of experts: got {model.name!r}; leave it out")
+        model = replace(model, experts=replace(model.experts, imbalance=options.imbalance))
     asked = {name: value for name, value in asked.items() if value not in (None, ())}
     defaults = {"precision": "bfloat16", "optimizer": "adamw", "offload": ()}
     return defaults | settings | asked | {"model": model, "cluster": options.cluster}

@@ -5,6 +5,7 @@
     --swiglu, --normalization RMSNorm, --disable-bias-linear    its activation, norm and biases
     --multi-latent-attention, --num-experts                     its latent and experts
     --window-size, --window-attn-skip-freq                      its window: one more token, and which layers have it
+    --moe-expert-capacity-factor                                imbalance of its experts, as if the busiest were full
     --moe-layer-freq                                            which layers have experts: every N-th, or a list
     --tensor- (pipeline-, context-, expert-)model-parallel-size tensor, pipeline, context, expert
     --num-virtual-stages-per-pipeline-rank                      chunks, and the schedule "interleaved"
@@ -121,6 +122,10 @@ def _value(word: str) -> Any:
     try:
         return int(word)
     except ValueError:
+        pass
+    try:
+        return float(word)
+    except ValueError:
         return word
 
 
@@ -188,7 +193,10 @@ def _experts(fields: Fields, d_ff: int, layers: int) -> Experts:
             f"--moe-shared-expert-intermediate-size must be a multiple of the experts' width: got {shared} and {own}"
         )
     dense = layers - sum(_of_layers(fields, "moe-layer-freq", layers, lambda i, every: i % every == 0))
-    return Experts(fields.count("num-experts"), fields.count("moe-router-topk", 2), own, shared // own, dense)
+    numbers = fields.count("num-experts"), fields.count("moe-router-topk", 2), own, shared // own, dense
+    # A rank has at most as many tokens as its experts take, and with padding always.
+    fields.flag("moe-pad-expert-input-to-capacity", False)
+    return Experts(*numbers, imbalance=fields.number("moe-expert-capacity-factor", 1.0))
 
 
 def _window(fields: Fields, layers: int) -> Window | None:

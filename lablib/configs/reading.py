@@ -79,6 +79,13 @@ class Fields:
             raise ValueError(f"{name} of {self._where} must be a whole number of at least {minimum}: got {value!r}")
         return value
 
+    def number(self, name: str, default: float) -> float:
+        """A positive number. Raises ValueError: another value."""
+        value = self.get(name, default)
+        if type(value) not in (int, float) or not 0 < value < float("inf"):
+            raise ValueError(f"{name} of {self._where} must be a positive number: got {value!r}")
+        return float(value)
+
     def optional_count(self, name: str) -> int | None:
         """As `count`; None for a field that is missing or null."""
         return None if self.get(name) is None else self.count(name)

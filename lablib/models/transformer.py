@@ -51,6 +51,8 @@ class Experts:
     d_ff: int  # hidden width of one expert
     num_shared: int = 0  # experts that every token visits, in addition
     num_dense_layers: int = 0  # layers that keep a dense MLP, at the bottom or between the others
+    # tokens of the busiest expert rank over their mean; or a capacity factor to which all experts are filled
+    imbalance: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +134,10 @@ class Transformer:
             self._check_count(name, getattr(experts, name))
         for name in ("num_shared", "num_dense_layers"):
             self._check_count(name, getattr(experts, name), 0)
+        if not (isinstance(experts.imbalance, (int, float)) and 0 < experts.imbalance < float("inf")):
+            raise ValueError(
+                f"imbalance must be a positive number: got {experts.imbalance!r} for {self.name!r}; try 1.2"
+            )
         if experts.num_active > experts.num_experts:
             raise ValueError(
                 f"num_active must be 1 to num_experts: got {experts.num_active} of {experts.num_experts} "

@@ -47,6 +47,7 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
     "model": _counts("layers experts experts_per_token shared_experts dense_layers mtp_layers", 10_000)
     | _counts("hidden heads kv_heads head_dim ffn expert_ffn vocab", 10_000_000)
     | _counts("seq", 100_000_000)
+    | {"expert_imbalance": Field(NUMBER, 1, 1000, "(tokens of the busiest rank over the mean)")}
     | {"name": Field(TEXT), "params": Field(COUNT, 1000, 1e15), "params_b": Field(ANY)},
     "hardware": _texts("gpu interconnect cluster")
     | _counts("gpus nodes", 10_000_000)

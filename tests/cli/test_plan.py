@@ -147,6 +147,7 @@ def test_long_searches_show_a_bar_that_is_gone_at_the_end(monkeypatch, capsys: p
         (["--offload", "weights"], "one of optimizer, activations, parameters: got 'weights'"),
         (["--compression", "int9"], "unknown gradient compression 'int9'"),
         (["--lora", "--compression", "int8"], "compression needs gradients"),
+        (["--imbalance", "1.5"], "--imbalance needs a mixture of experts"),
         (["--batch", "many"], "--batch is a whole number, or a number with k or M: got 'many'; try 64 or 4M"),
         (["--batch", "0"], "batch must be a whole number, 1 or more: got 0"),
         (["--batch", "1.5"], "--batch is a whole number, or a number with k or M: got '1.5'"),

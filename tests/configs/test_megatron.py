@@ -90,6 +90,15 @@ def test_a_list_that_is_none_or_does_not_fit_is_refused_without_being_run(patter
         parse_megatron(f'{LLAMA} --num-layers 8 --num-experts 8 --moe-layer-freq "{pattern}"')
 
 
+def test_a_capacity_factor_is_the_load_of_the_busiest_rank():
+    words = f"{LLAMA} --num-layers 8 --num-experts 8"
+    assert parse_megatron(words).record["model"].experts.imbalance == 1.0
+    reading = parse_megatron(f"{words} --moe-expert-capacity-factor 1.25 --moe-pad-expert-input-to-capacity")
+    assert reading.record["model"].experts.imbalance == 1.25 and reading.unknown == ()
+    with pytest.raises(ValueError, match="moe-expert-capacity-factor of .* must be a positive number: got 'much'"):
+        parse_megatron(f"{words} --moe-expert-capacity-factor much")
+
+
 @pytest.mark.parametrize(("size", "window"), [("-1,0", None), ("(-1, 0)", None), ("128,0", Window(129))])
 def test_a_window_is_the_number_of_earlier_tokens(size, window):
     assert parse_megatron(f'{LLAMA} --num-layers 8 --window-size "{size}"').record["model"].window == window

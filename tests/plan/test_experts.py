@@ -218,3 +218,43 @@ def test_a_hybrid_split_keeps_as_many_copies_of_the_experts_as_of_the_rest():
         memory = predict("mixtral-8x7b", "dgx-h100", split, 16, seq_len=2048).memory[0]
         states.append(sum(memory[name] for name in ("parameter", "gradient", "optimizer state")))
     assert states[1:] == pytest.approx([2 * states[0], 4 * states[0]], rel=1e-9)
+
+
+# ---- uneven load ----
+
+
+def loaded(imbalance, parallel, **changes):
+    model = replace(MIXTRAL, experts=replace(MIXTRAL.experts, imbalance=imbalance))
+    return predict(model, WIRES, parallel, 16, seq_len=4096, derating=IDEAL, **changes)
+
+
+@pytest.mark.parametrize("stack", ["torch", "megatron-core"])
+@given(load=st.floats(1, 8))
+def test_a_busy_rank_sends_and_multiplies_so_many_more_tokens(stack, load):
+    even, uneven = (loaded(each, Parallel(data=8, expert=8), stack=stack) for each in (1.0, load))
+    assert uneven.communication["expert"][0] == pytest.approx(load * even.communication["expert"][0], rel=1e-6)
+    assert uneven.parts["products"] >= even.parts["products"] * (1 - 1e-9)
+    assert uneven.peak_memory_bytes >= even.peak_memory_bytes
+    assert uneven.model_flops == even.model_flops
+
+
+@given(load=st.floats(1, 100))
+def test_a_rank_with_all_experts_has_all_its_tokens_and_no_rank_more_than_there_are(load):
+    alone = Parallel(data=8)
+    assert loaded(load, alone).step_time_s == loaded(1.0, alone).step_time_s
+    pair = Parallel(data=8, expert=2)
+    assert loaded(load, pair).step_time_s == loaded(min(load, 2.0), pair).step_time_s
+
+
+def test_many_plans_have_the_imbalance_of_each():
+    model = replace(MIXTRAL, experts=replace(MIXTRAL.experts, imbalance=1.5))
+    many = predict_many(model, DGX, data=8, expert=[1, 2, 4, 8], batch=16, seq_len=4096, zero_stage=1)
+    for i, expert in enumerate((1, 2, 4, 8)):
+        one = predict(model, DGX, Parallel(data=8, expert=expert, zero_stage=1), 16, seq_len=4096)
+        assert many.step_time_s[i] == pytest.approx(one.step_time_s, rel=1e-9)
+
+
+@pytest.mark.parametrize("imbalance", [0.0, -1.0, float("inf"), float("nan")])
+def test_an_imbalance_that_is_no_factor_is_refused(imbalance):
+    with pytest.raises(ValueError, match="imbalance must be a positive number"):
+        loaded(imbalance, Parallel(data=8))

@@ -26,21 +26,26 @@ class Exchange(torch.autograd.Function):
     """An all-to-all of rows; its gradient travels back the same way."""
 
     @staticmethod
-    def forward(ctx, rows: Tensor) -> Tensor:
-        out = torch.empty_like(rows)
-        dist.all_to_all_single(out, rows)
+    def forward(ctx, rows: Tensor, sent: list[int], arriving: list[int]) -> Tensor:
+        ctx.sent, ctx.arriving = sent, arriving
+        out = rows.new_empty(sum(arriving), rows.shape[1])
+        dist.all_to_all_single(out, rows, arriving, sent)
         return out
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return Exchange.forward(ctx, grad.contiguous())
+    def backward(ctx, grad: Tensor):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return Exchange.forward(ctx, grad.contiguous(), ctx.arriving, ctx.sent), None, None
 
 
 class Mixture(nn.Module):
-    """In the place of an MLP. Rows are in the order of experts, which is the order of ranks, while they travel."""
+    """In the place of an MLP. Rows are in the order of experts, which is the order of ranks, while they travel.
 
-    def __init__(self, d_model: int, experts: Experts, dtype: torch.dtype):
+    `others`: rows that each rank but the first gets from every rank; None: all get as many.
+    """
+
+    def __init__(self, d_model: int, experts: Experts, dtype: torch.dtype, others: int | None = None):
         super().__init__()
+        self.others = others
         local = experts.num_experts // dist.get_world_size()
         self.num_active = experts.num_active
         self.router = nn.Linear(d_model, experts.num_experts, bias=False, dtype=dtype)
@@ -54,8 +59,11 @@ class Mixture(nn.Module):
         weights_Rk, chosen_Rk = self.router(x_RD).softmax(-1).topk(k)
         order = chosen_Rk.flatten().argsort()
         place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-        made = self.work(Exchange.apply(x_RD.index_select(0, order // k)))
-        mine = Exchange.apply(made).index_select(0, place)
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        sent = [len(order) // ranks if self.others is None else self.others] * ranks
+        sent[0] = len(order) - sum(sent[1:])
+        made = self.work(Exchange.apply(x_RD.index_select(0, order // k), sent, [sent[rank]] * ranks))
+        mine = Exchange.apply(made, [sent[rank]] * ranks, sent).index_select(0, place)
         del made
         return (mine.unflatten(0, (-1, k)) * weights_Rk.unsqueeze(-1)).sum(1).view_as(x_BTD)
 
@@ -77,13 +85,19 @@ class Checkpointed(nn.Module):
 
 
 def train(
-    config: GPTConfig, experts: Experts, dtype: torch.dtype, batch: int, micro_batches: int, recomputes: bool
+    config: GPTConfig,
+    experts: Experts,
+    dtype: torch.dtype,
+    batch: int,
+    micro_batches: int,
+    recomputes: bool,
+    others: int | None = None,
 ) -> None:
     """One step. Another before it, in setup, makes the optimizer's state and DDP's buckets."""
     with phase("setup"):
         model = GPT(config, dtype=dtype)
         for block in model.blocks:
-            block.mlp = Mixture(config.d_model, experts, dtype)
+            block.mlp = Mixture(config.d_model, experts, dtype, others)
         if recomputes:
             model.blocks = nn.ModuleList(map(Checkpointed, model.blocks))
         if dist.get_world_size() > 1:
@@ -151,3 +165,26 @@ def test_experts_over_ranks(case, recompute):
     )
     # Recomputation sends the tokens once more.
     assert prediction.communication["expert"][0] == pytest.approx(exchanges_s, rel=0.01)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(("cluster", "others"), [("dgx-h100", 1792), ("dgx-a100", 1024), ("pcie-a100", 1536)])
+def test_a_rank_whose_experts_have_most_tokens_sets_time_and_memory(cluster, others, recompute):
+    """8 ranks with 16,384 rows each to send: the first gets 16,384 - 7 `others` of every rank's, the mean is 2,048."""
+    ranks, config, mixture = 8, GPTConfig(3, 512, 8, 1024, 1024, d_ff=1), Experts(16, 4, 1024)
+    program = partial(train, config, mixture, torch.float32, 4, 2, recompute == "full", others)
+    run = launch(program, ranks=ranks, cluster=cluster, fidelity="shapes")
+    imbalance = (16384 - 7 * others) / 2048
+    prediction = predict(
+        replace(Transformer.of(config), experts=replace(mixture, imbalance=imbalance)),
+        cluster,
+        Parallel(data=ranks, expert=ranks),
+        batch=ranks * 8,
+        micro_batch=4,
+        precision="float32",
+        recompute=recompute,
+        stack=replace(STACKS["torch"], has_master=False),
+        derating=IDEAL,
+    )
+    assert prediction.step_time_s == pytest.approx(run.timeline.without("setup").makespan_s, rel=0.05)
+    assert prediction.stage_bytes[0] == pytest.approx(run.memory.peak_bytes(0), rel=0.02)

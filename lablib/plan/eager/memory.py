@@ -22,6 +22,7 @@ their last use are not modelled.
 from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, highest, is_array, minimum, np
+from lablib.plan.layer.operators import load_of
 from lablib.plan.layer.ring import held_in_backward
 from lablib.plan.setup import Setup
 from lablib.plan.step import StepTimes
@@ -58,6 +59,7 @@ class Stage(NamedTuple):
     inner: Numbers  # inner, last_weight: the MLP's inner tensor, and the weight of its last product; or of the experts
     last_weight: Numbers
     dispatched: Numbers  # sent by a rank to experts
+    beyond: Numbers  # that arrive at the busiest rank beyond these
     attention: Numbers  # the gradients around queries, keys and values, when their weights' are computed
     passing: Numbers  # of a layer, temporary in forward
     head: Numbers  # head, loss, logits: kept by the head, temporary in the loss's backward, and the logits themselves
@@ -118,7 +120,8 @@ class Stage(NamedTuple):
         After the gradients of: the MLP's last weight, its activation, its first weight, the layer's last weight.
         """
         received, top = (1 - self.is_last) * self.entering, self.is_last if is_top else 1.0
-        base = Moment(0.0, self.recomputed - self.freed, received, top * self.entering)
+        # The gradients of rows that arrived replace the rows that were sent, which weights were applied to.
+        base = Moment(0.0, self.recomputed - self.freed, received, top * self.entering + self.beyond)
         weight = Moment(other=self.last_weight) if is_later else Moment(gradient=self.last_weight)
         first = base.plus(Moment(other=self.inner, communication=self.spread)).plus(weight)
         activation = base.plus(Moment(activation=-self.inner, other=2 * self.inner))
@@ -231,6 +234,7 @@ def stage_of(setup: Setup, step: StepTimes, rank: Numbers, layers: Numbers) -> S
         inner=step.pieces.layer.peak_bytes,
         last_weight=_last_weight(setup) * model.d_model * machine.width,
         dispatched=(model.experts.num_active if model.experts else 0) * entering,
+        beyond=model.experts.num_active * entering * (load_of(model.experts, sizes) - 1) if model.experts else 0.0,
         attention=whole * ((1 + 3 / setup.tensor) if machine.stack.is_megatron else (2 + 1 / setup.tensor)),
         # The output of the last product; if a layer keeps nothing, the MLP's two tensors, but not its output yet.
         passing=entering + (policy.kind == "full") * 2 * step.pieces.layer.peak_bytes,

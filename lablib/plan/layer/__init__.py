@@ -31,9 +31,9 @@ tokens that arrived, both sides of the activation (a token's weight is applied t
 Source: Shoeybi et al., 2019, arXiv 1909.08053; Korthikanti et al., 2022, arXiv 2205.05198; Liu et al., "Ring
 Attention", 2023, arXiv 2310.01889; DeepSeek-V2, 2024, arXiv 2405.04434 (MLA); GShard, 2020, arXiv 2006.16668 (experts);
 Liu et al., "MoE Parallel Folding", 2025, arXiv 2504.14960 (which ranks share them).
-Simplified: tokens are spread evenly over experts; context ranks share the causal work evenly (zigzag). With sequence
-parallelism backward gathers a product's input once more, which hides behind the input's gradient (section 4.2.2) and is
-left out.
+Simplified: the same rank has most tokens in all layers (`Experts.imbalance`), spread evenly over its experts; context
+ranks share the causal work evenly (zigzag). With sequence parallelism backward gathers a product's input once more,
+which hides behind the input's gradient (section 4.2.2) and is left out.
 """
 
 from lablib.plan.layer import dispatch

@@ -31,7 +31,7 @@ that arrived and scatter the sums. With sequence parallelism an eager product ke
 gathers it again in backward; the sum of the norms' gradients over the tensor ranks, once per step, is left out.
 """
 
-from lablib.cost.arrays import Numbers, maximum
+from lablib.cost.arrays import Numbers, maximum, minimum
 from lablib.models.transformer import Experts, Latent
 from lablib.plan.layer.attention import core_attention
 from lablib.plan.layer.op import EXCHANGE, FORWARD, INPUT, Cut, Op
@@ -47,6 +47,7 @@ from lablib.plan.layer.parts import (
     streams,
     summed,
 )
+from lablib.plan.layer.work import Sizes
 
 _INTEGER = 8
 
@@ -144,15 +145,16 @@ def experts(cut: Cut, mixture: Experts) -> list[Op]:
     # With sequence parallelism each tensor rank routes and sends its own tokens; otherwise each handles all tokens.
     is_own = 1.0 * (sizes.sequence_shards == sizes.tensor)
     local, sent = mixture.num_experts / sizes.expert, rows * mixture.num_active
-    # All expert ranks together send as many tokens as this rank sends; ranks that share an expert gather theirs.
-    arrived = sent * (1 + is_own * (sizes.expert_tensor - 1))
+    # Of even tokens as many arrive as this rank sends; ranks that share an expert gather theirs.
+    load = load_of(mixture, sizes)
+    arrived = load * sent * (1 + is_own * (sizes.expert_tensor - 1))
     move = _moved_one_by_one if cut.is_eager else _moved_at_once
     # Fused, also the gradients of the experts' inputs and outputs.
     hidden, moving = mixture.d_ff / sizes.expert_tensor, 2 * arrived * cut.row_bytes
     ops = [
         *norm(cut),
         *linear(cut, "router", rows, cut.model.d_model, mixture.num_experts, machine.plain, has_bias=False),
-        *_on_wires(cut, mixture, rows, arrived, is_own),
+        *_on_wires(cut, mixture, load * rows, arrived, is_own),
         *move(cut, mixture, sent, arrived, is_own),
         *inner_mlp(cut, "experts", arrived, hidden, 1.0, local, moving),
     ]
@@ -163,6 +165,11 @@ def experts(cut: Cut, mixture: Experts) -> list[Op]:
         keeps = 1 / sizes.sequence_shards if cut.is_eager or machine.is_narrow else 0.0
         ops += inner_mlp(cut._replace(is_eager=False), "shared experts", cut.rows, hidden, keeps)
     return _stopped(cut, [*ops, *exchange(cut, summed), *residual(cut)], ("sum over experts", "residual"))
+
+
+def load_of(mixture: Experts, sizes: Sizes) -> Numbers:
+    """Tokens of the busiest expert rank over the mean, which all tokens are e times."""
+    return minimum(mixture.imbalance, sizes.expert)
 
 
 def _stopped(cut: Cut, ops: list[Op], names: tuple[str, ...]) -> list[Op]:
