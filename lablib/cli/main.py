@@ -558,7 +558,9 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
         metavar="ARGS",
         help="the arguments of Megatron-LM in quotes, or a file with them: model, split and batch, in the same way",
     )
-    command.add_argument("--torchtitan", metavar="FILE", help="a TOML file of torchtitan, in the same way")
+    command.add_argument(
+        "--torchtitan", metavar="FILE", help="a TOML file of torchtitan, or FILE.py:FUNCTION, in the same way"
+    )
     command.add_argument("--nodes", type=int, help="how many nodes")
     command.add_argument("--gpus", type=int, help="or how many GPUs")
     command.add_argument(

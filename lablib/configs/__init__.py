@@ -3,7 +3,7 @@
 hugging_face   a model's config.json
 deepspeed      a ds_config.json: batch, ZeRO, offload, precision, optimizer
 megatron       the command line of Megatron-LM: model and plan
-torchtitan     a TOML file: model and plan; torchtitan_models: its flavors
+torchtitan     a TOML file, or torchtitan_python: model and plan; torchtitan_models: its flavors
 writing        a plan as a configuration: write_deepspeed, write_megatron, write_torchtitan
 reading        result of a reader: what it understood, left out and did not know; summary: its model, as a sentence
 """

@@ -155,7 +155,7 @@ def _dense(
 
     def read(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
         sizes = _common(fields, kind, tied)
-        window = _window(fields, sizes["num_layers"], near, tokens) if near else None
+        window = _window(fields, sizes["num_layers"], near, tokens, is_used=near is not _above) if near else None
         model = Transformer(name, d_head=fields.optional_count("head_dim"), window=window, block=block, **sizes)
         omissions += _omitted(fields, model, **parts)
         return model

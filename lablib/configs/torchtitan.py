@@ -1,4 +1,4 @@
-"""Model and plan from a TOML file of torchtitan.
+"""Model and plan from a TOML file of torchtitan, or from the tables of its Python files (torchtitan_python.py).
 
     torchtitan                                             here
     model.name, model.flavor                               a `Transformer` (torchtitan_models.py)
@@ -23,11 +23,13 @@ Source: torchtitan/config/job_config.py (github.com/pytorch/torchtitan at 238fa9
 TOML files): names and defaults. Older names since c1c2f55d (2025-04-18) are read as well.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lablib.configs.reading import Fields, Omission, Reading, read_toml
 from lablib.configs.torchtitan_models import model_of
+from lablib.configs.torchtitan_python import read_python
 from lablib.errors import unknown_name
 from lablib.models.transformer import Transformer
 from lablib.signature import checked
@@ -53,12 +55,13 @@ _FIELDS_WITHOUT_COST = {
     "training": frozenset(
         {
             "dataset", "dataset_path", "max_norm", "steps", "mixed_precision_reduce", "gc_freq", "gc_debug",
-            "dataloader", "seed", "deterministic",
+            "dataloader", "seed", "deterministic", "disable_cuda_graphs",
         }
     ),
     "parallelism": frozenset(
         {
             "pipeline_parallel_expert_parallel_overlap", "context_parallel_load_balancer", "enable_compiled_autograd",
+            "spmd_backend", "enable_fsdp_symm_mem", "context_parallel_ptrr_mask_key",
         }
     ),
     "activation_checkpoint": frozenset(
@@ -88,7 +91,7 @@ _NARROW_EXPERTS = ("quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
 
 @checked
 def read_torchtitan(path: str | Path, gpus: int | None = None) -> Reading[dict[str, Any]]:
-    """Keyword arguments of `lablib.plan.search`, with the model, from a TOML file.
+    """Keyword arguments of `lablib.plan.search`, with the model, from a TOML file, or from FILE.py:FUNCTION.
 
     Arguments:
         gpus: number of GPUs, for degrees of -1; None: unknown, and the plan has no `data` and perhaps no `batch`.
@@ -96,8 +99,10 @@ def read_torchtitan(path: str | Path, gpus: int | None = None) -> Reading[dict[s
     Raises:
         ValueError: a missing file, an impossible value, or a choice that the planner cannot price.
     """
-    if str(path).endswith(".py"):
-        raise ValueError(f"{path} must be a TOML file: torchtitan's Python configurations are programs; give a TOML")
+    if ".py" in Path(path).suffix:
+        tables, unread = read_python(path)
+        reading = parse_torchtitan(tables, gpus, str(path))
+        return replace(reading, omissions=(*reading.omissions, *unread))
     return parse_torchtitan(read_toml(path), gpus, str(path))
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from lablib.configs import hugging_face
 from lablib.configs.hugging_face import parse_hugging_face, read_hugging_face
 from lablib.models.published import find_transformer
+from lablib.models.transformer import Window
 from lablib.models.transformer_sizes import transformer_parameters
 
 _ABOUT, *ROWS = map(
@@ -129,6 +130,16 @@ def test_a_window_of_null_is_none_and_a_missing_one_is_that_of_the_class(value, 
     assert (window and window.tokens) == tokens
     window = parse_hugging_face(config, "m").record.window
     assert window is not None and window.tokens == 4096  # MistralConfig's
+
+
+def test_qwen_has_no_window_unless_it_says_so():
+    config = {
+        name: value for name, value in KINDS["qwen3"].items() if name not in ("use_sliding_window", "layer_types")
+    }
+    config |= {"sliding_window": 16, "max_window_layers": 1}
+    assert parse_hugging_face(config, "m").record.window is None
+    window = parse_hugging_face(config | {"use_sliding_window": True}, "m").record.window
+    assert window == Window(16, config["num_hidden_layers"] - 1)
 
 
 def test_a_soft_cap_and_a_quantized_file_are_named():

@@ -16,6 +16,7 @@ from lablib.plan.layer import Sizes
 from tests.plan.layers import layer_work
 
 MIXTRAL = find_transformer("mixtral-8x7b")
+MIXTURE = Experts(8, 2, 14336)
 DGX = CLUSTERS["dgx-h100"]
 # Nodes whose wires take no time but for bytes.
 WIRES = DGX.replace(
@@ -224,7 +225,7 @@ def test_a_hybrid_split_keeps_as_many_copies_of_the_experts_as_of_the_rest():
 
 
 def loaded(imbalance, parallel, **changes):
-    model = replace(MIXTRAL, experts=replace(MIXTRAL.experts, imbalance=imbalance))
+    model = replace(MIXTRAL, experts=replace(MIXTURE, imbalance=imbalance))
     return predict(model, WIRES, parallel, 16, seq_len=4096, derating=IDEAL, **changes)
 
 
@@ -247,7 +248,7 @@ def test_a_rank_with_all_experts_has_all_its_tokens_and_no_rank_more_than_there_
 
 
 def test_many_plans_have_the_imbalance_of_each():
-    model = replace(MIXTRAL, experts=replace(MIXTRAL.experts, imbalance=1.5))
+    model = replace(MIXTRAL, experts=replace(MIXTURE, imbalance=1.5))
     many = predict_many(model, DGX, data=8, expert=[1, 2, 4, 8], batch=16, seq_len=4096, zero_stage=1)
     for i, expert in enumerate((1, 2, 4, 8)):
         one = predict(model, DGX, Parallel(data=8, expert=expert, zero_stage=1), 16, seq_len=4096)
