@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 import torch
+import torch.distributed as dist
+from torch.profiler import record_function
 
 from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, try_out
@@ -14,8 +18,10 @@ from lablib.course.table import in_rows
 from lablib.figures import figure_pipeline_simulation, show
 from lablib.figures.chart import ROWS, Axis, Panel, bars, chart, line
 from lablib.figures.style import LOOKS
-from lablib.models import GPT, GPTConfig, num_parameters
+from lablib.launch import launch
+from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
 from lablib.pipeline import (
+    Plan,
     equal_memory,
     executed,
     leader_board,
@@ -27,6 +33,7 @@ from lablib.pipeline import (
 )
 from lablib.pipeline.equal_memory import Afforded
 from lablib.pipeline.executor import cut, cut_at, flops_of, units_of
+from lablib.pipeline.plan import Action
 from lablib.reconcile import reconcile
 from lablib.signature import checked
 from lablib.text.units import format_quantity, plural
@@ -96,6 +103,69 @@ def seconds_and_held(text: Any) -> str:
     mine = simulate(read_plan(text), max_in_flight=(3, 2, 2))
     show(figure_pipeline_simulation(mine, title="My plan"))
     return f"{mine.replay.makespan_s:g} s, held by each stage: {mine.replay.in_flight}"
+
+
+def run_rows(run_row: Callable[..., Any], plan: Plan, cluster: str) -> str:
+    """Run a plan with a learner's `run_row`: compare the gradients of a small GPT, and show the lab's GPT as it ran."""
+    small = replace(TINY, num_layers=plan.num_stages, tied_head=False)  # a tied matrix would need a sum of gradients
+    off = launch(_row_of_rank, run_row, plan, small, torch.float64, ranks=plan.num_stages).values
+    options = {"ranks": plan.num_stages, "cluster": cluster, "fidelity": "shapes"}
+    run = launch(_row_of_rank, run_row, plan, CONFIG, torch.bfloat16, **options)
+    happened = executed(run.timeline, plan)
+    show(happened.figure(title=f"Your run_row: {plan.name} as it ran"))
+    step, peak = format_quantity(happened.makespan_s, "s"), format_quantity(run.memory.peak_bytes(0), "B")
+    return f"gradients off by {max(off):.0e} from one GPU's; a step of {step}, peak memory of stage 0 {peak}"
+
+
+def _row_of_rank(run_row: Callable[..., Any], plan: Plan, config: GPTConfig, dtype: torch.dtype) -> float:
+    """Run this rank's row. Returns the largest difference from the gradients of one device, relative to the largest."""
+    rank, last, is_small = dist.get_rank(), plan.num_stages - 1, dtype == torch.float64
+    device = torch.get_default_device() if is_small else "meta"
+
+    def gpt() -> GPT:
+        return GPT(config, seed=0 if is_small else None, device="cpu" if is_small else "meta", dtype=dtype).to(device)
+
+    with record_function("setup"):
+        stages = cut(gpt(), plan.num_stages)
+        piece = stages[rank]
+        del stages
+        length, count = config.max_seq_len, plan.num_microbatches
+        texts = (torch.arange(count * (length + 1)) * 7 % config.vocab_size).view(count, 1, length + 1)
+    sent: list[dist.Work] = []
+    mark = ExitStack()  # names the computation of an action, from its receive to the next action
+
+    def to_or_from(action: str, ahead: bool) -> dict[str, int]:
+        step = 1 if (action[0] == "F") == ahead else -1
+        return {"tag": 2 * int(action[1:]) + (action[0] == "B"), "dst" if ahead else "src": rank + step}
+
+    def recv(action: str) -> torch.Tensor | None:
+        mark.close()
+        x = texts[int(action[1:]), :, :-1] if action[0] == "F" else None
+        if rank != (0 if action[0] == "F" else last):
+            x = torch.empty(1, length, config.d_model, dtype=dtype)
+            dist.recv(x, **to_or_from(action, ahead=False))
+        parsed = Action.parse(f"{rank}{action}")
+        mark.enter_context(record_function(f"{parsed.kind.phase} {parsed}"))
+        return x
+
+    def stage(action: str, x: torch.Tensor) -> torch.Tensor:
+        y = piece(x)
+        return next_token_loss(y, texts[int(action[1:]), :, 1:]) / count if rank == last else y
+
+    def send(action: str, x: torch.Tensor) -> None:
+        if rank != (last if action[0] == "F" else 0):
+            sent.extend([dist.isend(x, **to_or_from(action, ahead=True))])
+
+    run_row([str(action).lstrip("0123456789") for action in plan.actions[rank]], stage, send, recv)
+    mark.close()
+    for work in sent:
+        work.wait()
+    if not is_small:
+        return 0.0
+    whole = gpt()
+    next_token_loss(whole(texts[:, 0, :-1]), texts[:, 0, 1:]).backward()
+    pairs = zip(piece.parameters(), cut(whole, plan.num_stages)[rank].parameters(), strict=True)
+    return max(float((a.grad - b.grad).abs().max() / b.grad.abs().max()) for a, b in pairs)  # pyright: ignore
 
 
 @checked

@@ -1,14 +1,17 @@
 """Checks of lab 13: pipeline parallel. Plans are checked by the rules and by replay; the weights also by gradients."""
 
+import copy
 import operator
 import re
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from lablib.course import Expect, exercise
 from lablib.course.checks.comparison import difference, is_array, plain_number
@@ -152,6 +155,221 @@ def _expect_1f1b(expect: Expect, rows: list[list[str]], p: int, m: int) -> None:
     over = [f"stage {i} holds {saw:g}" for i, (saw, most) in enumerate(zip(held, allowed, strict=True)) if saw > most]
     expect.that(f"stage i holds p - i micro-batches at most ({what})", not over, over, f"at most {allowed}")
     expect.budget(f"the step takes no longer than GPipe's ({what})", done.makespan_s, 3.0 * (m + p - 1), "s")
+
+
+# ---- run_row: one rank at a time, its neighbours played from the unsplit model; then all ranks of a launch ----
+
+
+class _Stage(nn.Module):
+    """A stage of a small model: an embedding or a product, then tanh; the last one's output is its loss, over m."""
+
+    def __init__(self, draw: Draw, number: int, p: int, m: int):
+        super().__init__()
+        self.number, self.is_last = number, number == p - 1
+        self.table = nn.Parameter(draw.tensor((11, 4), torch.float64)) if number == 0 else None
+        self.weight = nn.Parameter(draw.tensor((4, 4), torch.float64))
+        self.tokens = [torch.tensor([[draw.integer(0, 10) for _ in range(3)] for _ in range(2)]) for _ in range(m)]
+        self.targets = [draw.tensor((2, 3, 4), torch.float64) for _ in range(m)]
+        self.calls: _Calls | None = None
+
+    def forward(self, action: str, x: Tensor) -> Tensor:
+        if self.calls:
+            self.calls.begin("stage", action, x)
+        y = torch.tanh((x if self.table is None else self.table[x]) @ self.weight)
+        if self.is_last:
+            number = int(action[1:])
+            y = (y - self.targets[number].to(y.device)).square().mean() * (number + 1) / len(self.targets)
+        if self.calls:
+            self.calls.made(x, y)
+        return y
+
+
+class _Unsplit:
+    """Every input, output and gradient of the stages, from one graph over all of them."""
+
+    def __init__(self, stages: Sequence[_Stage], m: int):
+        stages = copy.deepcopy(list(stages))
+        self.inputs: dict[tuple[int, int], Tensor] = {}
+        for i in range(m):
+            x = stages[0].tokens[i]
+            for stage in stages:
+                self.inputs[stage.number, i] = x
+                x = stage(f"F{i}", x)
+                x.retain_grad()
+            self.inputs[len(stages), i] = x
+            x.backward()
+        self.gradients = [torch.cat([param.grad.flatten() for param in each.parameters()]) for each in stages]  # pyright: ignore
+
+
+_SENT = {"F": "F sends the stage's output", "B": "B sends the gradient of the stage's input"}
+
+
+class _Calls:
+    """The calls of one row, each compared at once: their order, the tensors sent, and what is still held."""
+
+    def __init__(self, stage: _Stage, unsplit: _Unsplit, row: Sequence[str], p: int, name: str):
+        self.stage, self.unsplit, self.p = stage, unsplit, p
+        self.what = f"stage {stage.number} of {p}, {name}"
+        back = ["send"] if stage.number else []
+        self.wanted = [
+            (call, action)
+            for action in row
+            for call in (["recv", "stage", "send"] if action[0] == "F" else ["recv", *back])
+        ]
+        self.made_calls: list[tuple[str, str]] = []
+        self.alive: list[tuple[Any, str]] = []
+        self.sent: list[tuple[str, Tensor, Tensor]] = []
+        self.broken: RuleBroken | None = None
+
+    def fail(self, rule: str, saw: str, expected: str) -> None:
+        self.broken = self.broken or RuleBroken(f"{rule} ({self.what})", saw, expected)
+        raise self.broken
+
+    def fail_without(self, wanted: tuple[str, str] | None, saw: str) -> None:
+        """Another call was made, or none, instead of the wanted one."""
+        if wanted and (wanted[0], wanted[1][0]) == ("send", "B") and not saw.startswith("stage"):
+            self.fail(_SENT["B"], f"nothing at {wanted[1]}", "x.grad: the received x must require gradients")
+        expected = " ".join(wanted) if wanted else "the end of the row"
+        self.fail("the actions are done in the row's order, each once", saw, expected)
+
+    def begin(self, call: str, action: Any, x: Any = None) -> None:
+        done = len(self.made_calls)
+        wanted = self.wanted[done] if done < len(self.wanted) else None
+        if wanted != (call, action):
+            saw = f"{call}({short_repr(action)}, ...)" if call != "recv" else f"recv({short_repr(action)})"
+            if (call, str(action)[:1], self.stage.number) == ("send", "B", 0):
+                self.fail("stage 0 sends nothing back: its input are tokens", saw, "no send after a B")
+            before = " ".join(f"{name} {of}" for name, of in self.made_calls[-3:]) or "nothing"
+            self.fail_without(wanted, f"{saw} after {before}")
+        self.made_calls.append((call, action))
+        if call == "stage":
+            given = self.unsplit.inputs[self.stage.number, int(action[1:])]
+            if not isinstance(x, Tensor) or difference(x.detach(), given.detach(), rtol=1e-9, atol=1e-12) is not None:
+                self.fail("the stage computes on what the action received", short_repr(x), "recv(action)")
+
+    def made(self, x: Tensor, y: Tensor) -> None:
+        self.alive += [(weakref.ref(each), self.made_calls[-1][1]) for each in (x, y) if each.is_floating_point()]
+
+    def recv(self, action: str) -> Tensor | None:
+        self.begin("recv", action)
+        over = {of[1:] for _, of in self.made_calls[:-1] if of[0] == "B"}
+        kept = sorted({of[1:] for ref, of in self.alive if ref() is not None} & over, key=int)
+        if len(kept) > 2:  # local variables may still have one from an F and one from a B
+            saw = f"tensors of micro-batches {', '.join(kept)} at {action}"
+            self.fail("after its B nothing of a micro-batch is kept", saw, "dropped, as by `held.pop(number)`")
+        number, at = int(action[1:]), self.stage.number
+        if action[0] == "F":
+            return self.unsplit.inputs[at, number].detach().clone()
+        grad = self.unsplit.inputs[at + 1, number].grad
+        return None if self.stage.is_last or grad is None else grad.clone()
+
+    def send(self, action: str, x: Any) -> None:
+        self.begin("send", action)
+        number, at = int(action[1:]), self.stage.number
+        of = self.unsplit.inputs[at + 1 if action[0] == "F" else at, number]
+        wanted = of.detach() if action[0] == "F" else of.grad
+        name = _SENT[action[0]]
+        assert wanted is not None
+        if not isinstance(x, Tensor):
+            self.fail(name, f"{short_repr(x)} at {action}", "a tensor: does the received x require gradients?")
+        if x.requires_grad:
+            self.fail("a tensor is sent without its autograd graph", f"{action} requires gradients", "y.detach()")
+        if difference(x, wanted, rtol=1e-9, atol=1e-12) is not None:
+            self.fail(name, f"{short_repr(x)} at {action}", short_repr(wanted))
+        self.sent.append((action, x, wanted))
+
+    def end(self, expect: Expect) -> None:
+        if self.broken:  # also if the answer caught it
+            raise self.broken
+        if len(self.made_calls) < len(self.wanted):
+            self.fail_without(self.wanted[len(self.made_calls)], "the end")
+        changed = [action for action, x, wanted in self.sent if difference(x, wanted, rtol=1e-9, atol=1e-12)]
+        expect.that(f"what is sent is not changed later ({self.what})", not changed, changed, "a message on its way")
+
+
+def _any_order(draw: Draw, m: int) -> list[str]:
+    """A row with each F before its B, and backwards out of turn."""
+    row = [f"F{i}" for i in range(m)]
+    for i in draw.shuffled(range(m)):
+        row.insert(draw.integer(row.index(f"F{i}") + 1, len(row)), f"B{i}")
+    return ["F0", "F1", "F2", "B1", "B2", "B0"] if m == 3 else row
+
+
+@exercise(
+    "Run a row",
+    hints=[
+        "Which two tensors of a micro-batch does its B need, that its F had? Keep them under the micro-batch's number: "
+        "several are in flight, and their backwards may come in any order.",
+        "F: x = recv(action) is a leaf; it must require gradients (not for tokens). y = stage(action, x); send it "
+        "detached. B: begin at y with the received gradient; then x.grad is what the stage before needs.",
+        "F: held[number] = x, y. B: x, y = held.pop(number); y.backward(recv(action)); x.grad is None for tokens.",
+    ],
+)
+def run_row(expect: Expect, run_row: Callable[..., Any]) -> None:
+    not_from_lablib(run_row)
+    draw = expect.draw
+    p, m = draw.integer(3, 5), draw.integer(5, 7)
+    cases = [("one micro-batch", 2, 1, lambda stage, p, m: ["F0", "B0"])]
+    cases += [("GPipe", p, m, lambda stage, p, m: _row_of(schedules.gpipe(p, m), stage))]
+    cases += [("1F1B", p, 12, lambda stage, p, m: _row_of(schedules.one_f_one_b(p, m), stage))]
+    cases += [("backwards in any order", 3, each, lambda stage, p, m: _any_order(draw, m)) for each in (3, m, 11)]
+    cases += [("all of the model on one stage", 1, m, lambda stage, p, m: _any_order(draw, m))]
+    for name, p, m, row_of in cases:
+        expect.measured.clear()  # the report shows the last row
+        stages = [_Stage(draw, number, p, m) for number in range(p)]
+        unsplit = _Unsplit(stages, m)
+        for stage in draw.shuffled(stages):
+            for step in (1, 2):  # gradients are added: two steps give twice the gradient
+                row = row_of(stage.number, p, m)
+                stage.calls = calls = _Calls(stage, unsplit, row, p, name)
+                seen = observe(run_row, list(row), stage, calls.send, calls.recv)
+                calls.end(expect)
+                changes_nothing(expect, [seen])
+                rule = f"gradients equal the unsplit model's, step {step} ({calls.what})"
+                expect.close(rule, _flat_gradient(stage), step * unsplit.gradients[stage.number], atol=1e-12)
+    _expect_a_pipeline(expect, run_row, draw)
+
+
+def _row_of(plan: Plan, stage: int) -> list[str]:
+    return [str(each).lstrip("0123456789") for each in plan.actions[stage]]
+
+
+def _flat_gradient(stage: nn.Module) -> Tensor:
+    grads = [torch.zeros_like(each) if each.grad is None else each.grad for each in stage.parameters()]
+    return torch.cat([grad.flatten() for grad in grads])
+
+
+def _expect_a_pipeline(expect: Expect, run_row: Callable[..., Any], draw: Draw) -> None:
+    """All ranks at once, with messages."""
+    p, m = 4, draw.integer(5, 8)
+    stages = [_Stage(draw, number, p, m) for number in range(p)]
+    unsplit = _Unsplit(stages, m)
+
+    def program(stages: Sequence[_Stage]) -> Tensor:
+        rank = dist.get_rank()
+        stage, works = stages[rank], []
+
+        def recv(action: str) -> Tensor | None:
+            is_forward = action[0] == "F"
+            if rank == (0 if is_forward else p - 1):
+                return stage.tokens[int(action[1:])].to(stage.weight.device) if is_forward else None
+            x = torch.empty(2, 3, 4, dtype=torch.float64)
+            dist.recv(x, rank - 1 if is_forward else rank + 1)
+            return x
+
+        def send(action: str, x: Tensor) -> None:
+            if rank != (p - 1 if action[0] == "F" else 0):
+                works.append(dist.isend(x, rank + 1 if action[0] == "F" else rank - 1))
+
+        run_row(_row_of(schedules.one_f_one_b(p, m), rank), stage, send, recv)
+        for work in works:
+            work.wait()
+        return _flat_gradient(stage)
+
+    run = expect.launch(program, stages, ranks=p)
+    for rank, gradient in enumerate(run.values):
+        rule = f"gradients equal the unsplit model's (rank {rank} of {p} in a launch, 1F1B)"
+        expect.close(rule, gradient, unsplit.gradients[rank], atol=1e-12)
 
 
 @exercise(

@@ -194,7 +194,7 @@ for plan in (gpipe, one_by_one):
 # The bubble is the same: the last stage works without a pause, between the same fill and the same drain. But stage 0
 # holds only p micro-batches for any m. So m can grow until the bubble is small.
 
-# %% [markdown] minutes=11
+# %% [markdown] minutes=15
 # ## Run it
 #
 # A plan is data. One program, the *executor*, runs any plan: each rank does its row, and sends and receives between
@@ -213,67 +213,64 @@ print(f"bubble:   {expected.bubble_fraction:.1%}")
 # %% [markdown]
 # The two differ a little, because a mean replaces the seconds of each micro-batch. The bubble is a little larger than
 # (p - 1)/(m + p - 1): no cut makes the stages exactly equal.
-#
-# Do the gradients equal one GPU's? The loss of the batch is the *mean* over its tokens, but each micro-batch has its
-# own mean. The sum of m means gives gradients m times too large. Adam hides this: it divides by the gradient's size.
-# `step` multiplies the loss of each micro-batch by a weight.
-
-# %%
-texts = torch.arange(4 * 2 * 17).view(4, 2, 17) * 7 % 64
-inputs, targets = list(texts[:, :, :-1]), list(texts[:, :, 1:])
-
-
-def gradient_of_one():
-    alone = GPT(lab13.TINY, seed=0, dtype=torch.float64)
-    next_token_loss(alone(torch.cat(inputs)), torch.cat(targets)).backward()
-    return float(alone.blocks[0].mlp.up.weight.grad.norm())
-
-
-def gradient_of_stage_0(inputs, targets, weights):
-    whole = GPT(lab13.TINY, seed=0, dtype=torch.float64).to(torch.get_default_device())
-    pipeline = Pipeline(
-        schedules.one_f_one_b(2, 4), lab13.cut_at(whole, [0, 2]), next_token_loss
-    )
-    pipeline.step(inputs, targets, weights)
-    if dist.get_rank() == 0:
-        return float(whole.blocks[0].mlp.up.weight.grad.norm())
-
-
-wanted = gradient_of_one()
-for name, weights in {"weights of 1": [1.0] * 4, "weights of 1/m": [1 / 4] * 4}.items():
-    norm = launch(gradient_of_stage_0, inputs, targets, weights, ranks=2).values[0]
-    print(f"{name:18s}: norm of a gradient {norm:.6f}, {norm / wanted:.6f} of one GPU's")
 
 # %% [markdown]
-# ### Exercise 3: the weight of a micro-batch
+# ### Exercise 3: run a row
 #
-# 1/m is right if micro-batches have the same number of tokens. In fine-tuning they differ: tokens of the question, and
-# the *padding* behind short texts, have no loss. Their target is -100, which PyTorch's cross-entropy leaves out of its
-# mean. Give each micro-batch's loss the weight that makes their sum the mean over all tokens that count.
+# The library's executor did that. Now you write the part of one rank. Its trouble: a message carries numbers, and no
+# autograd graph. So each stage has a graph of its own, from the tensor that it received to the tensor that it sends.
+# Backward of a graph begins with the gradient that the next stage sends back, `y.backward(gradient)`, and ends with the
+# gradient of the stage's input, which goes to the stage before. Several micro-batches are *in flight*, between F and B:
+# each needs its own two ends.
+
+# %% [markdown]
+# You get three functions. `recv(action)` returns what the action needs from a neighbour: for F the input, for B the
+# gradient of the output. `stage(action, x)` computes the output. `send(action, tensor)` passes a result on: after F the
+# output, after B the gradient of the input. Two ends are special. Stage 0 receives tokens: whole numbers have no
+# gradient, and nothing goes back. The output of the last stage is its loss, already divided by m, so that the losses
+# add up to the mean; its B receives `None`, and `send` only records its loss.
 
 
 # %% tags=["exercise"]
-def loss_weights(targets):
-    """One number for each micro-batch: the weight of its mean loss in the loss of the step.
+def run_row(actions, stage, send, recv):
+    """Do one rank's row of a plan, and add to `.grad` of the stage's parameters.
 
-    In double precision, like Python's floats.
-    targets: a list of tensors of whole numbers, of any shapes; -100 has no loss.
-    Each has at least one token that counts.
+    actions: texts such as ["F0", "F1", "B0", ...]; each begins with `recv(action)`.
+    stage, send, recv: functions, as described above.
+    A tensor is sent without its graph, and not changed later. B frees its micro-batch.
     """
     ### BEGIN SOLUTION
-    counts = [int((target != -100).sum()) for target in targets]
-    return [count / sum(counts) for count in counts]
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held.pop(number)
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad)
     ### END SOLUTION
 
 
 # %%
-padded = [torch.tensor([5, 7, -100]), torch.tensor([1, -100, -100])]
-lab13.try_out(loss_weights, padded)  # 2 tokens count, and 1: [2/3, 1/3]
+lab13.try_out(lab13.run_rows, run_row, gpipe, cluster)
+lab13.try_out(lab13.run_rows, run_row, one_by_one, cluster)
 
-# %% tags=["check"] points=1
-check.loss_weights(loss_weights)
+# %% tags=["check"] points=3
+check.run_row(run_row)
 
-# %% [markdown] minutes=9
+# %% [markdown]
+# Your function ran two pipelines: the pictures show each F and B as it happened. Several graphs, one after the other,
+# give the gradient of one model, by the chain rule. GPipe and 1F1B take the same time, as the library's executor did
+# above; but GPipe's stage 0 has all micro-batches in flight, and its peak is higher. Without the division by m the
+# gradients would be m times too large, and Adam would hide it: it divides by the gradient's size.
+
+# %% [markdown] minutes=6
 # ## Fill the bubble
 #
 # Backward computes two things. The stage before waits for the gradient of the *input*, I. Only the optimizer needs the
@@ -313,42 +310,7 @@ lab13.in_rows(rows)
 # begins its next step without waiting for the others; the paper does so, and undoes a step if its gradients are
 # infinite or must be clipped.
 
-# %% [markdown]
-# A fair comparison gives every schedule the same memory. A schedule that would hold too much runs the batch in several
-# parts, each with its own bubble.
-
-# %% [markdown]
-# *V-Half* and *ZB-V* put two pieces of the model on each stage, in a V: the first
-# stage has the first piece and the last. *Interleaved* 1F1B assigns small pieces in turn: here 1 to 4 per stage, the
-# number that fits and idles least. Take 8 stages and 32 micro-batches. Guess which schedule has the smallest bubble
-# with memory for 8 micro-batches, and which with memory for 5.
-
-# %%
-my_guess_leaders = None  # memory for 8, and for 5: names such as ("gpipe", "zb-h1")
-print("guess:", my_guess_leaders)
-
-# %%
-memories = (2, 4, 5, 6, 8, 10, 12, 16, 32)
-names = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "v-min", "v-half", "zb-v")
-afforded = {memory: lab13.equal_memory(8, 32, memory, names) for memory in memories}
-lab13.show(
-    lab13.figure_equal_memory(afforded, "Bubble at equal memory: 8 stages, 32 micro-batches")
-)
-print("you guessed", my_guess_leaders)
-
-# %% [markdown]
-# ZB-H2 gains nothing over ZB-H1, which needs half the memory: here, too, all stages wait for the last one before the
-# next step begins. The V helps: an early piece, which holds activations long, shares a stage with a late piece, which
-# holds them briefly, so that all stages hold the same (Qi et al., 2024). And its pieces are half as long, so the fill
-# is, too. V-Half is best at 5, ZB-V from 8 on. (*V-Min* needs still less: it is best at 4.)
-
-# %% [markdown]
-# Is that fair to 1F1B and ZB-H1, which run in parts at 5? Could they begin with fewer forwards? A micro-batch is on
-# stage 0 from its F until its I has come back and its W is done: 8 (F + I) + W = 17 seconds or more. If at most 5 may
-# be there at once, at most 5 pass in 17 seconds. That is 15 seconds of work: at least 2 of 17 seconds are idle, 11.8%,
-# in any order, with one piece per stage. V-Half idles 9.9%.
-
-# %% [markdown] minutes=9
+# %% [markdown] minutes=8
 # ## The bubble simulator
 #
 # Now try it. Give the last stage more work ("1 1 1 2" in the field of F), slow the messages, set a limit of memory (one
@@ -407,9 +369,9 @@ lab13.leader_board(board, max_in_flight=(3, 2, 2))
 # - A stage waits until the first micro-batch arrives (fill) and until the last gradient has gone back (drain). With
 #   equal stages that is (p - 1)/(m + p - 1) of the step, for GPipe and for 1F1B; unequal stages wait for the slowest.
 # - GPipe holds m micro-batches, stage i of 1F1B at most p - i: the same bubble with less memory.
-# - The loss of a step is the mean over its tokens: the weight of a micro-batch is its share of them.
-# - No stage waits for weight gradients, so they fill the bubble. Filling the rest costs memory: compare schedules at
-#   equal memory.
+# - Each stage has its own autograd graph. B begins with the gradient from the next stage, and sends the gradient of its
+#   input back; each micro-batch in flight keeps its input and its output.
+# - No stage waits for weight gradients, so they fill the bubble. Filling the rest costs memory.
 # - The plan and the seconds of its actions determine the time of the step, here to 1%, and the memory of each stage.
 
 # %% [markdown] tags=["further"] minutes=8
@@ -474,6 +436,68 @@ lab13.try_out(actions_done, [["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]]
 # %% tags=["check"] points=2
 check.actions_done(actions_done)
 
+# %% [markdown] tags=["further"] minutes=6
+# ## Further: the weight of a micro-batch
+#
+# The loss of the batch is the *mean* over its tokens, but each micro-batch has its own mean. The sum of m means gives
+# gradients m times too large. Adam hides this: it divides by the gradient's size. The library's `step` multiplies the
+# loss of each micro-batch by a weight.
+
+# %%
+texts = torch.arange(4 * 2 * 17).view(4, 2, 17) * 7 % 64
+inputs, targets = list(texts[:, :, :-1]), list(texts[:, :, 1:])
+
+
+def gradient_of_one():
+    alone = GPT(lab13.TINY, seed=0, dtype=torch.float64)
+    next_token_loss(alone(torch.cat(inputs)), torch.cat(targets)).backward()
+    return float(alone.blocks[0].mlp.up.weight.grad.norm())
+
+
+def gradient_of_stage_0(inputs, targets, weights):
+    whole = GPT(lab13.TINY, seed=0, dtype=torch.float64).to(torch.get_default_device())
+    pipeline = Pipeline(
+        schedules.one_f_one_b(2, 4), lab13.cut_at(whole, [0, 2]), next_token_loss
+    )
+    pipeline.step(inputs, targets, weights)
+    if dist.get_rank() == 0:
+        return float(whole.blocks[0].mlp.up.weight.grad.norm())
+
+
+wanted = gradient_of_one()
+for name, weights in {"weights of 1": [1.0] * 4, "weights of 1/m": [1 / 4] * 4}.items():
+    norm = launch(gradient_of_stage_0, inputs, targets, weights, ranks=2).values[0]
+    print(f"{name:18s}: norm of a gradient {norm:.6f}, {norm / wanted:.6f} of one GPU's")
+
+# %% [markdown]
+# ### Exercise 6: the weight of a micro-batch
+#
+# 1/m is right if micro-batches have the same number of tokens. In fine-tuning they differ: tokens of the question, and
+# the *padding* behind short texts, have no loss. Their target is -100, which PyTorch's cross-entropy leaves out of its
+# mean. Give each micro-batch's loss the weight that makes their sum the mean over all tokens that count.
+
+
+# %% tags=["exercise"]
+def loss_weights(targets):
+    """One number for each micro-batch: the weight of its mean loss in the loss of the step.
+
+    In double precision, like Python's floats.
+    targets: a list of tensors of whole numbers, of any shapes; -100 has no loss.
+    Each has at least one token that counts.
+    """
+    ### BEGIN SOLUTION
+    counts = [int((target != -100).sum()) for target in targets]
+    return [count / sum(counts) for count in counts]
+    ### END SOLUTION
+
+
+# %%
+padded = [torch.tensor([5, 7, -100]), torch.tensor([1, -100, -100])]
+lab13.try_out(loss_weights, padded)  # 2 tokens count, and 1: [2/3, 1/3]
+
+# %% tags=["check"] points=1
+check.loss_weights(loss_weights)
+
 # %% [markdown] tags=["further"] minutes=8
 # ## Further: where to cut
 #
@@ -506,7 +530,7 @@ print(
 lab13.in_rows(rows)
 
 # %% [markdown]
-# ### Exercise 6: split the layers
+# ### Exercise 7: split the layers
 #
 # Cut a row of layers into stages so that the slowest stage takes as little time as possible. Every stage has at least
 # one layer.
@@ -562,6 +586,43 @@ for name in ("1f1b", "interleaved", "breadth-first"):
             "stage 1 sends and receives": 2 * chunks * 8 * 2,
         }
 lab13.in_rows(rows)
+
+# %% [markdown] tags=["further"] minutes=5
+# ## Further: schedules at equal memory
+#
+# A fair comparison gives every schedule the same memory. A schedule that would hold too much runs the batch in several
+# parts, each with its own bubble.
+
+# %% [markdown]
+# *V-Half* and *ZB-V* put two pieces of the model on each stage, in a V: the first
+# stage has the first piece and the last. *Interleaved* 1F1B assigns small pieces in turn: here 1 to 4 per stage, the
+# number that fits and idles least. Take 8 stages and 32 micro-batches. Guess which schedule has the smallest bubble
+# with memory for 8 micro-batches, and which with memory for 5.
+
+# %%
+my_guess_leaders = None  # memory for 8, and for 5: names such as ("gpipe", "zb-h1")
+print("guess:", my_guess_leaders)
+
+# %%
+memories = (2, 4, 5, 6, 8, 10, 12, 16, 32)
+names = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "v-min", "v-half", "zb-v")
+afforded = {memory: lab13.equal_memory(8, 32, memory, names) for memory in memories}
+lab13.show(
+    lab13.figure_equal_memory(afforded, "Bubble at equal memory: 8 stages, 32 micro-batches")
+)
+print("you guessed", my_guess_leaders)
+
+# %% [markdown]
+# ZB-H2 gains nothing over ZB-H1, which needs half the memory: here, too, all stages wait for the last one before the
+# next step begins. The V helps: an early piece, which holds activations long, shares a stage with a late piece, which
+# holds them briefly, so that all stages hold the same (Qi et al., 2024). And its pieces are half as long, so the fill
+# is, too. V-Half is best at 5, ZB-V from 8 on. (*V-Min* needs still less: it is best at 4.)
+
+# %% [markdown]
+# Is that fair to 1F1B and ZB-H1, which run in parts at 5? Could they begin with fewer forwards? A micro-batch is on
+# stage 0 from its F until its I has come back and its W is done: 8 (F + I) + W = 17 seconds or more. If at most 5 may
+# be there at once, at most 5 pass in 17 seconds. That is 15 seconds of work: at least 2 of 17 seconds are idle, 11.8%,
+# in any order, with one piece per stage. V-Half idles 9.9%.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: all schedules at equal memory, by formula

@@ -318,6 +318,497 @@ def one_f_one_b(stage, num_stages, num_microbatches):
             "a later call does not change a row",
         ),
     ],
+    "run_row": [
+        (
+            "sends the output with its graph",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y)
+        else:
+            x, y = held.pop(number)
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad)
+""",
+            "a tensor is sent without its autograd graph",
+        ),
+        (
+            "does not let the input require gradients",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held.pop(number)
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad)
+""",
+            "B sends the gradient of the stage's input",
+        ),
+        (
+            "lets tokens require gradients",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_()
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held.pop(number)
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad)
+""",
+            "your code runs without an exception",
+        ),
+        (
+            "takes the oldest micro-batch, whatever the action says",
+            """
+def run_row(actions, stage, send, recv):
+    held = []
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held.append((x, y))
+            send(action, y.detach())
+        else:
+            x, y = held.pop(0)
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad)
+""",
+            "(stage",
+        ),
+        (
+            "takes the newest micro-batch",
+            """
+def run_row(actions, stage, send, recv):
+    held = []
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held.append((x, y))
+            send(action, y.detach())
+        else:
+            x, y = held.pop()
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad)
+""",
+            "(stage",
+        ),
+        (
+            "reads one digit of the number",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held.pop(number)
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad)
+""",
+            "B sends the gradient",
+        ),
+        (
+            "begins backward with ones, not with the received gradient",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held.pop(number)
+            y.sum().backward()
+            if x.grad is not None:
+                send(action, x.grad)
+""",
+            "",
+        ),
+        (
+            "sends the received gradient on",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held.pop(number)
+            y.backward(received)
+            if x.grad is not None:
+                send(action, received)
+""",
+            "B sends the gradient of the stage's input",
+        ),
+        (
+            "sends the gradient of the output back, in its first two steps",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held.pop(number)
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad * 2)
+""",
+            "B sends the gradient of the stage's input",
+        ),
+        (
+            "sends back from stage 0, too",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held.pop(number)
+            y.backward(received)
+            send(action, x.grad)
+""",
+            "stage 0 sends nothing back",
+        ),
+        (
+            "computes only the gradient of the input",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held.pop(number)
+            if x.is_floating_point():
+                send(action, torch.autograd.grad(y, x, received)[0])
+""",
+            "gradients equal the unsplit model's",
+        ),
+        (
+            "keeps everything to the end",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held[number]
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad)
+""",
+            "nothing of a micro-batch is kept",
+        ),
+        (
+            "does all forwards first",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in sorted(actions, key=lambda each: each[0] == "B"):
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held.pop(number)
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad)
+""",
+            "the actions are done in the row's order",
+        ),
+        (
+            "runs forward again in backward",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x
+            send(action, y.detach())
+        else:
+            x = held.pop(number)
+            y = stage(action, x)
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad)
+""",
+            "the actions are done in the row's order",
+        ),
+        (
+            "does not receive for the last stage's backward",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = None
+        if kind == "F" or held[number][1].dim():
+            received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held.pop(number)
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad)
+""",
+            "the actions are done in the row's order",
+        ),
+        (
+            "clears the gradients first",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    stage.zero_grad()
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held.pop(number)
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad)
+""",
+            "gradients equal the unsplit model's, step 2",
+        ),
+        (
+            "averages over the micro-batches a second time",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held.pop(number)
+            y.backward(received / len(actions) * 2 if received is not None else None)
+            if x.grad is not None:
+                send(action, x.grad)
+""",
+            "",
+        ),
+        (
+            "clears the gradient that it has sent",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held.pop(number)
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad)
+                x.grad.zero_()
+""",
+            "what is sent is not changed later",
+        ),
+        (
+            "computes without a graph",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            with torch.no_grad():
+                y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held.pop(number)
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad)
+""",
+            "your code runs without an exception",
+        ),
+        (
+            "skips the last backward",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions[:-1]:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held.pop(number)
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad)
+""",
+            "",
+        ),
+        (
+            "catches what goes wrong",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held.pop(number)
+            y.backward(received)
+            try:
+                send(action, torch.ones_like(y))
+            except Exception:
+                pass
+""",
+            "",
+        ),
+        (
+            "sends in half precision",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach().bfloat16())
+        else:
+            x, y = held.pop(number)
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad)
+""",
+            "F sends the stage's output",
+        ),
+        (
+            "sends in single precision",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:])
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach().float())
+        else:
+            x, y = held.pop(number)
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad)
+""",
+            "F sends the stage's output",
+        ),
+    ],
     "loss_weights": [
         (
             "weighs micro-batches equally",
@@ -1134,6 +1625,101 @@ def split_layers(costs, num_stages):
 }
 
 RIGHT_ANSWERS = {
+    "run_row": [
+        (
+            "with autograd.grad, which adds by hand",
+            """
+def run_row(actions, stage, send, recv):
+    params, inputs, outputs = list(stage.parameters()), {}, {}
+    for action in actions:
+        i, got = action[1:], recv(action)
+        if action.startswith("F"):
+            inputs[i] = got.detach().clone()
+            if got.dtype.is_floating_point:
+                inputs[i].requires_grad = True
+            outputs[i] = stage(action, inputs[i])
+            send(action, outputs[i].detach().clone())
+            continue
+        x, y = inputs.pop(i), outputs.pop(i)
+        wanted = params + [x] * x.requires_grad
+        grads = torch.autograd.grad(y, wanted, got)
+        for param, grad in zip(params, grads):
+            param.grad = grad.clone() if param.grad is None else param.grad + grad
+        if x.requires_grad:
+            send(action, grads[-1])
+""",
+        ),
+        (
+            "with two functions, and torch.autograd.backward",
+            """
+def run_row(actions, stage, send, recv):
+    flight = [None] * len(actions)
+
+    def forward(action):
+        arrived = recv(action)
+        if arrived.dtype != torch.int64:
+            arrived.requires_grad_()
+        left = stage(action, arrived)
+        flight[int(action[1:])] = (arrived, left)
+        send(action, left.data)
+
+    def backward(action):
+        gradient = recv(action)
+        arrived, left = flight[int(action[1:])]
+        flight[int(action[1:])] = None
+        torch.autograd.backward([left], [gradient])
+        if arrived.requires_grad:
+            send(action, arrived.grad)
+
+    for action in actions:
+        (forward if action[0] == "F" else backward)(action)
+""",
+        ),
+        (
+            "different names in both branches, and del",
+            """
+def run_row(actions, stage, send, recv):
+    ins, outs = {}, {}
+    for text in actions:
+        name = text.removeprefix("F").removeprefix("B")
+        if text[0] == "F":
+            a = recv(text)
+            ins[name] = a.requires_grad_() if torch.is_floating_point(a) else a
+            b = stage(text, ins[name])
+            outs[name] = b
+            send(text, b.detach())
+        else:
+            g = recv(text)
+            out, inp = outs[name], ins[name]
+            del outs[name], ins[name]
+            if g is None:
+                out.backward()
+            else:
+                out.backward(gradient=g)
+            if inp.grad is not None:
+                send(text, inp.grad.clone())
+""",
+        ),
+        (
+            "a scalar product with the received gradient",
+            """
+def run_row(actions, stage, send, recv):
+    held = dict()
+    for action in actions:
+        g = recv(action)
+        if action[0] == "F":
+            if g.is_floating_point():
+                g = g.requires_grad_(True)
+            held[action[1:]] = [g, stage(action, g)]
+            send(action, held[action[1:]][1].detach())
+        else:
+            x, y = held.pop(action[1:])
+            (y if g is None else (y * g).sum()).backward()
+            if x.is_floating_point():
+                send(action, x.grad)
+""",
+        ),
+    ],
     "bubble": [
         (
             "by simulating the flow",
