@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from math import cos, pi, sin, sqrt
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from lablib.calibration import this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib.data import batches, load_corpus, train_val_split
 from lablib.figures import show
 from lablib.figures.chart import (
     PLOT_PIXELS,
@@ -30,13 +32,17 @@ from lablib.figures.chart import (
 )
 from lablib.figures.lines import figure_lines
 from lablib.figures.style import FAINT_INK, INK, series_look
+from lablib.models import next_token_loss
 from lablib.optim.adafactor import Adafactor
 from lablib.optim.adam8bit import Adam8bit
 from lablib.optim.adamw import AdamW
 from lablib.optim.lion import Lion
 from lablib.optim.muon import Muon
+from lablib.optim.newton_schulz import newton_schulz
 from lablib.phases import phase
 from lablib.signature import NonEmpty, Range, checked
+from lablib.studies import optimizer_experiment as experiment
+from lablib.studies.optimizer_trial import ADAM
 from lablib.studies.optimizers import Difference, OptimizerResult
 from lablib.text.units import format_quantity, plural
 from lablib.widgets import LogSlider, explore
@@ -98,6 +104,7 @@ STEPPED: dict[str, Callable[..., Any]] = {
     "Adam8bit": Adam8bit,
     "Muon": Muon,
 }
+SHOWN = ("token_embedding.weight", "blocks.0.attention.query.weight", "blocks.0.mlp.up.weight", "blocks.0.mlp.up.bias")
 
 
 def steps(width: int, count: int = 8) -> None:
@@ -128,6 +135,40 @@ def ratios_to_adamw(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
             row["AdamW"] = format_quantity(seconds[side].to_dict()["AdamW"], "s")
             rows[f"{place}, {str(side).removesuffix('_s')}"] = row
     return pd.DataFrame(rows).T
+
+
+# --- A learner's step of Muon ---
+
+
+def train_with(muon_step: Callable[..., Any], num_steps: int = 60, lr: float = 8e-3) -> None:
+    """Show the losses of a GPT with a learner's step and with AdamW; print the rms of its first and last step."""
+
+    def adamw_for_all(model: nn.Module, *others: Any) -> None:
+        for name, _ in model.named_parameters():
+            others[-1](name)
+
+    curves: dict[str, list[float]] = {}
+    for label, step in {"AdamW": adamw_for_all, "your muon_step": muon_step}.items():
+        model = experiment.start("adamw", lr, 0.0, seed=1).model
+        params = dict(model.named_parameters())
+        each = {name: AdamW([param], lr=lr, betas=ADAM, weight_decay=0.0) for name, param in params.items()}
+        means, losses = dict[str, Tensor](), curves.setdefault(label, [])
+        text = batches(train_val_split(load_corpus())[0], experiment.BATCH_SIZE, experiment.SEQ_LEN, seed=1)
+        for inputs, targets in islice(text, num_steps):
+            model.zero_grad()
+            loss = next_token_loss(model(inputs), targets)
+            loss.backward()
+            before = {name: param.detach().clone() for name, param in params.items()}
+            step(model, means, lr, 0.95, 0.0, newton_schulz, lambda name, each=each: each[name].step())
+            losses.append(loss.item())
+            rms = {
+                name: float((param.detach() - before[name]).square().mean().sqrt()) / lr
+                for name, param in params.items()
+            }
+            if step is muon_step and len(losses) in (1, num_steps):
+                print(f"step {len(losses)}, rms over lr:", ", ".join(f"{name} {rms[name]:.2f}" for name in SHOWN))
+    title = f"One rate for both, {lr:g}: loss of each step"
+    show(figure_lines(list(range(num_steps)), curves, "step", "loss", "count", "nats a byte", title=title))
 
 
 # --- One update: `lablib.optim.effects` gives the arguments, in order ---

@@ -131,10 +131,10 @@ def _row_of_rank(run_row: Callable[..., Any], plan: Plan, config: GPTConfig, dty
         del stages
         length, count = config.max_seq_len, plan.num_microbatches
         texts = (torch.arange(count * (length + 1)) * 7 % config.vocab_size).view(count, 1, length + 1)
-    sent: list[dist.Work] = []
+    sent: list[Any] = []
     mark = ExitStack()  # names the computation of an action, from its receive to the next action
 
-    def to_or_from(action: str, ahead: bool) -> dict[str, int]:
+    def to_or_from(action: str, ahead: bool) -> dict[str, Any]:
         step = 1 if (action[0] == "F") == ahead else -1
         return {"tag": 2 * int(action[1:]) + (action[0] == "B"), "dst" if ahead else "src": rank + step}
 
@@ -154,7 +154,7 @@ def _row_of_rank(run_row: Callable[..., Any], plan: Plan, config: GPTConfig, dty
 
     def send(action: str, x: torch.Tensor) -> None:
         if rank != (last if action[0] == "F" else 0):
-            sent.extend([dist.isend(x, **to_or_from(action, ahead=True))])
+            sent.append(dist.isend(x, **to_or_from(action, ahead=True)))
 
     run_row([str(action).lstrip("0123456789") for action in plan.actions[rank]], stage, send, recv)
     mark.close()
@@ -165,7 +165,8 @@ def _row_of_rank(run_row: Callable[..., Any], plan: Plan, config: GPTConfig, dty
     whole = gpt()
     next_token_loss(whole(texts[:, 0, :-1]), texts[:, 0, 1:]).backward()
     pairs = zip(piece.parameters(), cut(whole, plan.num_stages)[rank].parameters(), strict=True)
-    return max(float((a.grad - b.grad).abs().max() / b.grad.abs().max()) for a, b in pairs)  # pyright: ignore
+    grads = [(a.grad, b.grad) for a, b in pairs]
+    return max(float((a - b).abs().max() / b.abs().max()) for a, b in grads if a is not None and b is not None)
 
 
 @checked

@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.adam import _fused_adam, _multi_tensor_adam, _single_tensor_adam, adam
 from torch.optim.adamw import adamw
 
@@ -395,6 +395,197 @@ def _expect_orthogonal(
     rtol, atol = (1e-7, 1e-9 * float(s.abs().max())) if begun.dtype == torch.float64 else (1e-4, 1e-5)
     rule = f"U and V are unchanged, singular values follow the polynomial ({on})"
     expect.close(rule, saw.double(), u * s @ vh, rtol=rtol, atol=atol)
+
+
+# ---- A step of Muon -------------------------------------------------------------------------------------------------
+
+
+class _Block(nn.Module):
+    """Square, tall and wide matrices, and vectors."""
+
+    def __init__(self, width: int, more: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.query = nn.Linear(width, width)
+        self.up = nn.Linear(width, more)
+        self.down = nn.Linear(more, width, bias=False)
+
+
+class _Language(nn.Module):
+    """The names of a GPT; `is_tied`: the head has the embedding's weight."""
+
+    def __init__(self, width: int, more: int, vocab: int, is_tied: bool):
+        super().__init__()
+        self.token_embedding = nn.Embedding(vocab, width)
+        self.blocks = nn.ModuleList([_Block(width, more) for _ in range(2)])
+        self.final_norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocab, bias=False)
+        if is_tied:
+            self.head.weight = self.token_embedding.weight
+
+
+@exercise(
+    "A step of Muon",
+    hints=[
+        "First sort the weights: no gradient, a matrix inside a block, any other. For a matrix go line by line through "
+        "B, N and O. How many numbers has O, and what do their squares add up to?",
+        "O of m x n has min(m, n) singular values of 1 and m n numbers: its mean square is 1 / max(m, n). The scale "
+        "makes the rms 0.2. B starts as zeros, and is kept without Nesterov's part.",
+        "`means[name] = mu * means.get(name, 0) + (1 - mu) * g`; `orthogonalize(mu * means[name] + (1 - mu) * g)`; "
+        "scale `0.2 * math.sqrt(max(w.shape))`; one `w.sub_(...)` for decay and step. Others: `adamw(name)`.",
+    ],
+)
+def muon_step(expect: Expect, muon_step: Callable[..., Any]) -> None:
+    not_from_lablib(muon_step, refused=(torch.optim.Muon, *_MODULES))
+    draw = expect.draw
+    width, vocab = draw.choice((3, 4, 6, 7)), draw.integer(20, 30)  # not 5: 1 over its root is about 0.2 times it
+    for is_tied, frozen in ((False, ""), (True, ""), (False, "blocks.1.up.weight"), (False, "head.weight")):
+        expect.measured.clear()  # the result shows only the rules of the last model
+        model = _Language(width, draw.integer(8, 14), vocab, is_tied).double()
+        with torch.no_grad():
+            for param in model.parameters():
+                param.copy_(draw.tensor(tuple(param.shape), torch.float64))
+        on = ("the head tied to the embedding" if is_tied else "") or (
+            f"no gradient of {frozen}" if frozen else "a GPT"
+        )
+        means: dict[str, Tensor] = {}
+        wanted = {"means": {}, **{name: param.detach().clone() for name, param in model.named_parameters()}}
+        mu, decay = draw.number(0.6, 0.9), draw.number(0.05, 0.5)
+        for step in (1, 2, 3):  # the rate follows a schedule
+            _expect_muon(expect, muon_step, model, means, wanted, draw.number(0.01, 0.1), mu, decay, frozen, on, step)
+
+
+def _expect_muon(
+    expect: Expect,
+    answer: Callable[..., Any],
+    model: nn.Module,
+    means: dict[str, Tensor],
+    wanted: dict[str, Any],
+    lr: float,
+    mu: float,
+    decay: float,
+    frozen: str,
+    on: str,
+    step: int,
+) -> None:
+    params, on = dict(model.named_parameters()), f"{on}, step {step}"
+    for name, param in params.items():
+        param.grad = None if name == frozen else 10 ** expect.draw.number(-2, 2) * _like(expect.draw, param)
+    grads = {name: None if param.grad is None else param.grad.clone() for name, param in params.items()}
+    hidden = [name for name in params if name.startswith("blocks.") and params[name].ndim == 2 and name != frozen]
+    hidden.sort(key=lambda name: len(set(params[name].shape)), reverse=True)  # of a square one both sides are equal
+    others = [name for name in params if name not in hidden and name != frozen]
+    places = {name: param.data_ptr() for name, param in params.items()}
+    asked: list[str] = []
+    orthogonalized: list[Tensor] = []
+
+    def orthogonalize(x: Tensor) -> Tensor:
+        if not isinstance(x, Tensor) or x.ndim != 2:
+            raise RuleBroken(f"Muon takes matrices ({on})", short_repr(x), "a weight with two dimensions")
+        orthogonalized.append(x)
+        return _directions(x.detach().double())
+
+    def adamw(name: str) -> None:
+        if name not in params:
+            raise RuleBroken(f"adamw gets the name of a weight ({on})", short_repr(name), "such as 'head.weight'")
+        asked.append(name)
+        with torch.no_grad():
+            params[name].mul_(1 - lr * decay).add_(_sign(grads[name]), alpha=-lr)
+
+    answer(model, means, lr, mu, decay, orthogonalize, adamw)
+    for name, param in params.items():
+        if param.data_ptr() != places[name] or dict(model.named_parameters())[name] is not param:
+            raise RuleBroken(f"weights change in place ({on})", f"{name} got other memory", "w.sub_(...)")
+        if grads[name] is not None and (param.grad is None or not torch.equal(param.grad, grads[name])):
+            raise RuleBroken(f"gradients stay unchanged ({on})", f"that of {name} changed", "a new tensor for B and N")
+    missed, twice = [each for each in others if each not in asked], [each for each in others if asked.count(each) > 1]
+    if missed or twice or set(asked) - set(others):
+        said = f"{', '.join(sorted(set(asked) - set(others)))} given to it; " * bool(set(asked) - set(others))
+        said += f"{', '.join(missed)} not; " * bool(missed) + f"{', '.join(twice)} twice" * bool(twice)
+        rule = f"AdamW takes the embedding, the head and the vectors, each once ({on})"
+        raise RuleBroken(rule, said.rstrip("; "), "all but the matrices inside blocks")
+    expect.budget(
+        f"calls of orthogonalize, one per matrix ({on})", len(orthogonalized), len(hidden), at_least=len(hidden)
+    )
+    for name in others:
+        wanted[name] = wanted[name] * (1 - lr * decay) - lr * _sign(grads[name])
+        expect.close(f"AdamW alone changes its weights ({on}, {name})", params[name].detach(), wanted[name])
+    expect.equal(f"means are kept of Muon's weights alone ({on})", sorted(means), sorted(hidden))
+    for name in hidden:
+        before, grad = wanted[name], grads[name]
+        old = wanted["means"].get(name, torch.zeros_like(before))
+        mean = wanted["means"][name] = mu * old + (1 - mu) * grad
+        said = next((words for words, other in _not_means(old, grad, mu) if _same(means[name], other)), "")
+        if said and not _same(means[name], mean):
+            raise RuleBroken(
+                f"B is a running mean of the gradients ({on}, {name})", f"as if {said}", "B = mu B + (1 - mu) g"
+            )
+        expect.close(f"B is a running mean of the gradients ({on}, {name})", means[name], mean, atol=1e-12)
+        stored = means[name].untyped_storage().nbytes()
+        expect.budget(f"bytes kept of a matrix ({on}, {name})", stored, 8 * mean.numel(), unit="B")
+        scale = 0.2 * math.sqrt(max(before.shape))
+        wanted[name] = before - lr * decay * before - lr * scale * _directions(mu * mean + (1 - mu) * grad)
+        saw = params[name].detach()
+        mistakes = _no_muon(before, old, mean, grad, lr, mu, decay)
+        said = "" if _same(saw, wanted[name]) else next((words for words, other in mistakes if _same(saw, other)), "")
+        if said:
+            raise RuleBroken(f"w follows the formula ({on}, {name})", f"w is as if {said}", "as in the formula")
+        expect.close(f"w follows the formula ({on}, {name})", saw, wanted[name], atol=1e-9)
+
+
+def _like(draw: Draw, param: Tensor) -> Tensor:
+    return draw.tensor(tuple(param.shape), torch.float64)
+
+
+def _sign(grad: Tensor | None) -> Tensor:
+    assert grad is not None
+    return grad.sign()
+
+
+def _directions(x: Tensor) -> Tensor:
+    """U V^T, exactly."""
+    u, _, vh = torch.linalg.svd(x, full_matrices=False)
+    return u @ vh
+
+
+def _same(saw: Any, wanted: Tensor) -> bool:
+    return isinstance(saw, Tensor) and saw.shape == wanted.shape and bool(torch.allclose(saw, wanted, 1e-9, 1e-9))
+
+
+def _not_means(old: Tensor, g: Tensor, mu: float) -> Iterator[tuple[str, Tensor]]:
+    mean = mu * old + (1 - mu) * g
+    yield "it were the gradient", g
+    yield "it were a sum, B = mu B + g", mu * old + g
+    yield "mu and 1 - mu were exchanged", (1 - mu) * old + mu * g
+    yield "Nesterov's part were kept in it", mu * mean + (1 - mu) * g
+
+
+def _no_muon(
+    w: Tensor, old: Tensor, mean: Tensor, g: Tensor, lr: float, mu: float, decay: float
+) -> Iterator[tuple[str, Tensor]]:
+    """Known mistakes with B right and w wrong: in words, and the w they give."""
+    rows, columns = w.shape
+    ahead, kept = mu * mean + (1 - mu) * g, w - lr * decay * w
+    scale, o = 0.2 * math.sqrt(max(rows, columns)), _directions(ahead)
+    yield "the step were N, not its directions", kept - lr * ahead
+    yield "B were used without Nesterov", kept - lr * scale * _directions(mean)
+    yield "the gradient were used without the mean", kept - lr * scale * _directions(g)
+    yield "Nesterov used the old B", kept - lr * scale * _directions(mu * old + (1 - mu) ** 2 * g)
+    yield "Nesterov added all of g", kept - lr * scale * _directions(mu * mean + g)
+    yield "the scale were 1", kept - lr * o
+    yield "the scale were 0.2", kept - 0.2 * lr * o
+    yield "the rms were 1", kept - 5 * lr * scale * o
+    yield "the scale used the shorter side", kept - lr * 0.2 * math.sqrt(min(rows, columns)) * o
+    yield "the scale used the number of rows", kept - lr * 0.2 * math.sqrt(rows) * o
+    yield "the scale used the number of columns", kept - lr * 0.2 * math.sqrt(columns) * o
+    yield "the scale had no root", kept - lr * 0.2 * max(rows, columns) * o
+    yield "the scale were sqrt(max(1, m / n))", kept - lr * math.sqrt(max(1, rows / columns)) * o
+    yield "there were no decay", w - lr * scale * o
+    yield "the decay were not multiplied by lr", w - decay * w - lr * scale * o
+    yield "the decay took its share of the new w", (w - lr * scale * o) * (1 - lr * decay)
+    yield "the decay were part of N", w - lr * scale * _directions(ahead + decay * w)
+    yield "the step went uphill", kept + lr * scale * o
+    yield "nothing were done", w
 
 
 # ---- Choose for a budget --------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 # **Question.** What does an optimizer's state buy, and what does it cost?
 #
 # An *optimizer* turns gradients into changes of the weights. Nearly all optimizers keep numbers from step to step,
-# their *state*, which takes memory. You will build AdamW, shrink its state, build a step for matrices, and choose by
+# their *state*, which takes memory. You will build AdamW, shrink its state, build a whole step of Muon, and compare by
 # evidence.
 #
 # **Prerequisites.** Lab 01; helpful: labs 02 and 04. **Time.** 60 minutes, without the folded sections, called
@@ -309,7 +309,7 @@ check.quantize_state(quantize_state)
 # %%
 lab05.show_source(blockwise.quantize, after=check.quantize_state)
 
-# %% [markdown] minutes=10
+# %% [markdown] minutes=8
 # ## Muon: the same step in every direction
 #
 # AdamW treats a matrix as a list of numbers. But a matrix is a sum of *directions*, each an output vector times an
@@ -388,10 +388,83 @@ print("you guessed", my_guess_values)
 
 # %% [markdown]
 # Values from 0.01 up end between 0.68 and 1.14, near enough to 1. Smaller ones grow up to 3.4-fold per step, and the
-# smallest need more steps. Muon keeps half of AdamW's state, but costs more FLOPs. Embeddings (a row of weights for
-# each byte) and vectors are left to AdamW.
+# smallest need more steps.
 
-# %% [markdown] minutes=8
+# %% [markdown] minutes=9
+# ## A whole step of Muon
+#
+# Newton-Schulz gives a direction for one matrix. A step also needs a mean, a length, and the right weights. The mean is
+# a running mean B of the gradients g. *Nesterov momentum* adds the gradient once more, so that the step reacts sooner:
+#
+#     B = mu B + (1 - mu) g
+#     N = mu B + (1 - mu) g            with the new B
+#     O = U V^T of N                   by Newton-Schulz
+
+# %% [markdown]
+# How long is O? The squares of a matrix's numbers add up to the squares of its singular values, and those of O are 1.
+# Guess the rms of its numbers for 64 x 256 weights.
+
+# %%
+my_guess_rms = None  # such as 0.5
+print("guess:", my_guess_rms)
+
+# %%
+for rows, columns in ((64, 64), (64, 256), (256, 64), (256, 1024)):
+    u, _, vh = torch.linalg.svd(torch.randn(rows, columns), full_matrices=False)
+    print(f"{rows} x {columns}: the rms of U V^T is {(u @ vh).square().mean().sqrt():.4f}")
+print("you guessed", my_guess_rms)
+
+# %% [markdown]
+# So at one rate a large matrix would move less than a small one. Liu et al. (2025) multiply O by a *scale*, such that
+# the rms of the result is 0.2 for every shape: about what AdamW's step over lr has in practice. Then one rate and one
+# decay serve both optimizers. And both are needed: Muon takes the matrices inside the blocks. The embedding (a row of
+# weights for each byte), the output *head*, and vectors such as biases are left to AdamW: by experience it is better
+# there, and a vector has only one direction.
+
+# %% [markdown]
+# ### Exercise 4: a step of Muon
+#
+# Write the step of a whole model. A weight w that Muon takes becomes w - lr lambda w - lr scale O; on the right side w
+# is the value before the step. Derive the scale from the rms above. The names of weights inside blocks begin with
+# "blocks.".
+
+
+# %% tags=["exercise"]
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    """One step of all weights with a gradient, in place; gradients stay unchanged.
+
+    means: dict, name -> B, only of weights that Muon takes; empty before the first step.
+    orthogonalize(x): U V^T of a matrix, tall or wide. decay: lambda.
+    adamw(name): does AdamW's step of one weight, with its decay.
+    """
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad  # w has param's memory, and no autograd
+        ### BEGIN SOLUTION
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+        ### END SOLUTION
+
+
+# %%
+lab05.try_out(lab05.train_with, muon_step)  # a few seconds; Muon's rms: about 0.2
+
+# %% tags=["check"] points=3
+check.muon_step(muon_step)
+
+# %% [markdown]
+# The first step of AdamW has an rms of lr, as you computed; later the signs of gradients vary, and it falls. Muon's has
+# about the same size in each step. Both curves use one rate; only the matrices of the blocks step differently. Muon
+# keeps half of AdamW's state for them, but its products cost FLOPs. Is it better? One run cannot show that.
+
+# %% [markdown] minutes=6
 # ## A fair comparison
 #
 # Is AdamW beaten? Many published answers compare a tuned new optimizer with an AdamW at a rate that was not tuned. Here
@@ -460,8 +533,8 @@ print(f"Muon less AdamW: {then - of_adamw.curve[-1]:+.3f}; you guessed {my_guess
 # and 400 steps, 1.7 tokens per parameter where 20 are usual. Other studies found that the lead of Muon and SOAP shrinks
 # with model size, from 1.4 times AdamW's speed to 1.1 (Wen et al., 2025), or persists (Qiu et al., 2025).
 
-# %% [markdown] minutes=7
-# ## Choose for a budget
+# %% [markdown] minutes=2
+# ## Loss for a budget
 #
 # Now compare loss and memory. A step also holds temporary tensors, such as the root of v for all weights. The *need* of
 # an optimizer is both together: the bytes in addition to weights and gradients at the peak of a step. Left and down is
@@ -477,74 +550,6 @@ label = "Bytes per parameter, without weights and gradients"
 budgets = lab05.LogSlider("budget", label, 1.0, 50.0, 50.0)
 figure = lab05.figure_loss_and_bytes
 lab05.explore(fitting, figure, [budgets], interactive, examples=[{"budget": 8.0}])
-
-# %% [markdown]
-# An optimizer within noise of the best may be as good, or it just has a wide interval: the noisiest optimizer would tie
-# with all. So compare the largest plausible loss, the upper end of the interval, with a *margin*. Here it is 0.05 nats,
-# a fifth of Muon's gain, and about the smallest difference that five seeds can show.
-
-# %%
-T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # number of seeds -> t
-
-
-def interval(losses, others):
-    """Both ends of the 95% interval of the differences, seed by seed."""
-    apart = [a - b for a, b in zip(losses, others, strict=True)]
-    half_width = T[len(apart)] * statistics.stdev(apart) / math.sqrt(len(apart))
-    return statistics.mean(apart) - half_width, statistics.mean(apart) + half_width
-
-
-for name in ("adafactor", "sophia"):
-    lower, upper = interval(list(results[name].losses.values()), list(of_adamw.losses.values()))
-    print(f"{name} less adamw: {lower:+.3f} to {upper:+.3f} nats")
-
-# %% [markdown]
-# ### Exercise 4: choose
-#
-# Of the optimizers within the budget find the *best*, with the lowest mean loss. Another is *as good* if the interval
-# of its differences from the best ends at or below `margin`; the best itself counts, too. Among these take the one that
-# needs fewest bytes; if several need the same, the one with the lower mean loss.
-
-
-# %% tags=["exercise"]
-def choose_optimizer(losses, need, budget, margin):
-    """The name of the optimizer to take; None if none needs at most `budget`.
-
-    losses: dict, name -> list of losses, one per seed, in the same order for all; 2 to 5 seeds.
-    need: dict, name -> bytes per parameter. Both stay unchanged. margin: at least 0.
-    `interval` above may be used.
-    """
-    ### BEGIN SOLUTION
-    fitting = [name for name in losses if need[name] <= budget]
-    if not fitting:
-        return None
-    best = min(fitting, key=lambda name: statistics.mean(losses[name]))
-    good = [name for name in fitting if interval(losses[name], losses[best])[1] <= margin]
-    return min(good, key=lambda name: (need[name], statistics.mean(losses[name])))
-    ### END SOLUTION
-
-
-# %%
-# Try it. By hand: b less a is 0, 0.02, 0.01: it ends at 0.035, and b needs less.
-# And c loses 1 more.
-three = {"a": [2.0, 2.1, 2.2], "b": [2.0, 2.12, 2.21], "c": [3.0, 3.1, 3.3]}
-sizes = {"a": 8, "b": 4, "c": 1}
-lab05.try_out(choose_optimizer, three, sizes, budget=8, margin=0.05)  # b
-lab05.try_out(choose_optimizer, three, sizes, budget=8, margin=0.02)  # a
-lab05.try_out(choose_optimizer, three, sizes, budget=2, margin=0.05)  # only c fits
-
-# %% tags=["check"] points=2
-check.choose_optimizer(choose_optimizer)
-
-# %% [markdown]
-# The library's guide follows the same rule and gives its reasons, here for the small model of the recorded trials.
-
-# %%
-from lablib.studies.optimizer_choice import choose
-
-for budget in (40.0, 8.0, 5.0):
-    one = choose(results, budget)[0]
-    lab05.print_text(f"{budget:g} bytes per parameter, {one.name}: {one.reason}")
 
 # %% [markdown] minutes=5
 # ## Reconcile: predicted and measured
@@ -601,6 +606,76 @@ for n in (3, 5):
 # The same four exclude 0. After three seeds Lion's interval still contained 0; because of that two more were run, for
 # all optimizers. Such a second look makes a false positive likelier than 5%: fix the number of seeds before the first
 # run.
+
+# %% [markdown] tags=["further"] minutes=6
+# ## Further: choose by a rule
+#
+# An optimizer within noise of the best may be as good, or it just has a wide interval: the noisiest optimizer would tie
+# with all. So compare the largest plausible loss, the upper end of the interval, with a *margin*. Here it is 0.05 nats,
+# a fifth of Muon's gain, and about the smallest difference that five seeds can show.
+
+# %%
+T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # number of seeds -> t
+
+
+def interval(losses, others):
+    """Both ends of the 95% interval of the differences, seed by seed."""
+    apart = [a - b for a, b in zip(losses, others, strict=True)]
+    half_width = T[len(apart)] * statistics.stdev(apart) / math.sqrt(len(apart))
+    return statistics.mean(apart) - half_width, statistics.mean(apart) + half_width
+
+
+for name in ("adafactor", "sophia"):
+    lower, upper = interval(list(results[name].losses.values()), list(of_adamw.losses.values()))
+    print(f"{name} less adamw: {lower:+.3f} to {upper:+.3f} nats")
+
+# %% [markdown]
+# ### Exercise 5: choose
+#
+# Of the optimizers within the budget find the *best*, with the lowest mean loss. Another is *as good* if the interval
+# of its differences from the best ends at or below `margin`; the best itself counts, too. Among these take the one that
+# needs fewest bytes; if several need the same, the one with the lower mean loss.
+
+
+# %% tags=["exercise"]
+def choose_optimizer(losses, need, budget, margin):
+    """The name of the optimizer to take; None if none needs at most `budget`.
+
+    losses: dict, name -> list of losses, one per seed, in the same order for all; 2 to 5 seeds.
+    need: dict, name -> bytes per parameter. Both stay unchanged. margin: at least 0.
+    `interval` above may be used.
+    """
+    ### BEGIN SOLUTION
+    fitting = [name for name in losses if need[name] <= budget]
+    if not fitting:
+        return None
+    best = min(fitting, key=lambda name: statistics.mean(losses[name]))
+    good = [name for name in fitting if interval(losses[name], losses[best])[1] <= margin]
+    return min(good, key=lambda name: (need[name], statistics.mean(losses[name])))
+    ### END SOLUTION
+
+
+# %%
+# Try it. By hand: b less a is 0, 0.02, 0.01: it ends at 0.035, and b needs less.
+# And c loses 1 more.
+three = {"a": [2.0, 2.1, 2.2], "b": [2.0, 2.12, 2.21], "c": [3.0, 3.1, 3.3]}
+sizes = {"a": 8, "b": 4, "c": 1}
+lab05.try_out(choose_optimizer, three, sizes, budget=8, margin=0.05)  # b
+lab05.try_out(choose_optimizer, three, sizes, budget=8, margin=0.02)  # a
+lab05.try_out(choose_optimizer, three, sizes, budget=2, margin=0.05)  # only c fits
+
+# %% tags=["check"] points=2
+check.choose_optimizer(choose_optimizer)
+
+# %% [markdown]
+# The library's guide follows the same rule and gives its reasons, here for the small model of the recorded trials.
+
+# %%
+from lablib.studies.optimizer_choice import choose
+
+for budget in (40.0, 8.0, 5.0):
+    one = choose(results, budget)[0]
+    lab05.print_text(f"{budget:g} bytes per parameter, {one.name}: {one.reason}")
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: a guide for your model
@@ -811,9 +886,10 @@ pd.DataFrame(rows).T.map(lambda value: f"{value:.3g}")
 # - State gives steps of the right size: AdamW's two means for each number, Muon's one mean for each direction.
 # - It costs bytes: for a matrix 8 per parameter for AdamW, 4 for Lion and Muon, 2 with 8-bit blocks, almost 0 for
 #   Adafactor; embeddings left to AdamW, and temporary tensors, add to this. A step costs passes over memory.
+# - Muon's step: a mean with Nesterov, its directions by products, a scale that fits AdamW's. Embeddings, head and
+#   vectors take AdamW.
 # - Decay is not part of the gradient; early means are corrected; small blocks limit the harm of outliers.
-# - A comparison needs the same search for all, fresh seeds, and differences seed by seed. Within noise is not equal: an
-#   optimizer is as good if its possible loss is within a margin, and among those memory decides.
+# - A comparison needs the same search for all, fresh seeds, and differences seed by seed. Within noise is not equal.
 
 # %% [markdown]
 # ### Sources
@@ -822,6 +898,7 @@ pd.DataFrame(rows).T.map(lambda value: f"{value:.3g}")
 # - I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization", 2017, arXiv 1711.05101.
 # - T. Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2021, arXiv 2110.02861.
 # - K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024, kellerjordan.github.io.
+# - J. Liu et al., "Muon is Scalable for LLM Training", 2025, arXiv 2502.16982: section 2.2, the scale and the decay.
 # - N. Shazeer and M. Stern, "Adafactor", 2018, arXiv 1804.04235.
 # - X. Chen et al., "Symbolic Discovery of Optimization Algorithms" (Lion), 2023, arXiv 2302.06675.
 # - J. Zhao et al., "GaLore", 2024, arXiv 2403.03507.

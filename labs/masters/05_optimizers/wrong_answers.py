@@ -616,6 +616,686 @@ def orthogonalize(x, num_steps, coefficients):
             "it uses optim.newton_schulz",
         ),
     ],
+    "muon_step": [
+        (
+            "Muon takes every matrix",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2:
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "AdamW takes the embedding, the head and the vectors",
+        ),
+        (
+            "Muon takes all but the embedding",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or "embedding" in name:
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "AdamW takes the embedding, the head and the vectors",
+        ),
+        (
+            "Muon takes vectors of blocks",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "Muon takes matrices",
+        ),
+        (
+            "forgets the vectors",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            if w.ndim == 2:
+                adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "AdamW takes the embedding, the head and the vectors",
+        ),
+        (
+            "AdamW takes all",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if True:
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "given to it",
+        ),
+        (
+            "without Nesterov",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(means[name])
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "B were used without Nesterov",
+        ),
+        (
+            "orthogonalizes the gradient",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "the gradient were used without the mean",
+        ),
+        (
+            "Nesterov as in torch's SGD",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "Nesterov added all of g",
+        ),
+        (
+            "Nesterov with the old B",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * old + (1 - mu) ** 2 * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "Nesterov used the old B",
+        ),
+        (
+            "keeps Nesterov's part in B",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        means[name] = mu * means[name] + (1 - mu) * g
+        direction = orthogonalize(means[name])
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "Nesterov's part were kept in it",
+        ),
+        (
+            "B is a sum",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + g
+        direction = orthogonalize(mu * means[name] + g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "B is a running mean",
+        ),
+        (
+            "exchanges mu and 1 - mu",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = (1 - mu) * old + mu * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "were exchanged",
+        ),
+        (
+            "no scale",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 1.0
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "the scale were 1",
+        ),
+        (
+            "a scale of 0.2",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "the scale were 0.2",
+        ),
+        (
+            "an rms of 1",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "the rms were 1",
+        ),
+        (
+            "the number of rows",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(w.shape[0])
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "shorter side",
+        ),
+        (
+            "the number of columns",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(w.shape[1])
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "shorter side",
+        ),
+        (
+            "the first convention, sqrt(max(1, m / n))",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = math.sqrt(max(1, w.shape[0] / w.shape[1]))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "sqrt(max(1, m / n))",
+        ),
+        (
+            "no root",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * max(w.shape)
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "no root",
+        ),
+        (
+            "the product of both sides",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(w.numel())
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "w follows the formula",
+        ),
+        (
+            "no decay",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * scale * direction)
+""",
+            "there were no decay",
+        ),
+        (
+            "decay without the rate",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(decay * w + lr * scale * direction)
+""",
+            "not multiplied by lr",
+        ),
+        (
+            "decay of the new w",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * scale * direction)
+        w.sub_(lr * decay * w)
+""",
+            "share of the new w",
+        ),
+        (
+            "decay within N",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(decay * w + mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * scale * direction)
+""",
+            "w follows the formula",
+        ),
+        (
+            "decays AdamW's weights, too",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        w.mul_(1 - lr * decay)
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * scale * direction)
+""",
+            "AdamW alone changes its weights",
+        ),
+        (
+            "a step uphill",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w - lr * scale * direction)
+""",
+            "uphill",
+        ),
+        (
+            "the update itself, without directions",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = mu * means[name] + (1 - mu) * g
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "calls of orthogonalize",
+        ),
+        (
+            "a new tensor for the weight",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        param.data = w - lr * decay * w - lr * scale * direction
+""",
+            "weights change in place",
+        ),
+        (
+            "a local variable",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w = w - lr * decay * w - lr * scale * direction
+""",
+            "nothing were done",
+        ),
+        (
+            "overwrites the gradient",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = g.mul_(1 - mu).add_(mu * old)
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "",
+        ),
+        (
+            "keeps m and v of AdamW, too",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        means.setdefault(name + '.square', torch.zeros_like(w))
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "means are kept of Muon's weights alone",
+        ),
+        (
+            "keeps a mean for every weight",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "means are kept of Muon's weights alone",
+        ),
+        (
+            "takes weights without a gradient",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        g = torch.zeros_like(w) if g is None else g
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "calls of orthogonalize",
+        ),
+        (
+            "stops at the first weight without a gradient",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            break
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "",
+        ),
+        (
+            "in single precision",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize((mu * means[name] + (1 - mu) * g).float())
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "w follows the formula",
+        ),
+        (
+            "calls torch's Muon",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    params = {n: p for n, p in model.named_parameters() if p.ndim == 2 and "blocks" in n}
+    torch.optim.Muon(params.values(), lr, decay, mu, adjust_lr_fn="match_rms_adamw").step()
+""",
+            "your own code",
+        ),
+    ],
     "choose_optimizer": [
         (
             "rounds the need to a tenth",
@@ -1014,6 +1694,76 @@ def orthogonalize(x, num_steps, coefficients):
         update = torch.addmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.addmm(x, update, x, beta=a)
     return x.T if is_tall else x
+""",
+        ),
+    ],
+    "muon_step": [
+        (
+            "in place, with lerp, two loops",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    with_grad = {n: p for n, p in model.named_parameters() if p.grad is not None}
+    muon = {n for n, p in with_grad.items() if n.split(".")[0] == "blocks" and p.dim() > 1}
+    for name in with_grad.keys() - muon:
+        adamw(name)
+    with torch.no_grad():
+        for name in muon:
+            w, g = with_grad[name], with_grad[name].grad
+            if name not in means:
+                means[name] = torch.zeros_like(g)
+            means[name].lerp_(g, 1 - mu)
+            o = orthogonalize(torch.lerp(g, means[name], mu))
+            w *= 1 - lr * decay
+            w.add_(o, alpha=-0.2 * lr * max(w.shape) ** 0.5)
+""",
+        ),
+        (
+            "the scale from the rms of the directions",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is not None and w.ndim == 2 and name.startswith("blocks."):
+            means[name] = mu * means.get(name, 0) + (1 - mu) * g
+            o = orthogonalize(mu * means[name] + (1 - mu) * g)
+            o = o * 0.2 / o.square().mean().sqrt()
+            w.copy_(w - lr * decay * w - lr * o)
+        elif g is not None:
+            adamw(name)
+""",
+        ),
+        (
+            "by module, with .data, transposed",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    hidden = {id(m.weight) for m in model.blocks.modules() if isinstance(m, torch.nn.Linear)}
+    for name, p in model.named_parameters():
+        if p.grad is None:
+            pass
+        elif id(p) in hidden:
+            b = means.setdefault(name, torch.zeros_like(p.data))
+            b.mul_(mu).add_(p.grad, alpha=1 - mu)
+            o = orthogonalize((mu * b + (1 - mu) * p.grad).t()).t()
+            p.data -= lr * (decay * p.data + 0.2 * math.sqrt(max(p.shape[0], p.shape[1])) * o)
+        else:
+            adamw(name)
+""",
+        ),
+        (
+            "a sum inside orthogonalize, which has the same directions",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim < 2 or "blocks." not in name:
+            adamw(name)
+        else:
+            means[name] = g * (1 - mu) + means[name] * mu if name in means else g * (1 - mu)
+            o = orthogonalize(mu * means[name] / (1 - mu) + g)
+            w.mul_(1 - lr * decay)
+            w.sub_(o * (lr * 0.04**0.5 * max(w.size()) ** 0.5))
 """,
         ),
     ],
