@@ -471,7 +471,7 @@ def _expect_muon(
     params, on = dict(model.named_parameters()), f"{on}, step {step}"
     for name, param in params.items():
         param.grad = None if name == frozen else 10 ** expect.draw.number(-2, 2) * _like(expect.draw, param)
-    grads = {name: None if param.grad is None else param.grad.clone() for name, param in params.items()}
+    grads = {name: param.grad.clone() for name, param in params.items() if param.grad is not None}
     hidden = [name for name in params if name.startswith("blocks.") and params[name].ndim == 2 and name != frozen]
     hidden.sort(key=lambda name: len(set(params[name].shape)), reverse=True)  # of a square one both sides are equal
     others = [name for name in params if name not in hidden and name != frozen]
@@ -490,13 +490,13 @@ def _expect_muon(
             raise RuleBroken(f"adamw gets the name of a weight ({on})", short_repr(name), "such as 'head.weight'")
         asked.append(name)
         with torch.no_grad():
-            params[name].mul_(1 - lr * decay).add_(_sign(grads[name]), alpha=-lr)
+            params[name].mul_(1 - lr * decay).add_(grads[name].sign(), alpha=-lr)
 
     answer(model, means, lr, mu, decay, orthogonalize, adamw)
     for name, param in params.items():
         if param.data_ptr() != places[name] or dict(model.named_parameters())[name] is not param:
             raise RuleBroken(f"weights change in place ({on})", f"{name} got other memory", "w.sub_(...)")
-        if grads[name] is not None and (param.grad is None or not torch.equal(param.grad, grads[name])):
+        if name in grads and (param.grad is None or not torch.equal(param.grad, grads[name])):
             raise RuleBroken(f"gradients stay unchanged ({on})", f"that of {name} changed", "a new tensor for B and N")
     missed, twice = [each for each in others if each not in asked], [each for each in others if asked.count(each) > 1]
     if missed or twice or set(asked) - set(others):
@@ -508,7 +508,7 @@ def _expect_muon(
         f"calls of orthogonalize, one per matrix ({on})", len(orthogonalized), len(hidden), at_least=len(hidden)
     )
     for name in others:
-        wanted[name] = wanted[name] * (1 - lr * decay) - lr * _sign(grads[name])
+        wanted[name] = wanted[name] * (1 - lr * decay) - lr * grads[name].sign()
         expect.close(f"AdamW alone changes its weights ({on}, {name})", params[name].detach(), wanted[name])
     expect.equal(f"means are kept of Muon's weights alone ({on})", sorted(means), sorted(hidden))
     for name in hidden:
@@ -535,11 +535,6 @@ def _expect_muon(
 
 def _like(draw: Draw, param: Tensor) -> Tensor:
     return draw.tensor(tuple(param.shape), torch.float64)
-
-
-def _sign(grad: Tensor | None) -> Tensor:
-    assert grad is not None
-    return grad.sign()
 
 
 def _directions(x: Tensor) -> Tensor:
