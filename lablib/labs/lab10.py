@@ -199,6 +199,29 @@ def first_that_fits(params: float, ranks: int, gpu_bytes: float = 80e9) -> str:
     return f"no stage fits, stage 3 holds {format_quantity(size, 'B')}"
 
 
+def show_backward(answer: Callable[..., Any], cluster: str, ranks: int = 4, num_units: int = 5) -> None:
+    """Show the timeline of a learner's backward for units of one matrix, at a size that hides its collectives."""
+    width = 2048
+
+    def program() -> None:
+        with phase("setup"):
+            shards = [torch.empty(width * width // ranks, dtype=torch.bfloat16) for _ in range(num_units)]
+            inputs = [torch.empty(4096, width, dtype=torch.bfloat16) for _ in range(num_units)]
+            grad = torch.empty_like(inputs[0])
+            dist.barrier()
+
+        def backward(i: int, full: torch.Tensor, x: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            with phase(f"backward {i}"):
+                return (x.T @ grad).flatten(), grad @ full.view(width, width).T
+
+        answer(shards, inputs, backward, grad)
+
+    step = launch(program, ranks=ranks, cluster=cluster, fidelity="shapes").timeline.without("setup")
+    show(step.figure(ranks=[0], title=f"Your backward of {num_units} units"))
+    both = format_quantity(step.makespan_s, "s"), format_quantity(step.exposed_s(0), "s")
+    print(f"it takes {both[0]}, with {both[1]} of exposed communication")
+
+
 def explore_states(interactive: bool) -> Any:
     """Bytes of all stages against the number of ranks, with the memory of a GPU."""
 

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -526,7 +527,163 @@ def _expect_gathered(expect: Expect, answer: Callable, ranks: int, num_units: in
     expect.budget(f"simulated seconds of two calls, {what} ({limits})", took_s, 1.01 * best_s, "s")
 
 
-# ---- exercise 5 ----
+# ---- the backward of stage 3 ----
+
+
+def _backward(shards: list[Tensor], inputs: list[Tensor], backward: Callable, grad: Tensor, ahead: bool = True) -> Any:
+    """A reference: with `ahead`, its seconds and its peak are the budgets."""
+    n, grads, last = dist.get_world_size(), [torch.empty_like(shard) for shard in shards], len(shards) - 1
+
+    def start(i: int) -> tuple[Tensor, Any]:
+        full = shards[i].new_empty(n * shards[i].numel())
+        return full, _all_gather(full, shards[i], async_op=True)
+
+    reducing, following = None, start(last) if ahead else None
+    for i in range(last, -1, -1):
+        full, work = following or start(i)
+        work.wait()
+        following = start(i - 1) if ahead and i else None
+        whole, grad = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+        reducing = _reduce_scatter(grads[i], whole.div_(n), async_op=True)
+        del whole, full, work
+        if not ahead and reducing:
+            reducing.wait()
+            reducing = None
+    if reducing:
+        reducing.wait()
+    return grads, grad
+
+
+@exercise(
+    "The backward of stage 3",
+    hints=[
+        "Begin with your forward, in reverse: which gather is started before the loop, and which one in it? Then: when "
+        "is the gradient of a unit complete, and who needs it?",
+        "After `backward` of unit i: wait for the reduce-scatter of unit i + 1, if there is one, then start that of "
+        "unit i. So one of them is under way while the next unit computes; the last is waited for after the loop.",
+        "`whole, grad = backward(i, full, inputs[i], grad)`; `reducing.wait()` if it is not None; `reducing = "
+        "reduce_scatter(grads[i], whole.div_(n), async_op=True)`, with grads[i] an empty tensor like the shard.",
+    ],
+)
+def backward_of_units(expect: Expect, backward_of_units: Callable[..., Any]) -> None:
+    not_from_lablib(backward_of_units)
+    draw = expect.draw
+    runs = [(draw.integer(2, 3), draw.integer(6, 8)), (1, 3), (draw.integer(4, 5), draw.integer(4, 5)), (2, 1)]
+    for ranks, num_units in [*runs, (draw.integer(2, 4), 2)]:
+        if num_units > 2:
+            expect.measured.clear()  # the report shows the last case
+        _expect_backward(expect, backward_of_units, ranks, num_units)
+
+
+def _expect_backward(expect: Expect, answer: Callable, ranks: int, num_units: int) -> None:
+    """Units are square matrices and some more numbers, each of another size; each rank has its own batch."""
+    draw, dtype = expect.draw, torch.float64
+    width, samples = 16 * draw.integer(4, 5), draw.integer(4, 6)
+    extras = [draw.integer(1, 9) * width for _ in range(num_units)]
+    sizes = [-(-(width * width + extra) // ranks) * ranks for extra in extras]
+    units = [draw.tensor((size,), dtype) / width for size in sizes]
+    batches = [draw.tensor((2, samples, width), dtype) for _ in range(ranks)]  # the input, and the last gradient
+
+    def compute(i: int, full: Tensor, x: Tensor) -> Tensor:
+        return torch.tanh(x @ full[: width * width].view(width, width)) + full[width * width :].sum()
+
+    def inputs_of(x: Tensor) -> list[Tensor]:
+        inputs = [x]
+        for i, unit in enumerate(units[:-1]):
+            inputs.append(compute(i, unit, inputs[-1]))
+        return inputs
+
+    kept = [inputs_of(x) for x, _ in batches]
+
+    def program(units: list[Tensor], kept: list[list[Tensor]], batches: list[Tensor], answer: Callable) -> list[Any]:
+        with record_function("setup"):
+            n, rank = dist.get_world_size(), dist.get_rank()
+            shards = [unit.chunk(n)[rank].clone() for unit in units]
+            inputs, grad, turns = kept[rank], batches[rank][1].clone(), []
+            del units, kept, batches
+            dist.barrier()
+
+            def asked(i: int, full: Tensor, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+                turns.append((i, tuple(full.shape) if isinstance(full, Tensor) else short_repr(full)))
+                a = torch.tanh(x @ full[: width * width].view(width, width))
+                inner = grad * (1 - a * a)
+                whole = torch.empty_like(full)
+                torch.mm(x.T, inner, out=whole[: width * width].view(width, width))
+                whole[width * width :] = grad.sum()
+                return whole, inner @ full[: width * width].view(width, width).T
+
+        with torch.no_grad():
+            call = observe(answer, list(shards), list(inputs), asked, grad)
+        return [call, turns]
+
+    on = {"ranks": ranks, "cluster": _slow_machine()}
+    run = expect.launch(program, units, kept, batches, answer, **on)
+    best = launch(program, units, kept, batches, _backward, **on)
+    naive = launch(program, units, kept, batches, partial(_backward, ahead=False), **on)
+    what = f"{plural(num_units, 'units')} on {plural(ranks, 'ranks')}"
+    whole, firsts = _gradients(units, batches, compute)
+    for rank, (call, turns) in enumerate(run.values):
+        where = f" ({what}, rank {rank})"
+        order = [i for i, _ in turns]
+        expect.equal(f"backward is called once for each unit, the last first{where}", order, [*range(num_units)][::-1])
+        shapes = [shape for _, shape in turns]
+        expect.equal(f"backward is given a whole unit: n shards{where}", shapes, [(size,) for size in sizes[::-1]])
+        value = call.value
+        if not (isinstance(value, tuple | list) and len(value) == 2 and isinstance(value[0], list | tuple)):
+            raise RuleBroken(
+                f"gradients of the shards and of the input are returned{where}", short_repr(value), "grads, grad"
+            )
+        if len(value[0]) != num_units:
+            raise RuleBroken(f"there is a gradient for each shard{where}", f"{len(value[0])}", f"{num_units}")
+        for i, (saw, unit) in enumerate(zip(value[0], whole, strict=True)):
+            wanted = unit.chunk(ranks)[rank]
+            for factor, words in (
+                (ranks, "the sum over ranks, n times the mean"),
+                (1 / ranks, "the mean, divided by n again"),
+            ):
+                if (
+                    ranks > 1
+                    and isinstance(saw, Tensor)
+                    and saw.shape == wanted.shape
+                    and torch.allclose(saw, factor * wanted, 1e-9)
+                ):
+                    raise RuleBroken(f"a shard's gradient is the mean over ranks{where}", words, "the mean")
+            expect.close(
+                f"the gradient of shard {i} is one device's, of all batches{where}", saw, wanted, rtol=1e-9, atol=1e-12
+            )
+        expect.close(
+            f"the gradient of the first input is this rank's{where}", value[1], firsts[rank], rtol=1e-9, atol=1e-12
+        )
+        changes_nothing(expect, [call])
+    needed = 2 * (ranks - 1) * sum(size // ranks * dtype.itemsize for size in sizes)
+    sent_bytes_within(expect, run, at_most=needed + HALF, at_least=needed)
+    peaks = [max(one.memory.peak_bytes(rank) for rank in range(ranks)) for one in (run, best)]
+    room = 0.5 * dtype.itemsize * min(sizes)
+    expect.budget(f"peak memory of a rank: two units and two gradients ({what})", peaks[0], peaks[1] + room, "B")
+    if ranks == 1 or num_units == 1:
+        return  # no communication, or nothing to hide it
+    took_s, best_s, naive_s = (one.timeline.without("setup").makespan_s for one in (run, best, naive))
+    limits = f"{1e3 * naive_s:.3g} ms without overlap, {1e3 * best_s:.3g} ms at best"
+    expect.budget(f"simulated seconds, {what} ({limits})", took_s, 1.02 * best_s, "s")
+
+
+def _gradients(units: list[Tensor], batches: list[Tensor], compute: Callable) -> tuple[list[Tensor], list[Tensor]]:
+    """By autograd: the mean gradient of each unit over the batches, and that of each batch's input."""
+    means, firsts = [torch.zeros_like(unit) for unit in units], []
+    for x, grad in batches:
+        leaves = [each.clone().requires_grad_() for each in (*units, x)]
+        y = leaves[-1]
+        for i, unit in enumerate(leaves[:-1]):
+            y = compute(i, unit, y)
+        *found, first = torch.autograd.grad(y, leaves, grad)
+        means = [mean + one / len(batches) for mean, one in zip(means, found, strict=True)]
+        firsts.append(first)
+    return means, firsts
+
+
+# ---- clipping ----
 
 _EMPTY = "too long, and the last rank has no numbers at all"
 _INFINITE = "an inf on one rank"

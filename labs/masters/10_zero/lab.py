@@ -57,9 +57,14 @@ lab10.table_at_rest(runs)
 # master copy as optimizer state: 2 + 2 + 12).
 
 # %% [markdown]
-# `parallel.Zero` is the library's version of what you build; its stage 0 is data parallel training. The simulated
-# program makes a step that fills the optimizer's memory, in a phase "setup" that no picture shows, and a second step.
-# Tensors have shapes but no values, and one of the ranks runs: all do the same.
+# `parallel.Zero` is the library's version of what you build. The simulated program makes a step that fills the
+# optimizer's memory, in a phase "setup" that no picture shows, and a second step. Tensors have shapes but no values,
+# and one of the ranks runs: all do the same.
+
+# %% [markdown]
+# Stage 0, the baseline, is data parallel training. Here it is the library's stage 1 for a group of one rank: the shard
+# of that rank is everything, and its gradients are averaged over all ranks by an all-reduce. So all stages run the same
+# code, and differ only in what is cut. In a picture the group of one has a lane, `mesh_local`, that sends nothing.
 
 # %% [markdown] minutes=2
 # ## A prediction
@@ -78,7 +83,7 @@ my_guess_smallest = None
 my_guess_times = None  # bytes sent per step, as a multiple of data parallel training's
 print(f"{ranks} ranks, guesses: {my_guess_smallest} bytes, {my_guess_times} times the bytes")
 
-# %% [markdown] minutes=7
+# %% [markdown] minutes=3
 # ## Cut into pieces
 #
 # Write all N numbers of the model in one row, and cut the row for n ranks. A rank's piece is its *shard*. N is seldom a
@@ -91,34 +96,13 @@ print(f"{ranks} ranks, guesses: {my_guess_smallest} bytes, {my_guess_times} time
 # %% [markdown]
 # *ZeRO*, the Zero Redundancy Optimizer, cuts in three stages. Stage 1 cuts the optimizer's 12 bytes, stage 2 also the
 # gradients' 2, stage 3 also the parameters' 2. Every rank holds the uncut kinds for all N.
-#
-# ### Exercise 1: bytes of a rank
-#
-# How many bytes does a rank hold? Do not count the empty room. Stuck? Run `check.bytes_of_rank.hint()` in a new cell.
-
-
-# %% tags=["exercise"]
-def bytes_of_rank(num_params, ranks, rank, stage):
-    """Bytes that `rank` holds from backward to zero_grad, a whole number.
-
-    num_params: N, 0 or more. ranks: n, 1 or more. rank: 0 to n - 1.
-    stage: 0 (nothing is cut) to 3.
-    """
-    ### BEGIN SOLUTION
-    room = -(-num_params // ranks)
-    own = min(room, max(0, num_params - rank * room))
-    cut = (0, 12, 14, 16)[stage]
-    return (16 - cut) * num_params + cut * own
-    ### END SOLUTION
-
 
 # %%
-for stage in range(4):
-    print(f"stage {stage}, 10 numbers on 4 ranks, rank 3:")
-    lab10.try_out(bytes_of_rank, 10, 4, 3, stage)  # by hand: 160, 52, 34, 16
-
-# %% tags=["check"] points=2
-check.bytes_of_rank(bytes_of_rank)
+rows = {}
+for stage, (whole, cut) in enumerate([(16, 0), (4, 12), (2, 14), (0, 16)]):
+    rows[f"stage {stage}"] = {"for all N": whole, "for the shard's N/n": cut}
+print("bytes per number")
+lab10.in_rows(rows)
 
 # %% [markdown] minutes=9
 # ## Stage 1: each rank updates its shard
@@ -156,7 +140,7 @@ lab10.try_out(two_halves, ranks=4)
 # 1 puts the update between the halves: gradients go through the first, parameters through the second.
 
 # %% [markdown]
-# ### Exercise 2: a step of stage 1
+# ### Exercise 1: a step of stage 1
 #
 # `flat` is one tensor with all parameters, its length a multiple of n; in 16 bits, for example. `master` is a copy of
 # this rank's shard in higher precision. `optimizer.step()` changes `master` by `master.grad`, which must have the dtype
@@ -204,7 +188,7 @@ lab10.table_at_rest(runs)
 # Bytes per parameter, as above. Only the optimizer's part shrinks: the master copy, counted as parameters, from 4 to
 # 4/n, and its state from 8 to 8/n. Every rank still has all parameters and gradients.
 
-# %% [markdown] minutes=13
+# %% [markdown] minutes=12
 # ## Stage 2: shard gradients
 #
 # In stage 1 a rank still holds the full gradient until its step, and uses a shard of it. When is the rest needed? Until
@@ -212,7 +196,7 @@ lab10.table_at_rest(runs)
 # it is ready, keep the shard, free the rest.
 
 # %% [markdown]
-# ### Exercise 3: keep a shard of each gradient
+# ### Exercise 2: keep a shard of each gradient
 #
 # `param.register_post_accumulate_grad_hook(f)` calls `f(param)` when `param.grad` is complete (lab 09); you may wait in
 # the hook. Each parameter is cut separately: flatten its gradient, append zeros until n divides its length (`F.pad(x,
@@ -295,15 +279,14 @@ lab10.table_of_most({name: runs[name] for name in ("stage 0", "stage 2")})
 
 # %% [markdown]
 # In stage 0 gradients grow all through backward; during the update the optimizer also needs them in FP32: 4 bytes more
-# than the 16, at the peak. In stage 2 they stay small, and only a shard is copied. (Our stage 0 is stage 1 on groups of
-# one: so there are a lane `mesh_local`, which sends nothing, and buffers of communication.)
+# than the 16, at the peak. In stage 2 they stay small, and only a shard is copied.
 
-# %% [markdown] minutes=15
+# %% [markdown] minutes=11
 # ## Stage 3: shard parameters
 #
 # A layer needs only its own parameters while it computes, so cut these too. A *unit* is a part of the model with
 # parameters that are gathered and freed together; here each block of the GPT is one. Before a unit computes, its shards
-# are gathered; after it, the full parameters are freed. Backward does the same in reverse.
+# are gathered; after it, the full parameters are freed.
 
 # %% [markdown]
 # But then each unit waits for its gather, unless the gather of the next unit starts before this one computes: it is
@@ -313,7 +296,7 @@ lab10.table_of_most({name: runs[name] for name in ("stage 0", "stage 2")})
 #     compute      [0    ][1    ][2    ][3    ]
 
 # %% [markdown]
-# ### Exercise 4: gather ahead
+# ### Exercise 3: gather ahead
 #
 # Write the forward. `work = all_gather(full, shard, async_op=True)` starts and returns at once; after `work.wait()` the
 # result is ready. A tensor is freed when no name refers to it any more. The budgets: simulated seconds, and peak
@@ -359,6 +342,79 @@ lab10.try_out(three_units, ranks=4)
 # %% tags=["check"] points=3
 check.gather_ahead(gather_ahead)
 
+# %% [markdown] minutes=11
+# ## Backward of stage 3
+#
+# Backward runs the units in reverse. Their parameters were freed, so each unit is gathered again, and again the next
+# gather starts ahead. The backward of a unit gives two gradients. That of its input is needed at once, by the unit
+# before. That of its parameters is whole, and belongs to this rank's batch alone: it is reduce-scattered, and a rank
+# keeps its shard of the mean.
+
+# %% [markdown]
+# So while unit i computes, two collectives can run: the reduce-scatter of unit i + 1, and the gather of unit i - 1.
+#
+#     links        [gather 3][gather 2][scatter 3][gather 1][scatter 2][gather 0][scatter 1]   [scatter 0]
+#     compute                [backward 3        ][backward 2          ][backward 1         ][0  ]
+
+# %% [markdown]
+# ### Exercise 4: the backward
+#
+# `reduce_scatter(shard, full, async_op=True)` returns at once, too; `full` must not change before its `wait()`. The
+# budgets: bytes sent, simulated seconds, and peak memory: the parameters of two units and the gradients of two.
+
+
+# %% tags=["exercise"]
+def backward_of_units(shards, inputs, backward, grad):
+    """Returns a list, the mean gradient of each shard, and the gradient of the first input.
+
+    shards: as above. inputs: the input of each unit, which forward kept. Neither is changed.
+    grad: the gradient of the last unit's output.
+    backward(i, full, x, grad): from all parameters of unit i, its input, and the gradient of
+    its output: the gradients of `full`, which you may overwrite, and of x.
+    """
+    ### BEGIN SOLUTION
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        if i > 0:
+            following = start(i - 1)
+        whole, grad = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+        reducing = reduce_scatter(grads[i], whole.div_(n), async_op=True)
+    reducing.wait()
+    return grads, grad
+    ### END SOLUTION
+
+
+# %%
+# The units of above: the gradient of each number is grad * x, that of x is grad * the sum.
+# So 1 * 200 and 1 * 30; 30 * 10 and 30 * 20; 600 * 1 and 600 * 10.
+def three_units_back():
+    own = torch.tensor([1.0 + dist.get_rank()])
+
+    def backward(i, full, x, grad):
+        return torch.full_like(full, grad * x), grad * float(full.sum())
+
+    shards, inputs = [own, 2 * own, 3 * own], [1.0, 10.0, 200.0]
+    grads, first = backward_of_units(shards, inputs, backward, 1.0)
+    return [each.tolist() for each in grads], first
+
+
+lab10.try_out(three_units_back, ranks=4)
+lab10.try_out(lab10.show_backward, backward_of_units, cluster)
+
+# %% tags=["check"] points=3
+check.backward_of_units(backward_of_units)
+
 # %% [markdown]
 # Now stage 3 of the library, without prefetching and with it. (A picture's *makespan* is the time from its first event
 # to its last.) Which step will be shorter, stage 1's or stage 3's with prefetching?
@@ -391,13 +447,13 @@ lab10.show_stages(runs)
 # cuts, so stage 2 saves much less at its peak than at rest. The change from stage 0 to stage 1 saves most, of the
 # optimizer's 12 bytes.
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=3
 # ## Bytes stored and sent
 #
-# Memory is your exercise 1, with the empty room included. And what does a rank send in a step? Every all-gather and
-# every reduce-scatter sends (n-1)/n of the full tensor: 2 N bytes for N parameters in BF16. Stages 0 to 2 have two (an
-# all-reduce is both). Stage 3 has three:
-# parameters in forward, again in backward (except the *root*, those outside the blocks), and gradients.
+# Memory is that of the table in "Cut into pieces", with the empty room included. And what does a rank send in a step?
+# Every all-gather and every reduce-scatter sends (n-1)/n of the full tensor: 2 N bytes for N parameters in BF16. Stages
+# 0 to 2 have two (an all-reduce is both). Stage 3 has three: parameters in forward, again in backward (except the
+# *root*, those outside the blocks), and gradients.
 
 # %%
 print(f"you guessed {my_guess_smallest} bytes per parameter, {my_guess_times} times the bytes")
@@ -408,7 +464,7 @@ lab10.table_of_bytes(runs, ranks)
 # root's part. On n ranks 16 bytes per parameter become 16/n. Activations remain, and two whole units with their
 # gradients.
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=3
 # ## Explore: does it fit?
 #
 # Parameters, gradients and optimizer state together are the *states*. Guess: which is the lowest stage whose states fit
@@ -446,6 +502,39 @@ for billions, stage, n, gigabytes in [
     assert lab10.zero_bytes(stage, [billions * 10**9], n).total == gigabytes * 10**9
     print(f"{billions} billion, stage {stage}, {n} ranks: {gigabytes} GB")
 
+# %% [markdown] tags=["further"] minutes=5
+# ## Further: bytes of a rank
+#
+# Now compute the bytes of each rank, with shards that are not full.
+#
+# ### Exercise 5: bytes of a rank
+#
+# How many bytes does a rank hold? Do not count the empty room.
+
+
+# %% tags=["exercise"]
+def bytes_of_rank(num_params, ranks, rank, stage):
+    """Bytes that `rank` holds from backward to zero_grad, a whole number.
+
+    num_params: N, 0 or more. ranks: n, 1 or more. rank: 0 to n - 1.
+    stage: 0 (nothing is cut) to 3.
+    """
+    ### BEGIN SOLUTION
+    room = -(-num_params // ranks)
+    own = min(room, max(0, num_params - rank * room))
+    cut = (0, 12, 14, 16)[stage]
+    return (16 - cut) * num_params + cut * own
+    ### END SOLUTION
+
+
+# %%
+for stage in range(4):
+    print(f"stage {stage}, 10 numbers on 4 ranks, rank 3:")
+    lab10.try_out(bytes_of_rank, 10, 4, 3, stage)  # by hand: 160, 52, 34, 16
+
+# %% tags=["check"] points=2
+check.bytes_of_rank(bytes_of_rank)
+
 # %% [markdown] tags=["further"] minutes=8
 # ## Further: clip by the global norm
 #
@@ -454,7 +543,7 @@ for billions, stage, n, gigabytes in [
 # and the direction changes.
 
 # %% [markdown]
-# ### Exercise 5: clip by the global norm
+# ### Exercise 6: clip by the global norm
 #
 # Scale this rank's shards, in place, by `max_norm / norm` if the norm of the shards of *all* ranks together exceeds
 # `max_norm`; otherwise do not change them. A shard may be empty, and so may all shards of a rank. An inf or NaN in one

@@ -1266,6 +1266,439 @@ def gather_ahead(shards, compute, x):
             "peak memory of a rank: two units at a time",
         ),
     ],
+    "backward_of_units": [
+        (
+            "gathers each unit when it is needed",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    for i in reversed(range(len(shards))):
+        full, work = start(i)
+        work.wait()
+        whole, grad = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+        reducing = reduce_scatter(grads[i], whole.div_(n), async_op=True)
+    reducing.wait()
+    return grads, grad
+""",
+            "simulated seconds",
+        ),
+        (
+            "waits for each reduce-scatter at once",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        if i > 0:
+            following = start(i - 1)
+        whole, grad = backward(i, full, inputs[i], grad)
+        reduce_scatter(grads[i], whole.div_(n))
+    return grads, grad
+""",
+            "simulated seconds",
+        ),
+        (
+            "gathers all units at the start",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    started = [start(i) for i in reversed(range(len(shards)))][::-1]
+    for i in reversed(range(len(shards))):
+        full, work = started[i]
+        work.wait()
+        whole, grad = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+        reducing = reduce_scatter(grads[i], whole.div_(n), async_op=True)
+    reducing.wait()
+    return grads, grad
+""",
+            "peak memory of a rank",
+        ),
+        (
+            "keeps the whole gradients to the end",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        if i > 0:
+            following = start(i - 1)
+        whole, grad = backward(i, full, inputs[i], grad)
+        grads[i] = whole.div_(n)
+    for i, whole in enumerate(grads):
+        grads[i] = torch.empty_like(shards[i])
+        reduce_scatter(grads[i], whole)
+    return grads, grad
+""",
+            "",
+        ),
+        (
+            "an all-reduce, and a slice of it",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        if i > 0:
+            following = start(i - 1)
+        whole, grad = backward(i, full, inputs[i], grad)
+        dist.all_reduce(whole)
+        grads[i].copy_(whole.chunk(n)[dist.get_rank()] / n)
+    return grads, grad
+""",
+            "bytes",
+        ),
+        (
+            "the sum over ranks",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        if i > 0:
+            following = start(i - 1)
+        whole, grad = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+        reducing = reduce_scatter(grads[i], whole, async_op=True)
+    reducing.wait()
+    return grads, grad
+""",
+            "the sum over ranks, n times the mean",
+        ),
+        (
+            "divides twice",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        if i > 0:
+            following = start(i - 1)
+        whole, grad = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+        reducing = reduce_scatter(grads[i], whole.div_(n * n), async_op=True)
+    reducing.wait()
+    return grads, grad
+""",
+            "divided by n again",
+        ),
+        (
+            "a slice of this rank's gradient",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        if i > 0:
+            following = start(i - 1)
+        whole, grad = backward(i, full, inputs[i], grad)
+        grads[i] = whole.chunk(n)[dist.get_rank()].clone()
+    return grads, grad
+""",
+            "the gradient of shard",
+        ),
+        (
+            "the forward's order",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(0)
+    for i in range(len(shards)):
+        full, work = following
+        work.wait()
+        if i + 1 < len(shards):
+            following = start(i + 1)
+        whole, grad = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+        reducing = reduce_scatter(grads[i], whole.div_(n), async_op=True)
+    reducing.wait()
+    return grads, grad
+""",
+            "the last first",
+        ),
+        (
+            "the same gradient for each unit",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        if i > 0:
+            following = start(i - 1)
+        whole, first = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+        reducing = reduce_scatter(grads[i], whole.div_(n), async_op=True)
+    reducing.wait()
+    return grads, first
+""",
+            "the gradient of shard",
+        ),
+        (
+            "does not wait for the last",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        if i > 0:
+            following = start(i - 1)
+        whole, grad = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+        reducing = reduce_scatter(grads[i], whole.div_(n), async_op=True)
+    return grads, grad
+""",
+            "every communication is waited for",
+        ),
+        (
+            "does not wait for the gathers",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        if i > 0:
+            following = start(i - 1)
+        whole, grad = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+        reducing = reduce_scatter(grads[i], whole.div_(n), async_op=True)
+    reducing.wait()
+    return grads, grad
+""",
+            "",
+        ),
+        (
+            "frees nothing: keeps every full unit",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    kept = []
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        kept.append(full)
+        if i > 0:
+            following = start(i - 1)
+        whole, grad = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+        reducing = reduce_scatter(grads[i], whole.div_(n), async_op=True)
+    reducing.wait()
+    return grads, grad
+""",
+            "peak memory of a rank",
+        ),
+        (
+            "divides after the start",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        if i > 0:
+            following = start(i - 1)
+        whole, grad = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+        reducing = reduce_scatter(grads[i], whole, async_op=True)
+        whole.div_(n)
+    reducing.wait()
+    return grads, grad
+""",
+            "written to before the wait",
+        ),
+        (
+            "returns the gradients alone",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        if i > 0:
+            following = start(i - 1)
+        whole, grad = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+        reducing = reduce_scatter(grads[i], whole.div_(n), async_op=True)
+    reducing.wait()
+    return grads
+""",
+            "are returned",
+        ),
+        (
+            "averages the gradient of the input, too",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        if i > 0:
+            following = start(i - 1)
+        whole, grad = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+        reducing = reduce_scatter(grads[i], whole.div_(n), async_op=True)
+    reducing.wait()
+    dist.all_reduce(grad.div_(n))
+    return grads, grad
+""",
+            "the gradient of the first input",
+        ),
+        (
+            "gradients in reverse order",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        if i > 0:
+            following = start(i - 1)
+        whole, grad = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+        reducing = reduce_scatter(grads[i], whole.div_(n), async_op=True)
+    reducing.wait()
+    return grads[::-1], grad
+""",
+            "the gradient of shard 0",
+        ),
+    ],
     "clip_shards": [
         (
             "clips by the local norm",
@@ -1722,6 +2155,113 @@ def gather_ahead(shards, compute, x):
             full, work = start(i + 1)
         x = compute(i, now, x)
     return x
+""",
+        ),
+    ],
+    "backward_of_units": [
+        (
+            "divides the shards at the end, queues by a deque",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    from collections import deque
+
+    n, last = dist.get_world_size(), len(shards) - 1
+    out, flight = {}, deque()
+    full = torch.empty(n * shards[last].numel(), dtype=shards[last].dtype, device=shards[last].device)
+    work = all_gather(full, shards[last], async_op=True)
+    for i in range(last, -1, -1):
+        work.wait()
+        here = full
+        if i:
+            full = torch.empty(n * shards[i - 1].numel(), dtype=here.dtype, device=here.device)
+            work = all_gather(full, shards[i - 1], async_op=True)
+        whole, grad = backward(i, here, inputs[i], grad)
+        del here
+        while flight:
+            flight.popleft().wait()
+        out[i] = torch.empty_like(shards[i])
+        flight.append(reduce_scatter(out[i], whole, async_op=True))
+        del whole
+    flight.pop().wait()
+    return [out[i] / n for i in range(last + 1)], grad
+""",
+        ),
+        (
+            "with the average as the reduction",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        if i > 0:
+            following = start(i - 1)
+        whole, grad = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+        reducing = reduce_scatter(grads[i], whole, op=dist.ReduceOp.AVG, async_op=True)
+    reducing.wait()
+    return grads, grad
+""",
+        ),
+        (
+            "a recursion",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n = dist.get_world_size()
+    grads = [shard.new_empty(shard.shape) for shard in shards]
+
+    def gather(i):
+        if i < 0:
+            return None
+        full = shards[i].new_empty(n * shards[i].numel())
+        return [full, all_gather(full, shards[i], async_op=True)]
+
+    state = [gather(len(shards) - 1), None, grad]
+    for i in range(len(shards))[::-1]:
+        (full, work), reducing, grad = state
+        work.wait()
+        state[0] = gather(i - 1)
+        whole, state[2] = backward(i, full, inputs[i], grad)
+        del full
+        whole /= n
+        if reducing is not None:
+            reducing.wait()
+        state[1] = reduce_scatter(grads[i], whole, async_op=True)
+    state[1].wait()
+    return tuple(grads), state[2]
+""",
+        ),
+        (
+            "waits for the reduce-scatter after the next has started",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        if i > 0:
+            following = start(i - 1)
+        whole, grad = backward(i, full, inputs[i], grad)
+        before, reducing = reducing, reduce_scatter(grads[i], whole.div_(n), async_op=True)
+        if before:
+            before.wait()
+    reducing.wait()
+    return grads, grad
 """,
         ),
     ],
