@@ -239,7 +239,173 @@ def _of_one_rank(x: Tensor, whole: Sequence[Tensor], own: slice, grad: Tensor) -
     return _gradient(x)
 
 
-# ---- exercise 2 ----
+# ---- attention ----
+
+Sizes = tuple[int, int, int]  # ranks, heads of queries, heads of keys and values
+
+
+@exercise(
+    "Attention on n ranks",
+    hints=[
+        "Which heads has rank r of n? Query heads h share a head of keys and values in runs of num_heads / "
+        "num_kv_heads: which one does the first of a rank's heads use, and which one the last?",
+        "f at x and g at the output, as in the MLP. If n is larger than num_kv_heads, n / num_kv_heads ranks in a row "
+        "have the same head: sum the gradient of the *weights* key and value over these, in backward.",
+        "`with_gradient(take('key', kv_heads), same, summed)`, where `summed` copies the gradient and calls "
+        "`dist.all_reduce(total, group=group)`; the same for the value. x is summed over all ranks.",
+    ],
+)
+def tensor_attention(expect: Expect, tensor_attention: Callable[..., Any]) -> None:
+    not_from_lablib(tensor_attention)
+    draw = expect.draw
+    sizes = [(2, 4, 4), (4, 8, 2), (1, 4, 2), (3, 6, 1), (2, 8, 4), (6, 12, 3), (4, 4, 4), (8, 8, 2)]
+    for ranks, heads, kv_heads in [sizes[0], *draw.shuffled(sizes[1:])]:
+        expect.measured.clear()  # the report shows the last sizes
+        _expect_attention(expect, tensor_attention, (ranks, heads, kv_heads))
+    _refuse_dtensor(tensor_attention)
+
+
+def _attention(x: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, num_heads: int) -> Tensor:
+    """On one device, or a rank's part of it."""
+    width = query.shape[1] // num_heads
+    q, k, v = ((x @ one).view(len(x), -1, width).transpose(0, 1) for one in (query, key, value))
+    k, v = (one.repeat_interleave(len(q) // len(one), 0) for one in (k, v))
+    weights = (q @ k.transpose(1, 2) / width**0.5).masked_fill(
+        torch.ones(len(x), len(x)).triu(1).bool().to(x.device), -torch.inf
+    )
+    return (weights.softmax(-1) @ v).transpose(0, 1).flatten(1) @ out
+
+
+def _expect_attention(expect: Expect, answer: Callable[..., Any], sizes: Sizes) -> None:
+    """Two texts, whose gradients of the weights add up."""
+    ranks, num_heads, num_kv_heads = sizes
+    draw, width, dtype = expect.draw, expect.draw.integer(2, 4), torch.float64
+    columns = {"query": num_heads, "key": num_kv_heads, "value": num_kv_heads, "out": num_heads}
+    d, tokens = num_heads * width, draw.integer(4, 7)
+    whole = {name: draw.tensor((d, count * width), dtype) / d**0.5 for name, count in columns.items()}
+    whole["out"] = whole["out"].t().contiguous()
+    texts = [(draw.tensor((tokens, d), dtype), draw.tensor((tokens, d), dtype)) for _ in range(2)]
+    copies, of_rank = max(1, ranks // num_kv_heads), num_heads // ranks
+    shared_by = num_heads // num_kv_heads
+    what = f" ({plural(ranks, 'ranks')}, {num_heads} heads of queries, {num_kv_heads} of keys"
+
+    def heads_of(name: str, rank: int) -> range:
+        own = range(rank * of_rank, (rank + 1) * of_rank)
+        return own if name in ("query", "out") else range(own[0] // shared_by, own[-1] // shared_by + 1)
+
+    def cut(tensor: Tensor, name: str, heads: range) -> Tensor:
+        own = slice(heads[0] * width, (heads[-1] + 1) * width)
+        return tensor[own] if name == "out" else tensor[:, own]
+
+    def program(whole: dict[str, Tensor], texts: list[tuple[Tensor, Tensor]], answer: Callable[..., Any]) -> Any:
+        rank = dist.get_rank()
+        blocks = [list(range(i, i + copies)) for i in range(0, ranks, copies)] if copies > 1 else []
+        groups = {tuple(block): dist.new_group(block) for block in blocks}
+        everybody = dist.new_group(list(range(ranks)))
+        leaves: dict[str, Tensor] = {}
+
+        def take(name: str, heads: Any) -> Tensor:
+            if name not in whole:
+                raise RuleBroken(f"take gets the name of a matrix{what})", repr(name), "query, key, value or out")
+            wanted = heads_of(name, rank)
+            if [int(each) for each in heads] != [*wanted]:
+                rule = f"a rank takes its own heads of {name}{what}, rank {rank})"
+                raise RuleBroken(rule, f"heads {[int(each) for each in heads]}", f"heads {[*wanted]}")
+            if name not in leaves:
+                leaves[name] = cut(whole[name], name, wanted).clone().requires_grad_()
+            return leaves[name]
+
+        def group_of(members: Any) -> Any:
+            own = tuple(sorted(int(each) for each in members))
+            if own == tuple(range(ranks)):
+                return everybody
+            if own not in groups or rank not in own:
+                saw = f"ranks {list(own)} on rank {rank}"
+                expected = f"{blocks[rank // copies]}" if blocks else "no group: no head has a copy"
+                raise RuleBroken(f"a group has the ranks with the same heads of keys{what})", saw, expected)
+            return groups[own]
+
+        calls, grads = [], []
+        for text, grad in texts:
+            x = text.clone().requires_grad_()
+            call = observe(answer, x, num_heads, num_kv_heads, take, group_of)
+            _refuse_shape(call.value, x)
+            if isinstance(call.value, Tensor):
+                call.value.backward(grad.clone())
+            calls.append(call)
+            grads.append(x.grad)
+        return calls, grads, {name: leaf.grad for name, leaf in leaves.items()}
+
+    run = expect.launch(program, whole, texts, answer, ranks=ranks)
+    best = launch(program, whole, texts, _sharded_attention, ranks=ranks)
+    weights = {name: one.clone().requires_grad_() for name, one in whole.items()}
+    inputs = [text.clone().requires_grad_() for text, _ in texts]
+    outputs = [_attention(x, *(weights[name] for name in columns), num_heads) for x in inputs]
+    for output, (_, grad) in zip(outputs, texts, strict=True):
+        output.backward(grad)
+    for rank, (calls, grads, of_weights) in enumerate(run.values):
+        where = f"{what}, rank {rank})"
+        for call, output in zip(calls, outputs, strict=True):
+            saw = call.value.detach() if isinstance(call.value, Tensor) else call.value
+            _expect_value(expect, "the output equals one device's", where, saw, output.detach(), ranks, 1e-9)
+            changes_nothing(expect, [call])
+        missing = [name for name in columns if name not in of_weights]
+        expect.that(f"all four matrices are taken{where}", not missing, ", ".join(missing), "query, key, value, out")
+        for name in ("out", "query", "value", "key"):
+            right = cut(_gradient(weights[name]), name, heads_of(name, rank))
+            times = ranks if name in ("out", "query") else copies
+            _expect_gradient(expect, name, where, of_weights[name], right, None, 1e-9, times)
+        for i, (saw, x) in enumerate(zip(grads, inputs, strict=True)):
+            _expect_gradient(expect, f"x of text {i + 1}", where, saw, _gradient(x), None, 1e-9, ranks)
+    most = 4 + 4 * (ranks // copies) * (copies > 1)
+    _expect_calls(expect, run, best, {"all-reduce": most}, f" for two texts{what})")
+
+
+def _sharded_attention(x: Tensor, num_heads: int, num_kv_heads: int, take: Callable, group_of: Callable) -> Tensor:
+    """A reference: its bytes are the budget."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    own = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by, copies = num_heads // num_kv_heads, n // num_kv_heads
+    kv = range(own[0] // shared_by, own[-1] // shared_by + 1)
+    key, value = take("key", kv), take("value", kv)
+    if copies > 1:
+        group = group_of(range(rank // copies * copies, (rank // copies + 1) * copies))
+        key, value = _Summed.apply(key, group), _Summed.apply(value, group)  # pyright: ignore
+    x = _Summed.apply(x, None)  # pyright: ignore
+    part = _attention(x, take("query", own), key, value, take("out", own), len(own))
+    return _Sum.apply(part)  # pyright: ignore
+
+
+class _Summed(torch.autograd.Function):
+    """f: an all-reduce in backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        total = grads[0].contiguous().clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
+
+
+class _Sum(torch.autograd.Function):
+    """g: an all-reduce in forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.contiguous().clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+# ---- sequence parallel ----
 
 
 @exercise(

@@ -4,7 +4,7 @@
 # **Question.** How do you split one matrix product?
 #
 # Several GPUs share each layer: each has a piece of each large matrix, and computes its part of each product. You build
-# it for an MLP, for the norm in front of it, and for the loss. Then: how many GPUs can share a layer?
+# it for an MLP, for attention, for the norm in front of it, and for the loss. Then: how many GPUs can share a layer?
 #
 # **Prerequisites.** Lab 09; helpful: labs 03 and 10. **Time.** 60 minutes, without sections called *further*.
 
@@ -88,7 +88,7 @@ for way, run in runs.items():
 my_guess_forward, my_guess_backward = None, None  # whole numbers
 print(f"{ranks} ranks, guesses: {my_guess_forward} forward, {my_guess_backward} backward")
 
-# %% [markdown] minutes=13
+# %% [markdown] minutes=12
 # ## An MLP on n ranks
 #
 # A product by columns gives some columns on each rank, exactly the input of a product by rows. And GELU, which works on
@@ -199,7 +199,7 @@ lab12.table_of_mlp(ranks, cluster)
 # columns: they are never sent. It hardly depends on n: **the bytes sent per rank are constant, while its share of the
 # work shrinks.**
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=13
 # ## Attention: heads
 #
 # The other half of a layer is *attention*. Its *heads* are independent. So queries, keys and values are cut by columns,
@@ -218,18 +218,108 @@ print(f"{ranks} ranks; you guessed", my_guess_copies, "for each head of keys and
 lab12.table_of_heads(ranks)
 
 # %% [markdown]
-# If two ranks hold a copy of the same head, the copies are one parameter. What must happen to the gradients of the
-# copies?
-#
-# <details><summary>Answer</summary>
-#
-# Each rank has the gradient from its own queries. The copies' gradients must be summed over the ranks that hold the
-# head; otherwise the copies diverge. In the library that is f again, applied to the weight, in a separate group
-# (`shared_key_value_group`).
-#
-# </details>
+# If two ranks hold a copy of the same head, the copies are one parameter: they must stay equal in training. Each copy
+# gets a gradient from the queries of its own rank only.
 
-# %% [markdown] minutes=16
+# %% [markdown]
+# Below is the attention of some heads, given their columns of Q, K and V. Of several query heads in a row, as many
+# share a head of keys and values as there are query heads for each.
+
+
+# %%
+def attend(query, key, value, width):
+    """Causal attention: [N, heads * width] of queries; keys and values may have fewer heads."""
+    q, k, v = (one.view(len(one), -1, width).transpose(0, 1) for one in (query, key, value))
+    k, v = (one.repeat_interleave(len(q) // len(one), 0) for one in (k, v))
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).flatten(1)
+
+
+tokens = torch.randn(3, 8)
+print(
+    "4 query heads, 2 of keys, width 2:",
+    tuple(attend(tokens, tokens[:, :4], tokens[:, 4:], 2).shape),
+)
+
+# %% [markdown]
+# ### Exercise 2: attention on n ranks
+#
+# A rank holds 1/n of the query heads, in order, and only those heads of keys and values that these use. Decide which;
+# take their weights with `take(name, heads)`, once for each name. With p ranks for one head of keys and values, the
+# gradients of the copies must be summed over these p ranks: `dist.all_reduce(x, group=group_of(ranks))` sums over a
+# list of ranks. The budget: one all-reduce of all ranks each way, and those sums.
+
+
+# %% tags=["exercise"]
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    """Causal attention on all ranks: the whole output, [N, D], on each.
+
+    x: [N, D], one text, the same on all ranks; a head has D / num_heads columns.
+    num_heads is a multiple of n and of num_kv_heads; of n and num_kv_heads one divides the
+    other.
+    take(name, heads): for "query", "key", "value" the columns [D, ...] of a range of heads; for
+    "out" the rows [..., D].
+    group_of(ranks): the group of a list of ranks.
+    """
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    ### BEGIN SOLUTION
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads  # query heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r // copies == rank // copies])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+        key, value = with_gradient(key, same, summed), with_gradient(value, same, summed)
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+    ### END SOLUTION
+
+
+# %%
+# 4 query heads and 2 of keys: one head's gradient is the same on each rank that has a copy.
+def one_attention(answer):
+    n, rank, taken = dist.get_world_size(), dist.get_rank(), {}
+    drawn = torch.Generator().manual_seed(0)
+    shapes = {"query": (8, 8), "key": (8, 4), "value": (8, 4), "out": (8, 8)}
+    weights = {name: torch.randn(shape, generator=drawn) for name, shape in shapes.items()}
+    halves = [dist.new_group(list(range(i, i + n // 2))) for i in (0, n // 2)] if n > 1 else []
+
+    def take(name, heads):
+        own = range(2 * heads[0], 2 * heads[-1] + 2)
+        part = weights[name][own] if name == "out" else weights[name][:, own]
+        taken[name] = heads, part.clone().requires_grad_()
+        return taken[name][1]
+
+    y = answer(
+        torch.randn(5, 8, generator=drawn), 4, 2, take, lambda ranks: halves[2 * rank // n]
+    )
+    y.square().sum().backward()
+    norms = taken["key"][1].grad.view(8, -1, 2).norm(dim=(0, 2)).tolist()
+    kv = dict(zip(taken["key"][0], (round(norm, 3) for norm in norms), strict=True))
+    return (
+        f"query heads {[*taken['query'][0]]}; heads of keys, with their gradient's norm: {kv}"
+    )
+
+
+for n in (1, 4):
+    lab12.try_out(one_attention, tensor_attention, ranks=n)
+
+# %% tags=["check"] points=3
+check.tensor_attention(tensor_attention)
+
+# %% [markdown]
+# Norms on 4 ranks equal those on one. That is f again, applied to a weight, in a smaller group; in the library it is
+# `shared_key_value_group`. The sum of a weight's gradient has the size of the weight, and does not depend on N.
+
+# %% [markdown] minutes=14
 # ## Sequence parallel
 #
 # Between g and the next f are dropout, which sets some numbers to 0 at random, the sum with the layer's input, and a
@@ -275,7 +365,7 @@ def both():
 lab12.try_out(both, ranks=2)
 
 # %% [markdown]
-# ### Exercise 2: a norm and an MLP, on cut tokens
+# ### Exercise 3: a norm and an MLP, on cut tokens
 #
 # x is this rank's tokens; all ranks have equally many. The norm is `F.rms_norm(x, (D,), gain)`. `gain` and `down_bias`
 # are whole on every rank. Again all gradients must equal one device's. Some parameters are used *only on a rank's own
@@ -336,7 +426,7 @@ lab12.table_of_kept(ranks, cluster)
 # Sequence parallel sends no more bytes: 2 (n-1)/n N D became twice (n-1)/n N D, except for the few sums of gains and
 # biases.
 
-# %% [markdown] minutes=11
+# %% [markdown] minutes=9
 # ## The vocabulary
 #
 # A GPT ends with its largest product: for each token a *logit*, a score, for each of V words. W has V columns, cut over
@@ -349,7 +439,7 @@ lab12.table_of_kept(ranks, cluster)
 # sent?
 
 # %% [markdown]
-# ### Exercise 3: a loss of cut logits
+# ### Exercise 4: a loss of cut logits
 #
 # The budget is three all-reduces of one number per token. Use f and g for gradients: which of the two is a sum over
 # ranks? The maximum needs no gradient: use `detach()`; `dist.all_reduce(m, dist.ReduceOp.MAX)` works in place. Ranks
@@ -402,7 +492,7 @@ lab12.table_of_losses(ranks, cluster)
 # gradients. If cut, it holds them only for its own words, and for each token three numbers are sent: the maximum, the
 # sum and the target's logit.
 
-# %% [markdown] minutes=6
+# %% [markdown] minutes=5
 # ## Inside a node, and across
 #
 # A layer of a large model: width 8192, 4096 tokens. Each rank computes 1/n of its products. It sends 2 (n-1)/n N D
@@ -469,8 +559,8 @@ for name, width, tokens, percent in [
     assert round(100 * one.exposed_s / one.layer_s) == percent, (name, width, tokens)
     print(f"{name}, width {width}, {tokens} tokens: {percent}% exposed")
 
-# %% [markdown] minutes=3
-# ## A whole GPT by a plan
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: a whole GPT by a plan
 #
 # A model can be cut without rewriting it. A *plan* is data: names of layers (`*` matches any one part of a name), and
 # how each is cut. Which layers of a GPT of blocks, embeddings and a head would you leave whole?
@@ -538,7 +628,7 @@ lab12.show(
 # rank. But then the model depends on the number of ranks.
 
 # %% [markdown]
-# ### Exercise 4: the shard that one device would draw
+# ### Exercise 5: the shard that one device would draw
 #
 # A rank's shard is ceil(rows / n) rows, in order; the last ranks have fewer, or none. All shards together must equal
 # the matrix that one device draws: `torch.randn(rows, columns, generator=..., dtype=torch.float64)`, from a CPU

@@ -364,6 +364,449 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
             "every communication is waited for",
         ),
     ],
+    "tensor_attention": [
+        (
+            "does not sum the gradients of the copies",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r // copies == rank // copies])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+            "the gradient of value equals one device's",
+        ),
+        (
+            "sums over all ranks",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of(range(n))
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+        key, value = with_gradient(key, same, summed), with_gradient(value, same, summed)
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+            "",
+        ),
+        (
+            "averages the copies",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r // copies == rank // copies])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total / copies
+
+        key, value = with_gradient(key, same, summed), with_gradient(value, same, summed)
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+            "",
+        ),
+        (
+            "sums the gradients of keys and values, not of their weights",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r // copies == rank // copies])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+    x = with_gradient(x, same, all_reduced)
+    k, v = x @ key, x @ value
+    if n > num_kv_heads:
+        k, v = with_gradient(k, same, summed), with_gradient(v, same, summed)
+    own = attend(x @ take("query", heads), k, v, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+            "x of text 1",
+        ),
+        (
+            "sums the values alone",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r // copies == rank // copies])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+        value = with_gradient(value, same, summed)
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+            "the gradient of key",
+        ),
+        (
+            "takes all heads of keys and values",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(num_kv_heads)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r // copies == rank // copies])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+        key, value = with_gradient(key, same, summed), with_gradient(value, same, summed)
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+            "a rank takes its own heads of key",
+        ),
+        (
+            "one head of keys and values on each rank",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[0] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r // copies == rank // copies])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+        key, value = with_gradient(key, same, summed), with_gradient(value, same, summed)
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+            "a rank takes its own heads of key",
+        ),
+        (
+            "heads in turn, r, r + n, ...",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank, num_heads, n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r // copies == rank // copies])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+        key, value = with_gradient(key, same, summed), with_gradient(value, same, summed)
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+            "a rank takes its own heads of",
+        ),
+        (
+            "the same number of keys' heads as of query heads",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = heads
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r // copies == rank // copies])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+        key, value = with_gradient(key, same, summed), with_gradient(value, same, summed)
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+            "a rank takes its own heads of key",
+        ),
+        (
+            "no f at the input",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r // copies == rank // copies])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+        key, value = with_gradient(key, same, summed), with_gradient(value, same, summed)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+            "x of text 1",
+        ),
+        (
+            "no g at the output",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r // copies == rank // copies])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+        key, value = with_gradient(key, same, summed), with_gradient(value, same, summed)
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return own @ take("out", heads)
+""",
+            "the output equals one device's",
+        ),
+        (
+            "an all-reduce in both directions at the output",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r // copies == rank // copies])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+        key, value = with_gradient(key, same, summed), with_gradient(value, same, summed)
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, all_reduced)
+""",
+            "times the right value",
+        ),
+        (
+            "the ranks with the same place",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r % copies == rank % copies])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+        key, value = with_gradient(key, same, summed), with_gradient(value, same, summed)
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+            "a group has the ranks with the same heads",
+        ),
+        (
+            "groups of as many ranks as there are heads",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r // num_kv_heads == rank // num_kv_heads])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+        key, value = with_gradient(key, same, summed), with_gradient(value, same, summed)
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+            "",
+        ),
+        (
+            "assumes two copies",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = 2
+        group = group_of([r for r in range(n) if r // copies == rank // copies])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+        key, value = with_gradient(key, same, summed), with_gradient(value, same, summed)
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+            "",
+        ),
+        (
+            "changes the gradient in autograd's hands",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r // copies == rank // copies])
+
+        def summed(grad):
+            dist.all_reduce(grad, group=group)
+            return 1 * grad + grad
+
+        key, value = with_gradient(key, same, summed), with_gradient(value, same, summed)
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+            "",
+        ),
+        (
+            "the width of a head from the heads of keys",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_kv_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r // copies == rank // copies])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+        key, value = with_gradient(key, same, summed), with_gradient(value, same, summed)
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+            "",
+        ),
+    ],
     "sequence_mlp": [
         (
             "returns nothing",
@@ -1379,6 +1822,113 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     bias = with_gradient(down_bias, lambda w: w / n, same)
     hidden = F.gelu(torch.einsum("nd,df->nf", x, up) + up_bias, approximate="tanh")
     return with_gradient(torch.einsum("nf,fd->nd", hidden, down) + bias, total, same)
+""",
+        ),
+    ],
+    "tensor_attention": [
+        (
+            "sums keys and values in one all-reduce",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r // copies == rank // copies])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+        both = with_gradient(torch.cat([key, value], dim=1), same, summed)
+        key, value = both.chunk(2, dim=1)
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+        ),
+        (
+            "with a hook on the weights",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r // copies == rank // copies])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+        key, value = key.view_as(key), value.view_as(value)
+        for one in (key, value):
+            one.register_hook(summed)
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+        ),
+        (
+            "attention head by head",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width, per, each = x.shape[1] // num_heads, num_heads // n, num_heads // num_kv_heads
+    heads = list(range(rank * per, rank * per + per))
+    kv = sorted({head // each for head in heads})
+    x = with_gradient(x, same, all_reduced)
+    q, k, v, out = take("query", heads), take("key", kv), take("value", kv), take("out", heads)
+    if num_kv_heads < n:
+        group = group_of([other for other in range(n) if other * per // each in kv])
+
+        def total(grad):
+            grad = grad.contiguous().clone()
+            dist.all_reduce(grad, group=group)
+            return grad
+
+        k, v = (with_gradient(one, same, total) for one in (k, v))
+    parts = []
+    for i, head in enumerate(heads):
+        at = kv.index(head // each)
+        a, b = slice(i * width, (i + 1) * width), slice(at * width, (at + 1) * width)
+        parts.append(attend(x @ q[:, a], x @ k[:, b], x @ v[:, b], width))
+    return with_gradient(torch.cat(parts, dim=1) @ out, all_reduced, same)
+""",
+        ),
+        (
+            "a group of everybody for one head, none without copies",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n // num_kv_heads > 1:
+        copies = n // num_kv_heads
+        group = None if num_kv_heads == 1 else group_of(set(range(rank - rank % copies, rank - rank % copies + copies)))
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+        key, value = with_gradient(key, same, summed), with_gradient(value, same, summed)
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, width)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
 """,
         ),
     ],
