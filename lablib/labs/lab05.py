@@ -104,7 +104,7 @@ STEPPED: dict[str, Callable[..., Any]] = {
     "Adam8bit": Adam8bit,
     "Muon": Muon,
 }
-SHOWN = ("token_embedding.weight", "blocks.0.attention.query.weight", "blocks.0.mlp.up.weight", "blocks.0.mlp.up.bias")
+SHOWN = ("token_embedding.weight", "blocks.0.mlp.up.weight", "blocks.0.mlp.up.bias")
 
 
 def steps(width: int, count: int = 8) -> None:
@@ -140,15 +140,12 @@ def ratios_to_adamw(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 # --- A learner's step of Muon ---
 
 
-def train_with(muon_step: Callable[..., Any], num_steps: int = 60, lr: float = 8e-3) -> None:
+def train_with(muon_step: Callable[..., Any], num_steps: int = 60, lr: float = 8e-3) -> str:
     """Show the losses of a GPT with a learner's step and with AdamW; print the rms of its first and last step."""
-
-    def adamw_for_all(model: nn.Module, *others: Any) -> None:
-        for name, _ in model.named_parameters():
-            others[-1](name)
-
-    curves: dict[str, list[float]] = {}
-    for label, step in {"AdamW": adamw_for_all, "your muon_step": muon_step}.items():
+    curves = dict[str, list[float]]()
+    steps: dict[str, Callable[..., Any]] = {"your muon_step": muon_step}
+    steps["AdamW"] = lambda model, *others: [others[-1](name) for name, _ in model.named_parameters()]
+    for label, step in steps.items():
         model = experiment.start("adamw", lr, 0.0, seed=1).model
         params = dict(model.named_parameters())
         each = {name: AdamW([param], lr=lr, betas=ADAM, weight_decay=0.0) for name, param in params.items()}
@@ -161,14 +158,11 @@ def train_with(muon_step: Callable[..., Any], num_steps: int = 60, lr: float = 8
             before = {name: param.detach().clone() for name, param in params.items()}
             step(model, means, lr, 0.95, 0.0, newton_schulz, lambda name, each=each: each[name].step())
             losses.append(loss.item())
-            rms = {
-                name: float((param.detach() - before[name]).square().mean().sqrt()) / lr
-                for name, param in params.items()
-            }
             if step is muon_step and len(losses) in (1, num_steps):
-                print(f"step {len(losses)}, rms over lr:", ", ".join(f"{name} {rms[name]:.2f}" for name in SHOWN))
-    title = f"One rate for both, {lr:g}: loss of each step"
-    show(figure_lines(list(range(num_steps)), curves, "step", "loss", "count", "nats a byte", title=title))
+                moved = {name: (params[name].detach() - before[name]).square().mean().sqrt() / lr for name in SHOWN}
+                print(f"step {len(losses)}: rms over lr", ", ".join(f"{name} {rms:.2f}" for name, rms in moved.items()))
+    show(figure_lines(range(num_steps), curves, "step", "loss", "count", "nats a byte", f"One rate for both, {lr:g}"))
+    return ", ".join(f"{label}: last loss {losses[-1]:.2f}" for label, losses in curves.items())
 
 
 # --- One update: `lablib.optim.effects` gives the arguments, in order ---

@@ -108,64 +108,55 @@ def seconds_and_held(text: Any) -> str:
 def run_rows(run_row: Callable[..., Any], plan: Plan, cluster: str) -> str:
     """Run a plan with a learner's `run_row`: compare the gradients of a small GPT, and show the lab's GPT as it ran."""
     small = replace(TINY, num_layers=plan.num_stages, tied_head=False)  # a tied matrix would need a sum of gradients
-    off = launch(_row_of_rank, run_row, plan, small, torch.float64, ranks=plan.num_stages).values
+    off = launch(_row_of_rank, run_row, plan, small, torch.float64, "cpu", ranks=plan.num_stages).values
     options = {"ranks": plan.num_stages, "cluster": cluster, "fidelity": "shapes"}
-    run = launch(_row_of_rank, run_row, plan, CONFIG, torch.bfloat16, **options)
+    run = launch(_row_of_rank, run_row, plan, CONFIG, torch.bfloat16, "meta", **options)
     happened = executed(run.timeline, plan)
     show(happened.figure(title=f"Your run_row: {plan.name} as it ran"))
     step, peak = format_quantity(happened.makespan_s, "s"), format_quantity(run.memory.peak_bytes(0), "B")
-    return f"gradients off by {max(off):.0e} from one GPU's; a step of {step}, peak memory of stage 0 {peak}"
+    return f"gradients off by {max(off):.0e}; a step of {step}; peak of stage 0 {peak}"
 
 
-def _row_of_rank(run_row: Callable[..., Any], plan: Plan, config: GPTConfig, dtype: torch.dtype) -> float:
+def _row_of_rank(run_row: Callable[..., Any], plan: Plan, config: GPTConfig, dtype: torch.dtype, device: str) -> float:
     """Run this rank's row. Returns the largest difference from the gradients of one device, relative to the largest."""
-    rank, last, is_small = dist.get_rank(), plan.num_stages - 1, dtype == torch.float64
-    device = torch.get_default_device() if is_small else "meta"
-
-    def gpt() -> GPT:
-        return GPT(config, seed=0 if is_small else None, device="cpu" if is_small else "meta", dtype=dtype).to(device)
-
+    rank, count, length = dist.get_rank(), plan.num_microbatches, config.max_seq_len
+    first_of, last_of = (
+        {"F": 0, "B": plan.num_stages - 1},
+        {"F": plan.num_stages - 1, "B": 0},
+    )  # on the way of a message
     with record_function("setup"):
-        stages = cut(gpt(), plan.num_stages)
-        piece = stages[rank]
-        del stages
-        length, count = config.max_seq_len, plan.num_microbatches
+        piece = cut(GPT(config, seed=0, device=device, dtype=dtype), plan.num_stages)[rank]
         texts = (torch.arange(count * (length + 1)) * 7 % config.vocab_size).view(count, 1, length + 1)
     sent: list[Any] = []
     mark = ExitStack()  # names the computation of an action, from its receive to the next action
 
-    def to_or_from(action: str, ahead: bool) -> dict[str, Any]:
-        step = 1 if (action[0] == "F") == ahead else -1
-        return {"tag": 2 * int(action[1:]) + (action[0] == "B"), "dst" if ahead else "src": rank + step}
-
     def recv(action: str) -> torch.Tensor | None:
         mark.close()
         x = texts[int(action[1:]), :, :-1] if action[0] == "F" else None
-        if rank != (0 if action[0] == "F" else last):
+        if rank != first_of[action[0]]:
             x = torch.empty(1, length, config.d_model, dtype=dtype)
-            dist.recv(x, **to_or_from(action, ahead=False))
+            dist.recv(x, rank - 1 if action[0] == "F" else rank + 1, tag=int(action[1:]))
         parsed = Action.parse(f"{rank}{action}")
         mark.enter_context(record_function(f"{parsed.kind.phase} {parsed}"))
         return x
 
     def stage(action: str, x: torch.Tensor) -> torch.Tensor:
-        y = piece(x)
-        return next_token_loss(y, texts[int(action[1:]), :, 1:]) / count if rank == last else y
+        is_last = rank == last_of["F"]
+        return next_token_loss(piece(x), texts[int(action[1:]), :, 1:]) / count if is_last else piece(x)
 
     def send(action: str, x: torch.Tensor) -> None:
-        if rank != (last if action[0] == "F" else 0):
-            sent.append(dist.isend(x, **to_or_from(action, ahead=True)))
+        if rank != last_of[action[0]]:
+            sent.append(dist.isend(x, rank + 1 if action[0] == "F" else rank - 1, tag=int(action[1:])))
 
     run_row([str(action).lstrip("0123456789") for action in plan.actions[rank]], stage, send, recv)
     mark.close()
     for work in sent:
         work.wait()
-    if not is_small:
+    if device == "meta":
         return 0.0
-    whole = gpt()
-    next_token_loss(whole(texts[:, 0, :-1]), texts[:, 0, 1:]).backward()
-    pairs = zip(piece.parameters(), cut(whole, plan.num_stages)[rank].parameters(), strict=True)
-    grads = [(a.grad, b.grad) for a, b in pairs]
+    whole = cut(GPT(config, seed=0, dtype=dtype), plan.num_stages)
+    next_token_loss(torch.nn.Sequential(*whole)(texts[:, 0, :-1]), texts[:, 0, 1:]).backward()
+    grads = [(a.grad, b.grad) for a, b in zip(piece.parameters(), whole[rank].parameters(), strict=True)]
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in grads if a is not None and b is not None)
 
 

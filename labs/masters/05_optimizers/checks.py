@@ -452,7 +452,9 @@ def muon_step(expect: Expect, muon_step: Callable[..., Any]) -> None:
         wanted = {"means": {}, **{name: param.detach().clone() for name, param in model.named_parameters()}}
         mu, decay = draw.number(0.6, 0.9), draw.number(0.05, 0.5)
         for step in (1, 2, 3):  # the rate follows a schedule
-            _expect_muon(expect, muon_step, model, means, wanted, draw.number(0.01, 0.1), mu, decay, frozen, on, step)
+            rate = draw.number(0.01, 0.1)
+            with expect.grouped(f"each weight follows its formula ({on}, step {step})", "right"):
+                _expect_muon(expect, muon_step, model, means, wanted, rate, mu, decay, frozen, on, step)
 
 
 def _expect_muon(

@@ -624,39 +624,48 @@ def _expect_backward(expect: Expect, answer: Callable, ranks: int, num_units: in
     naive = launch(program, units, kept, batches, partial(_backward, ahead=False), **on)
     what = f"{plural(num_units, 'units')} on {plural(ranks, 'ranks')}"
     whole, firsts = _gradients(units, batches, compute)
-    for rank, (call, turns) in enumerate(run.values):
-        where = f" ({what}, rank {rank})"
-        order = [i for i, _ in turns]
-        expect.equal(f"backward is called once for each unit, the last first{where}", order, [*range(num_units)][::-1])
-        shapes = [shape for _, shape in turns]
-        expect.equal(f"backward is given a whole unit: n shards{where}", shapes, [(size,) for size in sizes[::-1]])
-        value = call.value
-        if not (isinstance(value, tuple | list) and len(value) == 2 and isinstance(value[0], list | tuple)):
-            raise RuleBroken(
-                f"gradients of the shards and of the input are returned{where}", short_repr(value), "grads, grad"
+    with expect.grouped(
+        f"each unit is whole in its backward, and all gradients right, on every rank ({what})", "equal"
+    ):
+        for rank, (call, turns) in enumerate(run.values):
+            where = f" ({what}, rank {rank})"
+            order = [i for i, _ in turns]
+            expect.equal(
+                f"backward is called once for each unit, the last first{where}", order, [*range(num_units)][::-1]
             )
-        if len(value[0]) != num_units:
-            raise RuleBroken(f"there is a gradient for each shard{where}", f"{len(value[0])}", f"{num_units}")
-        for i, (saw, unit) in enumerate(zip(value[0], whole, strict=True)):
-            wanted = unit.chunk(ranks)[rank]
-            for factor, words in (
-                (ranks, "the sum over ranks, n times the mean"),
-                (1 / ranks, "the mean, divided by n again"),
-            ):
-                if (
-                    ranks > 1
-                    and isinstance(saw, Tensor)
-                    and saw.shape == wanted.shape
-                    and torch.allclose(saw, factor * wanted, 1e-9)
+            shapes = [shape for _, shape in turns]
+            expect.equal(f"backward is given a whole unit: n shards{where}", shapes, [(size,) for size in sizes[::-1]])
+            value = call.value
+            if not (isinstance(value, tuple | list) and len(value) == 2 and isinstance(value[0], list | tuple)):
+                raise RuleBroken(
+                    f"gradients of the shards and of the input are returned{where}", short_repr(value), "grads, grad"
+                )
+            if len(value[0]) != num_units:
+                raise RuleBroken(f"there is a gradient for each shard{where}", f"{len(value[0])}", f"{num_units}")
+            for i, (saw, unit) in enumerate(zip(value[0], whole, strict=True)):
+                wanted = unit.chunk(ranks)[rank]
+                for factor, words in (
+                    (ranks, "the sum over ranks, n times the mean"),
+                    (1 / ranks, "the mean, divided by n again"),
                 ):
-                    raise RuleBroken(f"a shard's gradient is the mean over ranks{where}", words, "the mean")
+                    if (
+                        ranks > 1
+                        and isinstance(saw, Tensor)
+                        and saw.shape == wanted.shape
+                        and torch.allclose(saw, factor * wanted, 1e-9)
+                    ):
+                        raise RuleBroken(f"a shard's gradient is the mean over ranks{where}", words, "the mean")
+                expect.close(
+                    f"the gradient of shard {i} is one device's, of all batches{where}",
+                    saw,
+                    wanted,
+                    rtol=1e-9,
+                    atol=1e-12,
+                )
             expect.close(
-                f"the gradient of shard {i} is one device's, of all batches{where}", saw, wanted, rtol=1e-9, atol=1e-12
+                f"the gradient of the first input is this rank's{where}", value[1], firsts[rank], rtol=1e-9, atol=1e-12
             )
-        expect.close(
-            f"the gradient of the first input is this rank's{where}", value[1], firsts[rank], rtol=1e-9, atol=1e-12
-        )
-        changes_nothing(expect, [call])
+            changes_nothing(expect, [call])
     needed = 2 * (ranks - 1) * sum(size // ranks * dtype.itemsize for size in sizes)
     sent_bytes_within(expect, run, at_most=needed + HALF, at_least=needed)
     peaks = [max(one.memory.peak_bytes(rank) for rank in range(ranks)) for one in (run, best)]

@@ -346,9 +346,9 @@ check.gather_ahead(gather_ahead)
 # ## Backward of stage 3
 #
 # Backward runs the units in reverse. Their parameters were freed, so each unit is gathered again, and again the next
-# gather starts ahead. The backward of a unit gives two gradients. That of its input is needed at once, by the unit
-# before. That of its parameters is whole, and belongs to this rank's batch alone: it is reduce-scattered, and a rank
-# keeps its shard of the mean.
+# gather starts ahead. The backward of a unit gives two gradients. The unit before needs the gradient of the input at
+# once. The gradient of the parameters is whole, and comes from this rank's batch alone: it is reduce-scattered, and a
+# rank keeps its shard of the mean.
 
 # %% [markdown]
 # So while unit i computes, two collectives can run: the reduce-scatter of unit i + 1, and the gather of unit i - 1.
@@ -396,7 +396,7 @@ def backward_of_units(shards, inputs, backward, grad):
 
 
 # %%
-# The units of above: the gradient of each number is grad * x, that of x is grad * the sum.
+# As above. A number's gradient is grad * x, the gradient of x is grad * the sum.
 # So 1 * 200 and 1 * 30; 30 * 10 and 30 * 20; 600 * 1 and 600 * 10.
 def three_units_back():
     own = torch.tensor([1.0 + dist.get_rank()])

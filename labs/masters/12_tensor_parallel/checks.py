@@ -340,23 +340,27 @@ def _expect_attention(expect: Expect, answer: Callable[..., Any], sizes: Sizes) 
     best = launch(program, whole, texts, _sharded_attention, ranks=ranks)
     weights = {name: one.clone().requires_grad_() for name, one in whole.items()}
     inputs = [text.clone().requires_grad_() for text, _ in texts]
-    outputs = [_attention(x, *(weights[name] for name in columns), num_heads) for x in inputs]
+    four = weights["query"], weights["key"], weights["value"], weights["out"]
+    outputs = [_attention(x, *four, num_heads) for x in inputs]
     for output, (_, grad) in zip(outputs, texts, strict=True):
         output.backward(grad)
-    for rank, (calls, grads, of_weights) in enumerate(run.values):
-        where = f"{what}, rank {rank})"
-        for call, output in zip(calls, outputs, strict=True):
-            saw = call.value.detach() if isinstance(call.value, Tensor) else call.value
-            _expect_value(expect, "the output equals one device's", where, saw, output.detach(), ranks, 1e-9)
-            changes_nothing(expect, [call])
-        missing = [name for name in columns if name not in of_weights]
-        expect.that(f"all four matrices are taken{where}", not missing, ", ".join(missing), "query, key, value, out")
-        for name in ("out", "query", "value", "key"):
-            right = cut(_gradient(weights[name]), name, heads_of(name, rank))
-            times = ranks if name in ("out", "query") else copies
-            _expect_gradient(expect, name, where, of_weights[name], right, None, 1e-9, times)
-        for i, (saw, x) in enumerate(zip(grads, inputs, strict=True)):
-            _expect_gradient(expect, f"x of text {i + 1}", where, saw, _gradient(x), None, 1e-9, ranks)
+    with expect.grouped(f"the output and all gradients equal one device's, on every rank{what})", "right"):
+        for rank, (calls, grads, of_weights) in enumerate(run.values):
+            where = f"{what}, rank {rank})"
+            for call, output in zip(calls, outputs, strict=True):
+                saw = call.value.detach() if isinstance(call.value, Tensor) else call.value
+                _expect_value(expect, "the output equals one device's", where, saw, output.detach(), ranks, 1e-9)
+                changes_nothing(expect, [call])
+            missing = [name for name in columns if name not in of_weights]
+            expect.that(
+                f"all four matrices are taken{where}", not missing, ", ".join(missing), "query, key, value, out"
+            )
+            for name in ("out", "query", "value", "key"):
+                right = cut(_gradient(weights[name]), name, heads_of(name, rank))
+                times = ranks if name in ("out", "query") else copies
+                _expect_gradient(expect, name, where, of_weights[name], right, None, 1e-9, times)
+            for i, (saw, x) in enumerate(zip(grads, inputs, strict=True)):
+                _expect_gradient(expect, f"x of text {i + 1}", where, saw, _gradient(x), None, 1e-9, ranks)
     most = 4 + 4 * (ranks // copies) * (copies > 1)
     _expect_calls(expect, run, best, {"all-reduce": most}, f" for two texts{what})")
 

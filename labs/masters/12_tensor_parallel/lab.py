@@ -222,8 +222,9 @@ lab12.table_of_heads(ranks)
 # gets a gradient from the queries of its own rank only.
 
 # %% [markdown]
-# Below is the attention of some heads, given their columns of Q, K and V. Of several query heads in a row, as many
-# share a head of keys and values as there are query heads for each.
+# Below is the attention of some heads, from their columns of Q, K and V; *causal*: each token uses itself and the tokens
+# before it. Query heads in a row share a head of keys and values: with 4 and 2, heads 0 and 1 use head 0, heads 2 and 3
+# use head 1.
 
 
 # %%

@@ -217,11 +217,11 @@ print(f"bubble:   {expected.bubble_fraction:.1%}")
 # %% [markdown]
 # ### Exercise 3: run a row
 #
-# The library's executor did that. Now you write the part of one rank. Its trouble: a message carries numbers, and no
-# autograd graph. So each stage has a graph of its own, from the tensor that it received to the tensor that it sends.
+# The library's executor did that. Now you write the part of one rank. A message carries numbers, and no autograd graph.
+# So each stage has a separate graph, from the tensor that it received to the tensor that it sends.
 # Backward of a graph begins with the gradient that the next stage sends back, `y.backward(gradient)`, and ends with the
 # gradient of the stage's input, which goes to the stage before. Several micro-batches are *in flight*, between F and B:
-# each needs its own two ends.
+# keep both ends of the graph of each.
 
 # %% [markdown]
 # You get three functions. `recv(action)` returns what the action needs from a neighbour: for F the input, for B the
@@ -369,7 +369,7 @@ lab13.leader_board(board, max_in_flight=(3, 2, 2))
 # - A stage waits until the first micro-batch arrives (fill) and until the last gradient has gone back (drain). With
 #   equal stages that is (p - 1)/(m + p - 1) of the step, for GPipe and for 1F1B; unequal stages wait for the slowest.
 # - GPipe holds m micro-batches, stage i of 1F1B at most p - i: the same bubble with less memory.
-# - Each stage has its own autograd graph. B begins with the gradient from the next stage, and sends the gradient of its
+# - Each stage has a separate autograd graph. B begins with the gradient from the next stage, and sends the gradient of its
 #   input back; each micro-batch in flight keeps its input and its output.
 # - No stage waits for weight gradients, so they fill the bubble. Filling the rest costs memory.
 # - The plan and the seconds of its actions determine the time of the step, here to 1%, and the memory of each stage.

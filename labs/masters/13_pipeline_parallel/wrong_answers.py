@@ -443,7 +443,7 @@ def run_row(actions, stage, send, recv):
             if x.grad is not None:
                 send(action, x.grad)
 """,
-            "B sends the gradient",
+            "",
         ),
         (
             "begins backward with ones, not with the received gradient",
