@@ -369,8 +369,8 @@ lab13.leader_board(board, max_in_flight=(3, 2, 2))
 # - A stage waits until the first micro-batch arrives (fill) and until the last gradient has gone back (drain). With
 #   equal stages that is (p - 1)/(m + p - 1) of the step, for GPipe and for 1F1B; unequal stages wait for the slowest.
 # - GPipe holds m micro-batches, stage i of 1F1B at most p - i: the same bubble with less memory.
-# - Each stage has a separate autograd graph. B begins with the gradient from the next stage, and sends the gradient of its
-#   input back; each micro-batch in flight keeps its input and its output.
+# - Each stage has a separate autograd graph. B begins with the gradient from the next stage, and sends the gradient of
+#   its input back; each micro-batch in flight keeps its input and its output.
 # - No stage waits for weight gradients, so they fill the bubble. Filling the rest costs memory.
 # - The plan and the seconds of its actions determine the time of the step, here to 1%, and the memory of each stage.
 
