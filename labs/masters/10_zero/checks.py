@@ -603,7 +603,6 @@ def _expect_backward(expect: Expect, answer: Callable, ranks: int, num_units: in
             shards = [unit.chunk(n)[rank].clone() for unit in units]
             inputs, grad, turns = kept[rank], batches[rank][1].clone(), []
             del units, kept, batches
-            dist.barrier()
 
             def asked(i: int, full: Tensor, x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
                 turns.append((i, tuple(full.shape) if isinstance(full, Tensor) else short_repr(full)))

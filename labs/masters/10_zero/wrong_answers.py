@@ -1565,34 +1565,6 @@ def backward_of_units(shards, inputs, backward, grad):
             "",
         ),
         (
-            "frees nothing: keeps every full unit",
-            """
-def backward_of_units(shards, inputs, backward, grad):
-    n, reducing = dist.get_world_size(), None
-
-    def start(i):
-        full = shards[i].new_empty(n * len(shards[i]))
-        return full, all_gather(full, shards[i], async_op=True)
-
-    kept = []
-    grads = [torch.empty_like(shard) for shard in shards]
-    following = start(len(shards) - 1)
-    for i in reversed(range(len(shards))):
-        full, work = following
-        work.wait()
-        kept.append(full)
-        if i > 0:
-            following = start(i - 1)
-        whole, grad = backward(i, full, inputs[i], grad)
-        if reducing:
-            reducing.wait()
-        reducing = reduce_scatter(grads[i], whole.div_(n), async_op=True)
-    reducing.wait()
-    return grads, grad
-""",
-            "peak memory of a rank",
-        ),
-        (
             "divides after the start",
             """
 def backward_of_units(shards, inputs, backward, grad):

@@ -223,8 +223,8 @@ lab12.table_of_heads(ranks)
 
 # %% [markdown]
 # Below is the attention of some heads, from their columns of Q, K and V; *causal*: each token uses itself and the
-# tokens before it. Query heads in a row share a head of keys and values: with 4 and 2, heads 0 and 1 use head 0, heads 2 and 3
-# use head 1.
+# tokens before it. Query heads in a row share a head of keys and values: with 4 and 2, heads 0 and 1 use head 0, heads 2
+# and 3 use head 1.
 
 
 # %%
