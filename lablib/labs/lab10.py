@@ -199,7 +199,7 @@ def first_that_fits(params: float, ranks: int, gpu_bytes: float = 80e9) -> str:
     return f"no stage fits, stage 3 holds {format_quantity(size, 'B')}"
 
 
-def show_backward(answer: Callable[..., Any], cluster: str, ranks: int = 4, num_units: int = 5) -> None:
+def show_backward(answer: Callable[..., Any], cluster: str, ranks: int = 4, num_units: int = 5) -> str:
     """Show the timeline of a learner's backward for units of one matrix, at a size that hides its collectives."""
     width = 2048
 
@@ -218,8 +218,8 @@ def show_backward(answer: Callable[..., Any], cluster: str, ranks: int = 4, num_
 
     step = launch(program, ranks=ranks, cluster=cluster, fidelity="shapes").timeline.without("setup")
     show(step.figure(ranks=[0], title=f"Your backward of {num_units} units"))
-    both = format_quantity(step.makespan_s, "s"), format_quantity(step.exposed_s(0), "s")
-    print(f"it takes {both[0]}, with {both[1]} of exposed communication")
+    exposed_s = format_quantity(step.exposed_s(0), "s")
+    return f"{format_quantity(step.makespan_s, 's')}, of which {exposed_s} are exposed communication"
 
 
 def explore_states(interactive: bool) -> Any:

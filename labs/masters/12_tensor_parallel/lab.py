@@ -223,8 +223,8 @@ lab12.table_of_heads(ranks)
 
 # %% [markdown]
 # Below is the attention of some heads, from their columns of Q, K and V; *causal*: each token uses itself and the
-# tokens before it. Query heads in a row share a head of keys and values: with 4 and 2, heads 0 and 1 use head 0, heads 2
-# and 3 use head 1.
+# tokens before it. Query heads in a row share a head of keys and values: with 4 and 2, heads 0 and 1 use head 0, and
+# heads 2 and 3 use head 1.
 
 
 # %%
@@ -306,7 +306,7 @@ def one_attention(answer):
     norms = taken["key"][1].grad.view(8, -1, 2).norm(dim=(0, 2)).tolist()
     kv = dict(zip(taken["key"][0], (round(norm, 3) for norm in norms), strict=True))
     return (
-        f"query heads {[*taken['query'][0]]}; heads of keys, with their gradient's norm: {kv}"
+        f"query heads {[*taken['query'][0]]}; norms of the gradients of keys: {kv}"
     )
 
 
