@@ -305,9 +305,7 @@ def one_attention(answer):
     y.square().sum().backward()
     norms = taken["key"][1].grad.view(8, -1, 2).norm(dim=(0, 2)).tolist()
     kv = dict(zip(taken["key"][0], (round(norm, 3) for norm in norms), strict=True))
-    return (
-        f"query heads {[*taken['query'][0]]}; norms of the gradients of keys: {kv}"
-    )
+    return f"query heads {[*taken['query'][0]]}; norms of the gradients of keys: {kv}"
 
 
 for n in (1, 4):

@@ -704,32 +704,6 @@ def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
             "a group has the ranks with the same heads",
         ),
         (
-            "groups of as many ranks as there are heads",
-            """
-def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    width = x.shape[1] // num_heads
-    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
-    shared_by = num_heads // num_kv_heads
-    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
-    key, value = take("key", kv_heads), take("value", kv_heads)
-    if n > num_kv_heads:
-        copies = n // num_kv_heads
-        group = group_of([r for r in range(n) if r // num_kv_heads == rank // num_kv_heads])
-
-        def summed(grad):
-            total = grad.clone(memory_format=torch.contiguous_format)
-            dist.all_reduce(total, group=group)
-            return total
-
-        key, value = with_gradient(key, same, summed), with_gradient(value, same, summed)
-    x = with_gradient(x, same, all_reduced)
-    own = attend(x @ take("query", heads), x @ key, x @ value, width)
-    return with_gradient(own @ take("out", heads), all_reduced, same)
-""",
-            "",
-        ),
-        (
             "assumes two copies",
             """
 def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
