@@ -27,29 +27,13 @@ from .accesses import (
     hbm_bytes as hbm_bytes,
     distinct_bytes as distinct_bytes,
 )
-from .vector_add import tiled_vector_add as tiled_vector_add, vector_add as vector_add
-from .bias_gelu import (
-    tiled_bias_gelu as tiled_bias_gelu,
-    tiled_bias_gelu_backward as tiled_bias_gelu_backward,
-    bias_gelu as bias_gelu,
-)
-from .softmax import (
-    tiled_softmax as tiled_softmax,
-    tiled_softmax_backward as tiled_softmax_backward,
-    softmax as softmax,
-)
-from .rms_norm import (
-    tiled_rms_norm as tiled_rms_norm,
-    tiled_rms_norm_backward as tiled_rms_norm_backward,
-    rms_norm as rms_norm,
-)
-from .layer_norm import (
-    tiled_layer_norm as tiled_layer_norm,
-    tiled_layer_norm_backward as tiled_layer_norm_backward,
-    layer_norm as layer_norm,
-)
-from .cross_entropy import tiled_cross_entropy as tiled_cross_entropy, cross_entropy as cross_entropy
-from .matmul import tiled_matmul as tiled_matmul, matmul as matmul
+from .vector_add import vector_add as vector_add
+from .bias_gelu import bias_gelu as bias_gelu
+from .softmax import softmax as softmax
+from .rms_norm import rms_norm as rms_norm
+from .layer_norm import layer_norm as layer_norm
+from .cross_entropy import cross_entropy as cross_entropy
+from .matmul import matmul as matmul
 from .matmul_plan import (
     MatmulTiles as MatmulTiles,
     program_tiles as program_tiles,

@@ -25,7 +25,6 @@ Megatron-LM", 2021, arXiv 2104.04473, section 4.2.
 Simplified: x is contiguous; the partial sums are added by torch.
 """
 
-import math
 from typing import Any, Literal
 
 import torch
@@ -94,58 +93,6 @@ def bias_gelu_backward_kernel(
         tl.store(dx_ptr + at, dx, mask=mask)
         db += tl.sum(dx, axis=0)
     tl.store(partial_ptr + tl.program_id(0) * D + d, db, mask=d < D)
-
-
-@checked
-def tiled_bias_gelu(
-    x_TD: Float[Tensor, "T D"],
-    b_D: Float[Tensor, " D"],
-    approximate: Approximate = "none",
-    block_T: TileSize = 16,
-    block_D: TileSize = 128,
-) -> Float[Tensor, "T D"]:
-    """The forward kernel as a loop over tiles, in plain torch."""
-    y_TD = torch.empty_like(x_TD)
-    for t in range(0, len(x_TD), block_T):
-        for d in range(0, len(b_D), block_D):
-            tile = slice(t, t + block_T), slice(d, d + block_D)
-            z = x_TD[tile] + b_D[tile[1]]
-            y_TD[tile] = _gelu(z, approximate)
-    return y_TD
-
-
-@checked
-def tiled_bias_gelu_backward(
-    x_TD: Float[Tensor, "T D"],
-    b_D: Float[Tensor, " D"],
-    dy_TD: Float[Tensor, "T D"],
-    approximate: Approximate = "none",
-    block_T: TileSize = 16,
-    block_D: TileSize = 128,
-) -> tuple[Float[Tensor, "T D"], Float[Tensor, " D"]]:
-    """Gradients of x and b, as a loop over tiles: a line of partial sums for each row of tiles."""
-    dx_TD = torch.empty_like(x_TD)
-    partial_PD = x_TD.new_empty(cdiv(len(x_TD), block_T), len(b_D))
-    for p, t in enumerate(range(0, len(x_TD), block_T)):
-        for d in range(0, len(b_D), block_D):
-            tile = slice(t, t + block_T), slice(d, d + block_D)
-            dx_TD[tile] = dy_TD[tile] * _gelu_slope(x_TD[tile] + b_D[tile[1]], approximate)
-            partial_PD[p, tile[1]] = dx_TD[tile].sum(0)
-    return dx_TD, partial_PD.sum(0)
-
-
-def _gelu(z: Tensor, approximate: Approximate) -> Tensor:
-    if approximate == "tanh":
-        return z / 2 * (1 + torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3)))
-    return z / 2 * (1 + torch.erf(z / math.sqrt(2)))
-
-
-def _gelu_slope(z: Tensor, approximate: Approximate) -> Tensor:
-    if approximate == "tanh":
-        tanh = torch.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))
-        du = math.sqrt(2 / math.pi) * (1 + 3 * 0.044715 * z**2)
-        return (1 + tanh) / 2 + z / 2 * (1 - tanh**2) * du
-    return (1 + torch.erf(z / math.sqrt(2))) / 2 + z * torch.exp(-z * z / 2) / math.sqrt(2 * math.pi)
 
 
 @checked

@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from lablib.kernels.jit import TileSize, accumulator, jit, next_power_of_2, tl
 from lablib.kernels.launch_checks import check_contiguous, check_inputs
-from lablib.signature import Count, checked
+from lablib.signature import checked
 
 IGNORE_INDEX = -100  # torch's
 
@@ -68,31 +68,6 @@ def cross_entropy_kernel(
                 x = tl.load(x_ptr + t * V + v, mask=v < V, other=-float("inf")).to(ACC)
                 dx = tl.exp(x - lse) - tl.where(v == target, 1.0, 0.0)
                 tl.store(dx_ptr + t * V + v, dx * scale, mask=v < V)
-
-
-@checked
-def tiled_cross_entropy(
-    x_TV: Float[Tensor, "T V"], target_T: Int[Tensor, " T"], ignore_index: int = IGNORE_INDEX, block: Count = 4096
-) -> tuple[Float[Tensor, ""], Float[Tensor, "T V"]]:
-    """Loss and gradient of the scores, as a loop over tokens and tiles, in plain torch."""
-    _check_targets(x_TV, target_T, ignore_index)
-    loss, dx_TV = x_TV.new_zeros(()), torch.zeros_like(x_TV)
-    num_counted = (target_T != ignore_index).sum().to(x_TV.dtype)
-    for t, target in enumerate(target_T.tolist()):
-        if target == ignore_index:
-            continue
-        m, s = x_TV.new_tensor(-torch.inf), x_TV.new_zeros(())
-        for x_B in x_TV[t].split(block):
-            m_new = torch.maximum(m, x_B.max())
-            shift = torch.where(m_new == -torch.inf, 0, m_new)
-            s = s * torch.exp(m - shift) + torch.exp(x_B - shift).sum()
-            m = m_new
-        lse = m + torch.log(s)
-        loss = loss + lse - x_TV[t, target]
-        for dx_B, x_B in zip(dx_TV[t].split(block), x_TV[t].split(block), strict=True):
-            dx_B.copy_(torch.exp(x_B - lse) / num_counted)
-        dx_TV[t, target] -= 1 / num_counted
-    return loss / num_counted, dx_TV
 
 
 @checked

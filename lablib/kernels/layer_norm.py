@@ -78,44 +78,6 @@ def layer_norm_backward_kernel(
 
 
 @checked
-def tiled_layer_norm(
-    x_TD: Float[Tensor, "T D"],
-    w_D: Float[Tensor, " D"],
-    b_D: Float[Tensor, " D"],
-    eps: NonNegative = 1e-5,
-    tokens: TokensPerProgram = 16,
-) -> Float[Tensor, "T D"]:
-    """The forward kernel as a loop over programs, in plain torch."""
-    return torch.cat([_normalized(x_PD, eps)[0] * w_D + b_D for x_PD in x_TD.split(tokens)])
-
-
-@checked
-def tiled_layer_norm_backward(
-    x_TD: Float[Tensor, "T D"],
-    w_D: Float[Tensor, " D"],
-    dy_TD: Float[Tensor, "T D"],
-    eps: NonNegative = 1e-5,
-    tokens: TokensPerProgram = 16,
-) -> tuple[Float[Tensor, "T D"], Float[Tensor, " D"], Float[Tensor, " D"]]:
-    """Gradients of x, w and b, as a loop over programs: two lines of partial sums each."""
-    dx, dw, db = [], [], []
-    for x_PD, dy_PD in zip(x_TD.split(tokens), dy_TD.split(tokens), strict=True):
-        xn_PD, r_P1 = _normalized(x_PD, eps)
-        g_PD = w_D * dy_PD
-        dx.append(r_P1 * (g_PD - g_PD.mean(1, keepdim=True) - xn_PD * (g_PD * xn_PD).mean(1, keepdim=True)))
-        dw.append((dy_PD * xn_PD).sum(0))
-        db.append(dy_PD.sum(0))
-    return torch.cat(dx), torch.stack(dw).sum(0), torch.stack(db).sum(0)
-
-
-def _normalized(x_PD: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x with mean 0 and variance 1 in each row, and 1 / deviation."""
-    centred_PD = x_PD - x_PD.mean(1, keepdim=True)
-    r_P1 = 1 / torch.sqrt((centred_PD * centred_PD).mean(1, keepdim=True) + eps)
-    return centred_PD * r_P1, r_P1
-
-
-@checked
 def layer_norm(
     x: Float[Tensor, "... D"],
     w_D: Float[Tensor, " D"],

@@ -25,38 +25,12 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from lablib.kernels.jit import FLOATS, accumulator, cdiv, check_dot_tiles, jit, tl
-from lablib.kernels.matmul_plan import MatmulTiles, program_tiles
+from lablib.kernels.matmul_plan import MatmulTiles
 from lablib.kernels.tile_choice import matmul_options, matmul_tiles
 from lablib.signature import OneOf, checked
 
 ACTIVATIONS = {"none": lambda z: z, "relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 Activation = Annotated[str, OneOf(ACTIVATIONS)]
-
-
-@checked
-def tiled_matmul(
-    a_MK: Float[Tensor, "M K"],
-    b_KN: Float[Tensor, "K N"],
-    bias_N: Float[Tensor, " N"] | None = None,
-    activation: Activation = "none",
-    tiles: MatmulTiles | None = None,
-) -> Float[Tensor, "M N"]:
-    """The loops in plain torch."""
-    tiles = tiles or MatmulTiles()
-    _check(a_MK, b_KN, bias_N)
-    M, K, N = *a_MK.shape, b_KN.shape[1]
-    wide = torch.promote_types(a_MK.dtype, torch.float32)
-    c_MN = a_MK.new_empty(M, N)
-    for row, column in program_tiles(M, N, tiles):
-        rows = slice(row * tiles.m, (row + 1) * tiles.m)
-        columns = slice(column * tiles.n, (column + 1) * tiles.n)
-        sum_mn = torch.zeros_like(c_MN[rows, columns], dtype=wide)
-        for at in range(0, K, tiles.k):
-            sum_mn += a_MK[rows, at : at + tiles.k].to(wide) @ b_KN[at : at + tiles.k, columns].to(wide)
-        if bias_N is not None:
-            sum_mn += bias_N[columns]
-        c_MN[rows, columns] = ACTIVATIONS[activation](sum_mn).to(c_MN.dtype)
-    return c_MN
 
 
 @jit

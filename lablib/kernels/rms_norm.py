@@ -70,36 +70,6 @@ def rms_norm_backward_kernel(
 
 
 @checked
-def tiled_rms_norm(
-    x_TD: Float[Tensor, "T D"], w_D: Float[Tensor, " D"], eps: NonNegative = 1e-6, tokens: TokensPerProgram = 16
-) -> Float[Tensor, "T D"]:
-    """The forward kernel as a loop over programs, in plain torch."""
-    tiles = []
-    for x_PD in x_TD.split(tokens):
-        r_P1 = 1 / torch.sqrt((x_PD * x_PD).mean(1, keepdim=True) + eps)
-        tiles.append(x_PD * r_P1 * w_D)
-    return torch.cat(tiles)
-
-
-@checked
-def tiled_rms_norm_backward(
-    x_TD: Float[Tensor, "T D"],
-    w_D: Float[Tensor, " D"],
-    dy_TD: Float[Tensor, "T D"],
-    eps: NonNegative = 1e-6,
-    tokens: TokensPerProgram = 16,
-) -> tuple[Float[Tensor, "T D"], Float[Tensor, " D"]]:
-    """Gradients of x and w, as a loop over programs: a line of partial sums each."""
-    dx, partial = [], []
-    for x_PD, dy_PD in zip(x_TD.split(tokens), dy_TD.split(tokens), strict=True):
-        r_P1 = 1 / torch.sqrt((x_PD * x_PD).mean(1, keepdim=True) + eps)
-        xn_PD, g_PD = x_PD * r_P1, w_D * dy_PD
-        dx.append(r_P1 * (g_PD - xn_PD * (g_PD * xn_PD).mean(1, keepdim=True)))
-        partial.append((dy_PD * xn_PD).sum(0))
-    return torch.cat(dx), torch.stack(partial).sum(0)
-
-
-@checked
 def rms_norm(
     x: Float[Tensor, "... D"], w_D: Float[Tensor, " D"], eps: NonNegative = 1e-6, tokens: TokensPerProgram | None = None
 ) -> Float[Tensor, "... D"]:

@@ -34,7 +34,7 @@ from torch.autograd.function import once_differentiable
 
 from lablib.kernels.jit import TileSize, accumulator, jit, next_power_of_2, tl
 from lablib.kernels.launch_checks import check_inputs
-from lablib.signature import Count, checked
+from lablib.signature import checked
 
 LONGEST_ROW = 8192  # numbers that a program holds in registers: 64 for each of 128 threads
 
@@ -91,32 +91,6 @@ def long_softmax_backward_kernel(y_ptr, dy_ptr, dx_ptr, M, ACC: tl.constexpr, BL
         y = tl.load(y_ptr + row + at, mask=at < M, other=0.0).to(ACC)
         dy = tl.load(dy_ptr + row + at, mask=at < M, other=0.0).to(ACC)
         tl.store(dx_ptr + row + at, y * (dy - total), mask=at < M)
-
-
-@checked
-def tiled_softmax(x_NM: Float[Tensor, "N M"], block: Count = LONGEST_ROW) -> Float[Tensor, "N M"]:
-    """Online softmax as a loop over tiles, all rows at once, in plain torch: algorithm 3 of the paper."""
-    m_N1 = x_NM.new_full((len(x_NM), 1), -torch.inf)
-    s_N1 = torch.zeros_like(m_N1)
-    for x_NB in x_NM.split(block, dim=1):
-        new_N1 = torch.maximum(m_N1, x_NB.amax(1, keepdim=True))
-        shift_N1 = new_N1.masked_fill(new_N1 == -torch.inf, 0)
-        s_N1 = s_N1 * torch.exp(m_N1 - shift_N1) + torch.exp(x_NB - shift_N1).sum(1, keepdim=True)
-        m_N1 = new_N1
-    tiles = [torch.exp(x_NB - m_N1) / s_N1 for x_NB in x_NM.split(block, dim=1)]
-    return torch.cat(tiles, dim=1)
-
-
-@checked
-def tiled_softmax_backward(
-    y_NM: Float[Tensor, "N M"], dy_NM: Float[Tensor, "N M"], block: Count = LONGEST_ROW
-) -> Float[Tensor, "N M"]:
-    """The gradient of x, as a loop over tiles."""
-    totas_N1 = y_NM.new_zeros(len(y_NM), 1)
-    for y_NB, dy_NB in zip(y_NM.split(block, 1), dy_NM.split(block, 1), strict=True):
-        totas_N1 = totas_N1 + (y_NB * dy_NB).sum(1, keepdim=True)
-    pairs = zip(y_NM.split(block, 1), dy_NM.split(block, 1), strict=True)
-    return torch.cat([y_NB * (dy_NB - totas_N1) for y_NB, dy_NB in pairs], dim=1)
 
 
 @checked

@@ -36,16 +36,6 @@ def vector_add_kernel(x_ptr, y_ptr, z_ptr, n, ACC: tl.constexpr, BLOCK: tl.const
 
 
 @checked
-def tiled_vector_add(x_n: Float[Tensor, " n"], y_n: Float[Tensor, " n"], block: TileSize = 1024) -> Float[Tensor, " n"]:
-    """The kernel as a loop over its programs, in plain torch."""
-    z_n = torch.empty_like(x_n)
-    for program in range(cdiv(len(x_n), block)):
-        tile = slice(program * block, min((program + 1) * block, len(x_n)))
-        z_n[tile] = x_n[tile] + y_n[tile]
-    return z_n
-
-
-@checked
 def vector_add(
     x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"], block: TileSize = 1024
 ) -> Float[Tensor, "*shape"]:

@@ -9,14 +9,12 @@ from torch import Tensor
 
 from lablib.kernels.accesses import hbm_bytes, record_accesses
 from lablib.kernels.jit import check_dot_tiles
-from lablib.kernels.matmul import ACTIVATIONS, matmul, tiled_matmul
+from lablib.kernels.matmul import ACTIVATIONS, matmul
 from lablib.kernels.matmul_plan import MatmulTiles, numbers_moved, panels, program_tiles
 from tests.kernels.drawn import unchecked
 
-WAYS = {"tiled": tiled_matmul, "triton": matmul}
 TILES = MatmulTiles(4, 8, 2, group=2)
 TORCHS = {"none": torch.nn.Identity(), "relu": F.relu, "gelu": F.gelu, "silu": F.silu}
-by_each = pytest.mark.parametrize("way", sorted(WAYS))
 size = st.sampled_from([1, 2, 3, 4, 5, 7, 8, 9, 13, 17])
 
 
@@ -28,12 +26,11 @@ def example(M: int, N: int, K: int, dtype: torch.dtype = torch.float64, scale: f
     return [x.to(dtype).requires_grad_() for x in made]
 
 
-@by_each
 @settings(max_examples=15)
 @given(M=size, N=size, K=size, activation=st.sampled_from(sorted(ACTIVATIONS)), has_bias=st.booleans())
-def test_equals_torchs_linear_and_activation(way, M, N, K, activation, has_bias):
+def test_equals_torchs_linear_and_activation(M, N, K, activation, has_bias):
     a, weight, bias, dc = example(M, N, K)
-    ours = WAYS[way](a, weight.T, bias if has_bias else None, activation, TILES)
+    ours = matmul(a, weight.T, bias if has_bias else None, activation, TILES)
     theirs = TORCHS[activation](F.linear(a, weight, bias if has_bias else None))
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
     inputs = [a, weight, bias] if has_bias else [a, weight]
@@ -41,15 +38,14 @@ def test_equals_torchs_linear_and_activation(way, M, N, K, activation, has_bias)
         torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-12)
 
 
-@by_each
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
-def test_gradients_are_those_of_finite_differences(way, activation):
+def test_gradients_are_those_of_finite_differences(activation):
     a, weight, bias, _ = example(3, 3, 2)
 
     def layer(a: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return WAYS[way](a, weight.T, bias, activation, MatmulTiles(2, 2, 2))
+        return matmul(a, weight.T, bias, activation, MatmulTiles(2, 2, 2))
 
-    assert torch.autograd.gradcheck(layer, (a, weight, bias), fast_mode=way == "triton")
+    assert torch.autograd.gradcheck(layer, (a, weight, bias), fast_mode=True)
 
 
 def test_only_the_gradients_that_are_asked_for_are_made():
@@ -60,55 +56,49 @@ def test_only_the_gradients_that_are_asked_for_are_made():
     assert len(launches) == 1  # forward
 
 
-@by_each
 @pytest.mark.parametrize("group", [1, 2, 3, 100])
-def test_the_order_of_programs_changes_no_bit(way, group):
+def test_the_order_of_programs_changes_no_bit(group):
     a, weight, bias, _ = example(19, 21, 5)
-    in_rows = WAYS[way](a, weight.T, bias, "gelu", MatmulTiles(4, 8, 2, group=1))
-    assert torch.equal(WAYS[way](a, weight.T, bias, "gelu", MatmulTiles(4, 8, 2, group=group)), in_rows)
+    in_rows = matmul(a, weight.T, bias, "gelu", MatmulTiles(4, 8, 2, group=1))
+    assert torch.equal(matmul(a, weight.T, bias, "gelu", MatmulTiles(4, 8, 2, group=group)), in_rows)
 
 
-@by_each
 @pytest.mark.parametrize("tiles", [MatmulTiles(1, 1, 1), MatmulTiles(16, 2, 8), MatmulTiles()])
-def test_any_tile_gives_the_same(way, tiles):
+def test_any_tile_gives_the_same(tiles):
     a, weight, bias, _ = example(5, 3, 10)
-    ours = WAYS[way](a, weight.T, bias, tiles=tiles)
+    ours = matmul(a, weight.T, bias, tiles=tiles)
     torch.testing.assert_close(ours, F.linear(a, weight, bias), rtol=1e-12, atol=1e-13)
 
 
-@by_each
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("activation", ["none", "gelu"])
-def test_narrow_dtypes_are_rounded_once(way, dtype, activation):
+def test_narrow_dtypes_are_rounded_once(dtype, activation):
     """Summed in float32: off by half an eps of the result, and by what float32 loses in K = 40 terms of size one."""
     a, weight, bias, _ = example(10, 9, 40, dtype)
     exact = TORCHS[activation](F.linear(a.double(), weight.double(), bias.double()))
-    ours = WAYS[way](a, weight.T, bias, activation, TILES)
+    ours = matmul(a, weight.T, bias, activation, TILES)
     assert ours.dtype == dtype
     in_float32 = 40 * torch.finfo(torch.float32).eps
     torch.testing.assert_close(ours.double(), exact, rtol=torch.finfo(dtype).eps / 2, atol=in_float32 * 4)
 
 
-@by_each
 @pytest.mark.parametrize("activation", sorted(ACTIVATIONS))
-def test_large_numbers_of_either_sign_do_no_harm(way, activation):
+def test_large_numbers_of_either_sign_do_no_harm(activation):
     a, weight, bias, _ = example(5, 6, 3, scale=200.0)
-    ours = WAYS[way](a, weight.T, bias, activation, TILES)
+    ours = matmul(a, weight.T, bias, activation, TILES)
     torch.testing.assert_close(ours, TORCHS[activation](F.linear(a, weight, bias)), rtol=1e-12, atol=1e-9)
 
 
-@by_each
-def test_windows_that_overlap_are_multiplied(way):
+def test_windows_that_overlap_are_multiplied():
     windows, b = torch.arange(9.0).unfold(0, 3, 1), torch.arange(6.0).reshape(3, 2)
-    assert torch.equal(WAYS[way](windows, b), windows @ b)
+    assert torch.equal(matmul(windows, b), windows @ b)
 
 
-@by_each
-def test_nothing_to_add_up_is_the_bias_and_nothing_to_make_is_empty(way):
+def test_nothing_to_add_up_is_the_bias_and_nothing_to_make_is_empty():
     a, weight, bias, _ = example(3, 5, 4)
-    assert torch.equal(WAYS[way](a[:, :0], weight[:, :0].T, bias, tiles=TILES), bias.expand(3, 5))
-    assert WAYS[way](a[:0], weight.T, bias, tiles=TILES).shape == (0, 5)
-    assert WAYS[way](a, weight[:0].T, bias[:0], tiles=TILES).shape == (3, 0)
+    assert torch.equal(matmul(a[:, :0], weight[:, :0].T, bias, tiles=TILES), bias.expand(3, 5))
+    assert matmul(a[:0], weight.T, bias, tiles=TILES).shape == (0, 5)
+    assert matmul(a, weight[:0].T, bias[:0], tiles=TILES).shape == (3, 0)
 
 
 @given(M=st.integers(1, 60), N=st.integers(1, 60), group=st.integers(1, 9))
@@ -178,11 +168,10 @@ def test_moved_numbers_are_those_of_the_loops(M, N, K):
         ({"b": torch.zeros(3, 5, device="meta")}, "must be on one device: got cpu, meta, cpu"),
     ],
 )
-@by_each
-def test_bad_input(way, change, message):
+def test_bad_input(change, message):
     arguments = {"a": torch.zeros(2, 3), "b": torch.zeros(3, 5), "bias": torch.zeros(5), "activation": "none"} | change
     with pytest.raises(ValueError, match=message):
-        unchecked(WAYS[way])(*arguments.values())
+        unchecked(matmul)(*arguments.values())
 
 
 def test_tiles_that_matrix_units_cannot_take_are_told_before_a_launch():

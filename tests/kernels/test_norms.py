@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm by kernels and by tiles are torch's, forward and backward; their bytes by formula."""
+"""RMSNorm and LayerNorm by kernels are torch's, forward and backward; their bytes by formula."""
 
 # pyright: reportCallIssue=false
 
@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from lablib.kernels.accesses import hbm_bytes, record_accesses
 from lablib.kernels.jit import cdiv
-from lablib.kernels.layer_norm import layer_norm, tiled_layer_norm, tiled_layer_norm_backward
-from lablib.kernels.rms_norm import rms_norm, tiled_rms_norm, tiled_rms_norm_backward
+from lablib.kernels.layer_norm import layer_norm
+from lablib.kernels.rms_norm import rms_norm
 from lablib.kernels.row_checks import partial_lines
 from tests.kernels.drawn import F64, assert_rounded, assert_same, narrow, numbers, sizes, unchecked
 
@@ -24,8 +24,6 @@ TORCHS = {
     "rms": lambda x, w: F.rms_norm(x, w.shape, w, EPS),
     "layer": lambda x, w, b: F.layer_norm(x, w.shape, w, b, EPS),
 }
-TILED = {"rms": tiled_rms_norm, "layer": tiled_layer_norm}
-TILED_BACKWARD = {"rms": tiled_rms_norm_backward, "layer": tiled_layer_norm_backward}
 each = pytest.mark.parametrize("norm", ["rms", "layer"])
 rows, programs = st.sampled_from([1, 2, 3, 4, 7]), st.integers(1, 4)
 
@@ -44,16 +42,13 @@ def with_gradients(function, given_, dy):
 @each
 @settings(max_examples=20)
 @given(T=rows, D=sizes, tokens=programs, mean=st.sampled_from([0.0, 10.0]))
-def test_kernels_and_tiles_equal_torch(norm, T, D, tokens, mean):
+def test_kernels_equal_torch(norm, T, D, tokens, mean):
     given_, dy = inputs(norm, T, D, mean=mean), numbers(T, D, seed=5)
     expected = with_gradients(TORCHS[norm], given_, dy)
     kernels = with_gradients(lambda *x: OURS[norm](*x, tokens=tokens), given_, dy)
-    with torch.no_grad():
-        tiled = [TILED[norm](*given_, EPS, tokens), *TILED_BACKWARD[norm](*given_[:2], dy, EPS, tokens)]
-    for found in (kernels, tiled):
-        for mine, theirs in zip(found, expected, strict=True):
-            # a mean of 10 costs a digit in x - mean
-            torch.testing.assert_close(mine, theirs, rtol=1e-12 * (1 + mean), atol=1e-12)
+    for mine, theirs in zip(kernels, expected, strict=True):
+        # a mean of 10 costs a digit in x - mean
+        torch.testing.assert_close(mine, theirs, rtol=1e-12 * (1 + mean), atol=1e-12)
 
 
 @each

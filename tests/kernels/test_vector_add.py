@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from lablib.kernels.accesses import distinct_bytes, hbm_bytes, record_accesses
 from lablib.kernels.jit import FLOATS
-from lablib.kernels.vector_add import tiled_vector_add, vector_add
+from lablib.kernels.vector_add import vector_add
 from tests.kernels.drawn import TILE, numbers, sizes, unchecked
 
 pytest.importorskip("triton")
@@ -20,7 +20,7 @@ def test_equals_torch_exactly_and_moves_three_numbers_for_one(n, dtype):
     x, y = numbers(n, dtype=dtype), numbers(n, seed=1, dtype=dtype)
     with record_accesses() as launches:
         z = unchecked(vector_add)(x, y, block=np.int64(TILE))  # pyright: ignore[reportArgumentType]
-    assert torch.equal(z, x + y) and torch.equal(tiled_vector_add(x, y, block=TILE), x + y)
+    assert torch.equal(z, x + y)
     assert sum(hbm_bytes(launches).values()) == 3 * n * x.itemsize
     assert hbm_bytes(launches) == distinct_bytes(launches)
 
