@@ -4,6 +4,7 @@ import io
 import json
 import os
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -126,6 +127,38 @@ def test_a_full_disk_ends_the_run_in_one_sentence_and_it_resumes_from_the_checkp
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["step-0000000002", "step-0000000004"]
     assert main([*words, "num_steps=8"]) == 0
     assert "resumed after step 4\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("backend", ["sim", "gloo"])
+def test_an_interrupt_while_saving_is_one_line_and_the_run_goes_on_to_the_same_losses(backend: str, tmp_path: Path):
+    """A save after each step, in the background: an interrupt right after a step finds one under way."""
+    words = [
+        "train",
+        str(ROOT / "examples" / "train.toml"),
+        "--backend",
+        backend,
+        "--ranks",
+        "2",
+        *SMALL,
+        "num_steps=12",
+    ]
+    keeping = [f"checkpoint.folder={tmp_path / 'run'}", "checkpoint.every=1"]
+    environment = os.environ | {"LAB_DATA": str(tmp_path / "data"), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "lablib.cli", *words]
+    whole = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300).stdout
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen([*command, *keeping], env=environment, start_new_session=True, **pipes) as run:
+        assert run.stdout is not None
+        first = next(line for line in run.stdout if line.startswith("step     4"))
+        os.killpg(run.pid, signal.SIGINT)  # as Ctrl-C at a terminal: to all processes
+        rest = run.stdout.read()
+    assert run.returncode in (130, 0), first + rest  # 0: it was as fast as its lines
+    assert "Traceback" not in rest and ("lab: interrupted." in rest or not run.returncode)
+    again = subprocess.run([*command, *keeping], env=environment, capture_output=True, text=True, timeout=300)
+    assert again.returncode == 0 and "resumed after step" in again.stdout, again.stderr
+    later = losses(again.stdout)
+    assert later == losses(whole)[12 - len(later) :]
+    assert not list((tmp_path / "run").glob(".saving-*"))
 
 
 CHANGED: list[tuple[str, Any]] = [  # values that the run of KEEPING does not have
