@@ -17,10 +17,10 @@ with the rest of a step, reduction, clipping and update, simulated without micro
 forward, where each further layer adds its activations, or after backward, or in the rest.
 
 Cost: some passes over the spans of the short run.
-Source: Baccelli, Cohen, Olsder, Quadrat, "Synchronization and Linearity", 1992, theorem 3.112 (powers of a matrix in
+Source: Baccelli, Cohen, Olsder, Quadrat, "Synchronization and Linearity", 1992, chapter 3 (powers of a matrix in
 max-plus algebra become periodic).
-Simplified: one stage, as the longest path through a pipeline may change with the layers. The first kernels of a step are
-launched while gradients are set to zero, which takes longer with more layers: for small models this hides microseconds.
+Simplified: one stage, as the longest path through a pipeline may change with the layers. The first kernels of a step
+are launched while gradients are set to zero, which takes longer with more layers: this hides microseconds of launches.
 """
 
 from collections.abc import Mapping, Sequence
