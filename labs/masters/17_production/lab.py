@@ -328,10 +328,10 @@ guessed_losses
 guessed_losses.lock(12, 8)
 
 # %%
-lab17.explore_intervals(save_s, restart_s, interactive)
+guessed_losses.reveal(lambda *_: lab17.explore_intervals(save_s, restart_s, interactive))
 
 # %%
-guessed_losses.reveal(lab17.least_losses(save_s, restart_s))
+print(guessed_losses.reveal(lab17.least_losses(save_s, restart_s)))
 
 # %% [markdown]
 # <details><summary>Why?</summary>
