@@ -328,7 +328,7 @@ guessed_losses
 guessed_losses.lock(12, 8)
 
 # %%
-guessed_losses.reveal(lambda *_: lab17.explore_intervals(save_s, restart_s, interactive))
+lab17.explore_intervals(save_s, restart_s, interactive)
 
 # %%
 print(guessed_losses.reveal(lab17.least_losses(save_s, restart_s)))
