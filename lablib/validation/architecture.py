@@ -209,7 +209,7 @@ def _experts(model: Mapping[str, Any], known: Experts | None) -> Experts | None:
         "d_ff": model.get("expert_ffn"),
         "num_shared": model.get("shared_experts"),
         "num_dense_layers": model.get("dense_layers"),
-        "imbalance": model.get("expert_imbalance"),
+        "imbalance": float(model["expert_imbalance"]) if "expert_imbalance" in model else None,
     }
     stated = {name: value for name, value in stated.items() if value is not None}
     if known:

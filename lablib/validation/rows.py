@@ -4,7 +4,7 @@ One JSON object per line:
 
     id          FAMILY-anything; rows of one family are reported together
     model layers, hidden, heads, kv_heads, ffn, seq, vocab, name, params or params_b; for mixtures of experts experts,
-                experts_per_token, expert_ffn, shared_experts, dense_layers, mtp_layers
+                experts_per_token, expert_ffn, expert_imbalance, shared_experts, dense_layers, mtp_layers
     hardware    gpu, gpus, gpus_per_node, nodes, interconnect, cluster
     parallel    dp, tp, pp, cp, ep, etp, vpp, zero_stage, zero_shard_group (ranks that split ZeRO's states), fsdp,
                 sequence_parallel, ep_overlap, model_parallel (tp x pp),
