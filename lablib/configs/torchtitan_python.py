@@ -39,7 +39,7 @@ _WITHOUT_COST = frozenset(
     }
 )  # fmt: skip
 _UNREAD = object()  # the value of an expression that is not read
-_DEPTH = 20  # of calls
+_DEPTH = 8  # of calls
 
 
 @dataclass
@@ -187,7 +187,9 @@ def _converter(made: _Made) -> str:
 
 
 def _checkpoint(fields: dict[str, Any], section: dict[str, Any]) -> dict[str, Any]:
-    made = fields.get("activation_checkpoint", _Made("SelectiveAC.Config"))
+    made = fields.get("activation_checkpoint", _Made(""))
+    if isinstance(made, _Made) and not made.name:
+        made.name = "SelectiveAC.Config"
     if made is None:
         return {"mode": "none"}
     modes = {"Selective": "selective", "Full": "full", "MemoryBudget": "memory_budget"}

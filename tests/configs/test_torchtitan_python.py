@@ -30,6 +30,7 @@ def narrow():
     config = base()
     config.compile = CompileConfig(enable=True, components=["model", "loss"], enable_async_tensor_parallel=True)
     config.parallelism.data_parallel_replicate_degree = 2
+    config.activation_checkpoint.preserve_rng_state = False
     config.model_spec = model_registry("8B", converters=[Float8LinearConverter.Config(filter_fqns=["lm_head"])])
     return config
 
@@ -145,6 +146,16 @@ def test_a_file_that_is_no_python_is_one_error(text, file):
     file.write_text(text)
     with pytest.raises(ValueError, match="must be Python"):
         read_torchtitan(f"{file}:f", 8)
+
+
+def test_a_checkpoint_that_is_only_changed_is_the_default_of_torchtitan(file):
+    file.write_text(
+        "def f():\n"
+        '    config = Trainer.Config(model_spec=model_registry("8B"))\n'
+        "    config.activation_checkpoint.debug = True\n"
+        "    return config\n"
+    )
+    assert read_torchtitan(file, 8).record["recompute"] == ["selective"]
 
 
 def test_a_single_function_needs_no_name_and_an_unknown_folder_is_no_model(tmp_path):
