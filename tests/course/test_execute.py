@@ -187,3 +187,20 @@ def test_saving_takes_a_twentieth_of_the_time(monkeypatch: pytest.MonkeyPatch):
         save_now_and_then()
         now_s += 0.5
     assert saved_s == [0.0, 20.0, 40.0]
+
+
+def test_an_output_that_never_arrives_is_no_error_of_the_disk(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    import papermill
+    from nbclient.exceptions import CellTimeoutError
+
+    def late(*args: object, iopub_timeout: int, **options: object) -> None:
+        Path(str(args[1])).write_text(
+            '{"cells": [], "metadata": {"papermill": {}}, "nbformat": 4, "nbformat_minor": 5}'
+        )
+        raise CellTimeoutError(f"after {iopub_timeout} s")
+
+    monkeypatch.setattr(papermill, "execute_notebook", late)
+    with pytest.raises(CourseFailure, match="output did not arrive within two minutes"):
+        run_lab(lab, {}, out=tmp_path / "runs")

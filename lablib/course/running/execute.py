@@ -109,7 +109,7 @@ def _execute(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict[str, Li
     """Run the notebook into `path`. Returns the error as one sentence, or ""."""
     import papermill
     from jupyter_client.kernelspec import NoSuchKernel
-    from nbclient.exceptions import DeadKernelError
+    from nbclient.exceptions import CellTimeoutError, DeadKernelError
     from papermill.engines import NBClientEngine, papermill_engines
 
     class Engine(NBClientEngine):
@@ -138,6 +138,7 @@ def _execute(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict[str, Li
             progress_bar=bar,  # pyright: ignore[reportArgumentType]  # papermill takes tqdm's arguments too
             # The remaining options go to nbclient.
             store_widget_state=False,  # one FigureWidget would add 5 MB
+            iopub_timeout=120,  # seconds for the last output of a cell: 4 are too few on a busy machine
             extra_arguments=["--log-level=CRITICAL"],  # the cells report errors; the kernel's log would only confuse
         )
     except papermill.PapermillExecutionError as error:
@@ -149,6 +150,8 @@ def _execute(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict[str, Li
         return f"{lab.name}: the kernel died, perhaps for want of memory; try fewer ranks, or --quick."
     except NoSuchKernel:
         return "no Jupyter kernel `python3` here: run `python -m ipykernel install --sys-prefix`."
+    except CellTimeoutError:  # an OSError, but not one of the disk
+        return f"{lab.name}: a cell's output did not arrive within two minutes: this machine is too busy."
     except KeyboardInterrupt:
         return f"{lab.name} was interrupted."
     return ""
