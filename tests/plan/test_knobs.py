@@ -16,7 +16,7 @@ import pytest
 
 from lablib.hardware import CLUSTERS, LINKS, Dragonfly, Torus
 from lablib.models import TRANSFORMERS, Experts
-from lablib.models.transformer import Latent
+from lablib.models.transformer import Latent, Window
 from lablib.plan import Derating, Parallel, predict
 from lablib.plan.arguments import OFFLOAD, PRECISIONS
 from lablib.plan.gradient_compression import COMPRESSIONS, GradientCompression
@@ -57,7 +57,7 @@ TEXTS = (
     *PRECISIONS,
     *("none", "selective", "full", "every 2", "first 1", "gpipe", "zb-h1", "interleaved", "zb-v", "lora", "pcie3"),
     *("unfused", "products", "deduplicated", "all_gather", "two_phase", "int8", "galore", "lion", "megatron-2021"),
-    *("gloo", "swiglu", "gelu", "rotary", "learned", "rms", "layer", "llama-3-8b", "dgx-h100"),
+    *("gloo", "swiglu", "gelu", "rotary", "learned", "rms", "layer", "parallel", "llama-3-8b", "dgx-h100"),
 )
 NUMBERS = (0, 1, 2, 3, 4, 8, 64, 1e-4, 0.1, 0.5, 3.0, 100.0, 1e4, 1e12)
 VALUES: tuple[Any, ...] = (
@@ -77,7 +77,7 @@ VALUES: tuple[Any, ...] = (
     ),
     *(Parallel(data=2), Derating(step_s=1.0), LINKS["pcie3"], {"float32": 1e12, "float16": 2e12, "bfloat16": 9e12}),
     *(64, 256, 2048, 1024 * 1024, 5 * 10**9, 10**12, (64, 64), {"bfloat16": 0.1}, Experts(4, 2, 1024)),
-    *(Latent(64, 64, 32, 64, 64), STACKS["torch-compile"], OPTIMIZERS["sgd"], COMPRESSIONS["int4"]),
+    *(Latent(64, 64, 32, 64, 64), Window(64, 4), STACKS["torch-compile"], OPTIMIZERS["sgd"], COMPRESSIONS["int4"]),
     *(V100.device, Torus((4, 4)), Dragonfly(2, 2), ("tensor", "pipeline", "context", "expert", "data")),
 )
 
