@@ -28,12 +28,14 @@ LABELS = ("source", "profile")
 OF_THE_SIMULATOR = ("launch_s", "element_s", "shared_cores")
 GPT = replace(TRANSFORMERS["gpt3-1.3b"], num_layers=8)
 MIXTURE, LATENT = (replace(TRANSFORMERS[name], num_layers=4) for name in ("mixtral-8x7b", "deepseek-v3"))
+WINDOWED = replace(GPT, window=Window(64))
 A100, V100, B200 = CLUSTERS["dgx-a100"], CLUSTERS["dgx-v100"], CLUSTERS["dgx-b200"]
 BASES: tuple[dict[str, Any], ...] = (
     {"model": GPT, "cluster": A100, "parallel": Parallel(data=16), "batch": 32},
     {"model": GPT, "cluster": A100, "parallel": Parallel(tensor=2, pipeline=2), "batch": 8, "recompute": "selective"},
     {"model": GPT, "cluster": B200, "parallel": Parallel(data=16, zero_stage=3), "batch": 16, "stack": "torch-compile"},
     {"model": GPT, "cluster": B200, "parallel": Parallel(data=2), "batch": 2, "precision": "float8"},
+    {"model": WINDOWED, "cluster": A100, "parallel": Parallel(data=16), "batch": 32},
     {"model": MIXTURE, "cluster": A100, "parallel": Parallel(data=16, expert=8, zero_stage=1), "batch": 32},
     {"model": LATENT, "cluster": A100, "parallel": Parallel(data=16, tensor=2, expert=16), "batch": 32},
     {"model": GPT, "cluster": V100, "parallel": Parallel(data=4), "batch": 8, "precision": "float16"},
@@ -140,6 +142,7 @@ def records() -> Iterator[tuple[type, Any]]:
     yield type(GPT), of("model", lambda base: base["model"])
     yield Experts, inside("model", "experts")
     yield Latent, inside("model", "latent")
+    yield Window, inside("model", "window")
     yield type(A100), of("cluster", lambda base: base["cluster"])
     yield type(A100.device), inside("cluster", "device")
     between, within = inside("cluster", "inter"), inside("cluster", "intra")
