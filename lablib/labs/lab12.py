@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import plotly.graph_objects as go
@@ -175,6 +175,39 @@ def table_of_heads(ranks: int) -> pd.DataFrame:
         held[f"rank {rank}"] = {"query heads": f"{queries[0]} to {queries[-1]}"}
         held[f"rank {rank}"]["key-value heads"] = ", ".join(map(str, keys))
     return in_rows(held)
+
+
+def attention_norms(tensor_attention: Callable[..., Tensor]) -> str:
+    """One text through a learner's `tensor_attention`, 4 query heads and 2 of keys: norms of gradients on this rank."""
+    drawn, rank, n = torch.Generator().manual_seed(0), dist.get_rank(), dist.get_world_size()
+    shapes = {"query": (8, 8), "key": (8, 4), "value": (8, 4), "out": (8, 8)}
+    weights = {name: torch.randn(shape, generator=drawn) for name, shape in shapes.items()}
+    x = torch.randn(5, 8, generator=drawn).requires_grad_()
+    lists = [range(n), *([each] for each in range(n)), *(range(i, i + 2) for i in range(0, n - 1, 2))]
+    groups = {tuple(ranks): dist.new_group(list(ranks)) for ranks in lists}
+    taken: dict[str, tuple[list[int], Tensor]] = {}
+
+    def take(name: str, heads: Sequence[int]) -> Tensor:
+        if name not in weights or not isinstance(heads, Sequence) or not heads:
+            raise ValueError(f"take must get one of {[*weights]} and a range of heads: got {name!r} and {heads!r}.")
+        own = range(2 * heads[0], 2 * heads[-1] + 2)
+        part = weights[name][own] if name == "out" else weights[name][:, own]
+        taken[name] = [*heads], part.clone().requires_grad_()
+        return taken[name][1]
+
+    def group_of(ranks: Sequence[int]) -> Any:
+        if rank not in ranks or tuple(sorted(ranks)) not in groups:
+            raise ValueError(f"group_of on rank {rank} must get the ranks with the same head of keys: got {[*ranks]}.")
+        return groups[tuple(sorted(ranks))]
+
+    tensor_attention(x, 4, 2, take, group_of).square().sum().backward()
+    (kv_heads, key), of_x = taken["key"], x.grad
+    norms = [] if key.grad is None else key.grad.view(8, -1, 2).norm(dim=(0, 2)).tolist()
+    of_heads = ", ".join(f"{norm:.3f} of head {head}" for head, norm in zip(kv_heads, norms, strict=False))
+    return (
+        f"query heads {taken['query'][0]}; gradients: keys {of_heads or 'none'}; "
+        f"x {'none' if of_x is None else format(float(of_x.norm()), '.3f')}"
+    )
 
 
 def _kept_after(num_layers: int, plan: Any, ranks: int, cluster: str) -> float:

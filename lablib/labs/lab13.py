@@ -127,11 +127,20 @@ def _row_of_rank(run_row: Callable[..., Any], plan: Plan, config: GPTConfig, dty
     with record_function("setup"):
         piece = cut(GPT(config, seed=0, device=device, dtype=dtype), plan.num_stages)[rank]
         texts = (torch.arange(count * (length + 1)) * 7 % config.vocab_size).view(count, 1, length + 1)
-    sent: list[Any] = []
+    sent, unsent = list[Any](), list[str]()
     mark = ExitStack()  # names the computation of an action, from its receive to the next action
 
+    def every_action_sent() -> None:
+        if unsent:
+            raise ValueError(
+                f"every action must end with a send, but B on stage 0: got none after {unsent[0]} on stage {rank}; "
+                "is there a gradient, x.grad? The received x must require one."
+            )
+
     def recv(action: str) -> torch.Tensor | None:
+        every_action_sent()
         mark.close()
+        unsent.extend([] if (rank, action[0]) == (0, "B") else [action])
         x = texts[int(action[1:]), :, :-1] if action[0] == "F" else None
         if rank != first_of[action[0]]:
             x = torch.empty(1, length, config.d_model, dtype=dtype)
@@ -145,10 +154,14 @@ def _row_of_rank(run_row: Callable[..., Any], plan: Plan, config: GPTConfig, dty
         return next_token_loss(piece(x), texts[int(action[1:]), :, 1:]) / count if is_last else piece(x)
 
     def send(action: str, x: torch.Tensor) -> None:
+        if (rank, action[0]) == (0, "B"):
+            raise ValueError(f"stage 0 must send nothing after a B (tokens have no gradient): got {action!r}.")
+        unsent.clear()
         if rank != last_of[action[0]]:
             sent.append(dist.isend(x, rank + 1 if action[0] == "F" else rank - 1, tag=int(action[1:])))
 
     run_row([str(action).lstrip("0123456789") for action in plan.actions[rank]], stage, send, recv)
+    every_action_sent()
     mark.close()
     for work in sent:
         work.wait()

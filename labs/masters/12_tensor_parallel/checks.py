@@ -14,6 +14,7 @@ from lablib import Run, launch
 from lablib.course import Expect, exercise
 from lablib.course.checks.draw import Draw
 from lablib.course.checks.expect import RuleBroken
+from lablib.course.checks.formatting import short_repr
 from lablib.course.checks.rules import changes_nothing, not_from_lablib, observe
 from lablib.parallel import SEQUENCE, TENSOR, MLPShard
 from lablib.parallel.tensor.mlp import tensor_mlp as _library_mlp
@@ -247,10 +248,10 @@ Sizes = tuple[int, int, int]  # ranks, heads of queries, heads of keys and value
 @exercise(
     "Attention on n ranks",
     hints=[
-        "Which heads has rank r of n? Query heads h share a head of keys and values in runs of num_heads / "
-        "num_kv_heads: which one does the first of a rank's heads use, and which one the last?",
-        "f at x and g at the output, as in the MLP. If n is larger than num_kv_heads, n / num_kv_heads ranks in a row "
-        "have the same head: sum the gradient of the *weights* key and value over these, in backward.",
+        "Which query heads has rank r of n? Each head of keys and values serves num_heads / num_kv_heads consecutive "
+        "query heads: which one does the first query head of a rank use, and which one the last?",
+        "f at x and g at the output, as in the MLP. If n is larger than num_kv_heads, n / num_kv_heads consecutive "
+        "ranks have the same head: sum the gradient of the *weights* key and value over these, in backward.",
         "`with_gradient(take('key', kv_heads), same, summed)`, where `summed` copies the gradient and calls "
         "`dist.all_reduce(total, group=group)`; the same for the value. x is summed over all ranks.",
     ],
@@ -258,15 +259,15 @@ Sizes = tuple[int, int, int]  # ranks, heads of queries, heads of keys and value
 def tensor_attention(expect: Expect, tensor_attention: Callable[..., Any]) -> None:
     not_from_lablib(tensor_attention)
     draw = expect.draw
-    sizes = [(2, 4, 4), (4, 8, 2), (1, 4, 2), (3, 6, 1), (2, 8, 4), (6, 12, 3), (4, 4, 4), (8, 8, 2)]
-    for ranks, heads, kv_heads in [sizes[0], *draw.shuffled(sizes[1:])]:
+    sizes = [(4, 8, 2), (1, 4, 2), (3, 6, 1), (2, 8, 4), (4, 4, 4), (8, 8, 2)]
+    for ranks, heads, kv_heads in [(2, 4, 4), *draw.shuffled(sizes), (6, 12, 3)]:
         expect.measured.clear()  # the report shows the last sizes
         _expect_attention(expect, tensor_attention, (ranks, heads, kv_heads))
     _refuse_dtensor(tensor_attention)
 
 
 def _attention(x: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, num_heads: int) -> Tensor:
-    """On one device, or a rank's part of it."""
+    """On one device."""
     width = query.shape[1] // num_heads
     q, k, v = ((x @ one).view(len(x), -1, width).transpose(0, 1) for one in (query, key, value))
     k, v = (one.repeat_interleave(len(q) // len(one), 0) for one in (k, v))
@@ -299,7 +300,7 @@ def _expect_attention(expect: Expect, answer: Callable[..., Any], sizes: Sizes) 
 
     def program(whole: dict[str, Tensor], texts: list[tuple[Tensor, Tensor]], answer: Callable[..., Any]) -> Any:
         rank = dist.get_rank()
-        blocks = [list(range(i, i + copies)) for i in range(0, ranks, copies)] if copies > 1 else []
+        blocks = [list(range(i, i + copies)) for i in range(0, ranks, copies)]
         groups = {tuple(block): dist.new_group(block) for block in blocks}
         everybody = dist.new_group(list(range(ranks)))
         leaves: dict[str, Tensor] = {}
@@ -307,22 +308,20 @@ def _expect_attention(expect: Expect, answer: Callable[..., Any], sizes: Sizes) 
         def take(name: str, heads: Any) -> Tensor:
             if name not in whole:
                 raise RuleBroken(f"take gets the name of a matrix{what})", repr(name), "query, key, value or out")
-            wanted = heads_of(name, rank)
-            if [int(each) for each in heads] != [*wanted]:
-                rule = f"a rank takes its own heads of {name}{what}, rank {rank})"
-                raise RuleBroken(rule, f"heads {[int(each) for each in heads]}", f"heads {[*wanted]}")
+            wanted, rule = [*heads_of(name, rank)], f"a rank takes its own heads of {name}{what}, rank {rank})"
+            if (taken := _numbers(heads, rule)) != wanted:
+                raise RuleBroken(rule, f"heads {taken}", f"heads {wanted}")
             if name not in leaves:
-                leaves[name] = cut(whole[name], name, wanted).clone().requires_grad_()
+                leaves[name] = cut(whole[name], name, heads_of(name, rank)).clone().requires_grad_()
             return leaves[name]
 
         def group_of(members: Any) -> Any:
-            own = tuple(sorted(int(each) for each in members))
+            rule = f"a group has the ranks with the same heads of keys{what})"
+            own = tuple(sorted(_numbers(members, rule)))
             if own == tuple(range(ranks)):
                 return everybody
             if own not in groups or rank not in own:
-                saw = f"ranks {list(own)} on rank {rank}"
-                expected = f"{blocks[rank // copies]}" if blocks else "no group: no head has a copy"
-                raise RuleBroken(f"a group has the ranks with the same heads of keys{what})", saw, expected)
+                raise RuleBroken(rule, f"ranks {[*own]} on rank {rank}", f"{blocks[rank // copies]}")
             return groups[own]
 
         calls, grads = [], []
@@ -337,7 +336,6 @@ def _expect_attention(expect: Expect, answer: Callable[..., Any], sizes: Sizes) 
         return calls, grads, {name: leaf.grad for name, leaf in leaves.items()}
 
     run = expect.launch(program, whole, texts, answer, ranks=ranks)
-    best = launch(program, whole, texts, _sharded_attention, ranks=ranks)
     weights = {name: one.clone().requires_grad_() for name, one in whole.items()}
     inputs = [text.clone().requires_grad_() for text, _ in texts]
     four = weights["query"], weights["key"], weights["value"], weights["out"]
@@ -358,55 +356,43 @@ def _expect_attention(expect: Expect, answer: Callable[..., Any], sizes: Sizes) 
             for name in ("out", "query", "value", "key"):
                 right = cut(_gradient(weights[name]), name, heads_of(name, rank))
                 times = ranks if name in ("out", "query") else copies
+                block = range(rank // copies * copies, (rank // copies + 1) * copies)
+                if name in ("key", "value") and copies > 1:
+                    _refuse_unsummed(name, where, [run.values[other][2].get(name) for other in block], right)
                 _expect_gradient(expect, name, where, of_weights[name], right, None, 1e-9, times)
             for i, (saw, x) in enumerate(zip(grads, inputs, strict=True)):
                 _expect_gradient(expect, f"x of text {i + 1}", where, saw, _gradient(x), None, 1e-9, ranks)
-    most = 4 + 4 * (ranks // copies) * (copies > 1)
-    _expect_calls(expect, run, best, {"all-reduce": most}, f" for two texts{what})")
+    _expect_sums(expect, run, 4, 4 * (ranks // copies) * (copies > 1), d * tokens, d * width, f" for two texts{what})")
 
 
-def _sharded_attention(x: Tensor, num_heads: int, num_kv_heads: int, take: Callable, group_of: Callable) -> Tensor:
-    """A reference: its bytes are the budget."""
-    rank, n = dist.get_rank(), dist.get_world_size()
-    own = range(rank * num_heads // n, (rank + 1) * num_heads // n)
-    shared_by, copies = num_heads // num_kv_heads, n // num_kv_heads
-    kv = range(own[0] // shared_by, own[-1] // shared_by + 1)
-    key, value = take("key", kv), take("value", kv)
-    if copies > 1:
-        group = group_of(range(rank // copies * copies, (rank // copies + 1) * copies))
-        key, value = _Summed.apply(key, group), _Summed.apply(value, group)  # pyright: ignore
-    x = _Summed.apply(x, None)  # pyright: ignore
-    part = _attention(x, take("query", own), key, value, take("out", own), len(own))
-    return _Sum.apply(part)  # pyright: ignore
+def _numbers(value: Any, rule: str) -> list[int]:
+    try:
+        return [int(each) for each in value]
+    except (TypeError, ValueError):
+        raise RuleBroken(rule, short_repr(value), "a range or a list of whole numbers") from None
 
 
-class _Summed(torch.autograd.Function):
-    """f: an all-reduce in backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Any) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        total = grads[0].contiguous().clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total, None
+def _refuse_unsummed(name: str, where: str, grads: Sequence[Tensor | None], wanted: Tensor) -> None:
+    """`grads`: of the copies of one head, on their ranks. A missing sum has a separate message."""
+    same = [grad for grad in grads if grad is not None and grad.shape == wanted.shape]
+    if len(same) < len(grads) or torch.allclose(same[0], same[1]):  # equal ones are a mean
+        return
+    if torch.allclose(sum(same[1:], same[0]), wanted, rtol=1e-5, atol=1e-12):
+        rule = f"the gradient of {name} equals one device's{where}"
+        raise RuleBroken(rule, "only the part of this rank's query heads", "the sum over the ranks with the same head")
 
 
-class _Sum(torch.autograd.Function):
-    """g: an all-reduce in forward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        total = x.contiguous().clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return grads[0]
+def _expect_sums(expect: Expect, run: Run, of_all: int, of_some: int, numbers: int, weights: int, where: str) -> None:
+    """All-reduces of `numbers` on all ranks, and of `weights` on the ranks of a head. One rank alone sends nothing."""
+    sums = [one for one in run.traffic.transfers if len(one.ranks) > 1]
+    calls = Counter(KINDS.get(one.name, one.name) for one in sums)
+    saw = ", ".join(f"{count} {name}" for name, count in sorted(calls.items())) or "none"
+    few_enough = set(calls) <= {"all-reduce"} and calls["all-reduce"] <= of_all + of_some
+    rule = f"collectives of forward and backward{where}"
+    expect.that(rule, few_enough, saw=saw, expected=f"at most {of_all + of_some} all-reduce")
+    each = [sum(one.tensor_bytes for one in sums if rank in one.ranks) for rank in range(run.ranks)]
+    most = 8.0 * (of_all * numbers + 4 * (of_some > 0) * weights) if run.ranks > 1 else 0.0  # float64
+    expect.budget(f"bytes that a rank sums, forward and backward{where}", max(each), most, "B", at_least=most)
 
 
 # ---- sequence parallel ----

@@ -4,7 +4,7 @@
 # **Question.** How do you split one matrix product?
 #
 # Several GPUs share each layer: each has a piece of each large matrix, and computes its part of each product. You build
-# it for an MLP, for attention, for the norm in front of it, and for the loss. Then: how many GPUs can share a layer?
+# it for an MLP, for attention, for a norm, and for the loss. Then: how many GPUs can share a layer?
 #
 # **Prerequisites.** Lab 09; helpful: labs 03 and 10. **Time.** 60 minutes, without sections called *further*.
 
@@ -223,8 +223,8 @@ lab12.table_of_heads(ranks)
 
 # %% [markdown]
 # Below is the attention of some heads, from their columns of Q, K and V; *causal*: each token uses itself and the
-# tokens before it. Query heads in a row share a head of keys and values: with 4 and 2, heads 0 and 1 use head 0, and
-# heads 2 and 3 use head 1.
+# tokens before it. Consecutive query heads share a head of keys and values: with 4 and 2, query heads 0 and 1 use head
+# 0, and query heads 2 and 3 use head 1.
 
 
 # %%
@@ -285,38 +285,17 @@ def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
 
 
 # %%
-# 4 query heads and 2 of keys: one head's gradient is the same on each rank that has a copy.
-def one_attention(answer):
-    n, rank, taken = dist.get_world_size(), dist.get_rank(), {}
-    drawn = torch.Generator().manual_seed(0)
-    shapes = {"query": (8, 8), "key": (8, 4), "value": (8, 4), "out": (8, 8)}
-    weights = {name: torch.randn(shape, generator=drawn) for name, shape in shapes.items()}
-    halves = [dist.new_group(list(range(i, i + n // 2))) for i in (0, n // 2)] if n > 1 else []
-
-    def take(name, heads):
-        own = range(2 * heads[0], 2 * heads[-1] + 2)
-        part = weights[name][own] if name == "out" else weights[name][:, own]
-        taken[name] = heads, part.clone().requires_grad_()
-        return taken[name][1]
-
-    y = answer(
-        torch.randn(5, 8, generator=drawn), 4, 2, take, lambda ranks: halves[2 * rank // n]
-    )
-    y.square().sum().backward()
-    norms = taken["key"][1].grad.view(8, -1, 2).norm(dim=(0, 2)).tolist()
-    kv = dict(zip(taken["key"][0], (round(norm, 3) for norm in norms), strict=True))
-    return f"query heads {[*taken['query'][0]]}; norms of the gradients of keys: {kv}"
-
-
+# 4 query heads and 2 of keys, on one rank and on 4. The gradient of a head of keys must be the
+# same on each rank that has it, and the gradient of x on all ranks: equal norms.
 for n in (1, 4):
-    lab12.try_out(one_attention, tensor_attention, ranks=n)
+    lab12.try_out(lab12.attention_norms, tensor_attention, ranks=n)
 
 # %% tags=["check"] points=3
 check.tensor_attention(tensor_attention)
 
 # %% [markdown]
-# Norms on 4 ranks equal those on one. That is f again, applied to a weight, in a smaller group; in the library it is
-# `shared_key_value_group`. The sum of a weight's gradient has the size of the weight, and does not depend on N.
+# The sum over the copies is f again, applied to a weight, in a smaller group (the library's
+# `shared_key_value_group`). Its bytes are those of the weight, and do not depend on N.
 
 # %% [markdown] minutes=14
 # ## Sequence parallel
@@ -858,7 +837,8 @@ print(found)
 #
 # - A product is cut by columns (input whole, output cut) or by rows (input cut, output a sum). Columns, then rows: one
 #   sum forward, g, and one backward, f, at any hidden width.
-# - Heads are columns. If several ranks hold a weight, or use it only on their own tokens, its gradient must be summed.
+# - Heads are columns. If several ranks hold one weight, and each computes only a part of its gradient (from its own
+#   query heads, or its own tokens), the parts must be summed.
 # - Sequence parallel: the all-reduce in two halves, with cut activations between layers instead of n copies. The same
 #   bytes.
 # - The loss of cut logits needs three numbers per token.

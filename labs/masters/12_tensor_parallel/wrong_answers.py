@@ -366,6 +366,30 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     ],
     "tensor_attention": [
         (
+            "sums over all ranks, with zeros for other heads",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    per, shared_by = num_heads // n, num_heads // num_kv_heads
+    heads = range(rank * per, rank * per + per)
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+
+    def summed(grad):
+        if n <= num_kv_heads:
+            return grad
+        full = grad.new_zeros(num_kv_heads, *grad.shape)
+        full[kv_heads[0]] = grad
+        dist.all_reduce(full)
+        return full[kv_heads[0]]
+
+    key, value = (with_gradient(take(name, kv_heads), same, summed) for name in ("key", "value"))
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, x.shape[1] // num_heads)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+            "bytes that a rank sums",
+        ),
+        (
             "does not sum the gradients of the copies",
             """
 def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
@@ -1800,6 +1824,30 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
         ),
     ],
     "tensor_attention": [
+        (
+            "always sums over the ranks of a head, also over one alone",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    per, shared_by = num_heads // n, num_heads // num_kv_heads
+
+    def heads_of(r):
+        return range(r * per // shared_by, (r * per + per - 1) // shared_by + 1)
+
+    group = group_of([r for r in range(n) if heads_of(r) == heads_of(rank)])
+
+    def summed(grad):
+        total = grad.contiguous().clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    heads = range(rank * per, rank * per + per)
+    key, value = (with_gradient(take(name, heads_of(rank)), same, summed) for name in ("key", "value"))
+    x = with_gradient(x, same, all_reduced)
+    own = attend(x @ take("query", heads), x @ key, x @ value, x.shape[1] // num_heads)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+        ),
         (
             "sums keys and values in one all-reduce",
             """

@@ -238,7 +238,7 @@ class _Calls:
         if wanted != (call, action):
             saw = f"{call}({short_repr(action)}, ...)" if call != "recv" else f"recv({short_repr(action)})"
             if (call, str(action)[:1], self.stage.number) == ("send", "B", 0):
-                self.fail("stage 0 sends nothing back: its input are tokens", saw, "no send after a B")
+                self.fail("stage 0 sends nothing back: tokens have no gradient", saw, "no send after a B")
             before = " ".join(f"{name} {of}" for name, of in self.made_calls[-3:]) or "nothing"
             self.fail_without(wanted, f"{saw} after {before}")
         self.made_calls.append((call, action))
@@ -277,6 +277,17 @@ class _Calls:
         if difference(x, wanted, rtol=1e-9, atol=1e-12) is not None:
             self.fail(name, f"{short_repr(x)} at {action}", short_repr(wanted))
         self.sent.append((action, x, wanted))
+
+    def functions(self) -> tuple[Callable[..., Any], ...]:
+        """`send` and `recv` for an answer: messages name functions better than bound methods."""
+
+        def send(action: str, tensor: Tensor) -> None:
+            self.send(action, tensor)
+
+        def recv(action: str) -> Tensor | None:
+            return self.recv(action)
+
+        return send, recv
 
     def end(self, expect: Expect) -> None:
         if self.broken:  # also if the answer caught it
@@ -322,7 +333,7 @@ def run_row(expect: Expect, run_row: Callable[..., Any]) -> None:
             for step in (1, 2):  # gradients are added: two steps give twice the gradient
                 row = row_of(stage.number, p, m)
                 stage.calls = calls = _Calls(stage, unsplit, row, p, name)
-                seen = observe(run_row, list(row), stage, calls.send, calls.recv)
+                seen = observe(run_row, list(row), stage, *calls.functions())
                 with expect.grouped(f"order, messages and gradients are right ({calls.what}, step {step})", "right"):
                     calls.end(expect)
                     changes_nothing(expect, [seen])

@@ -217,18 +217,17 @@ print(f"bubble:   {expected.bubble_fraction:.1%}")
 # %% [markdown]
 # ### Exercise 3: run a row
 #
-# The library's executor did that. Now you write the part of one rank. A message carries numbers, and no autograd graph.
-# So each stage has a separate graph, from the tensor that it received to the tensor that it sends.
-# Backward of a graph begins with the gradient that the next stage sends back, `y.backward(gradient)`, and ends with the
-# gradient of the stage's input, which goes to the stage before. Several micro-batches are *in flight*, between F and B:
-# keep both ends of the graph of each.
+# The library's executor ran the rows above; now write the part of one rank. A message carries numbers, and no autograd
+# graph. So each stage has a separate graph, from the tensor that it received to the tensor that it sends. Its backward
+# begins with the gradient from the next stage, `y.backward(gradient)`, and ends with the gradient of its input, which
+# goes to the stage before. Several micro-batches are *in flight*, between F and B: keep both ends of the graph of each.
 
 # %% [markdown]
 # You get three functions. `recv(action)` returns what the action needs from a neighbour: for F the input, for B the
 # gradient of the output. `stage(action, x)` computes the output. `send(action, tensor)` passes a result on: after F the
-# output, after B the gradient of the input. Two ends are special. Stage 0 receives tokens: whole numbers have no
-# gradient, and nothing goes back. The output of the last stage is its loss, already divided by m, so that the losses
-# add up to the mean; its B receives `None`, and `send` only records its loss.
+# output, after B the gradient of the input. Two ends are special. Stage 0 receives tokens, whole
+# numbers without a gradient: after its B it sends nothing. The output of the last stage is its loss, already divided by
+# m, so that the losses add up to the mean; its B receives `None`, and `send` only records its loss.
 
 
 # %% tags=["exercise"]
@@ -266,9 +265,10 @@ check.run_row(run_row)
 
 # %% [markdown]
 # Your function ran two pipelines: the pictures show each F and B as it happened. Several graphs, one after the other,
-# give the gradient of one model, by the chain rule. GPipe and 1F1B take the same time, as the library's executor did
-# above; but GPipe's stage 0 has all micro-batches in flight, and its peak is higher. Without the division by m the
-# gradients would be m times too large, and Adam would hide it: it divides by the gradient's size.
+# give the gradient of one model, by the chain rule. GPipe and 1F1B take the same time, about that of the library's
+# executor above. But GPipe's stage 0 has all micro-batches in flight, so its peak is higher; both peaks include weights
+# and gradients. Without the division by m the gradients would be m times too large, and Adam would hide that error,
+# since it divides by the gradient's size.
 
 # %% [markdown] minutes=6
 # ## Fill the bubble
