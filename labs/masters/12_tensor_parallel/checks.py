@@ -253,7 +253,7 @@ Sizes = tuple[int, int, int]  # ranks, heads of queries, heads of keys and value
         "f at x and g at the output, as in the MLP. If n is larger than num_kv_heads, n / num_kv_heads consecutive "
         "ranks have the same head: sum the gradient of the *weights* key and value over these, in backward.",
         "`with_gradient(take('key', kv_heads), same, summed)`, where `summed` copies the gradient and calls "
-        "`dist.all_reduce(total, group=group)`; the same for the value. x is summed over all ranks.",
+        "`dist.all_reduce(total, group=group)`; the same for the value. The gradient of x is summed over all ranks.",
     ],
 )
 def tensor_attention(expect: Expect, tensor_attention: Callable[..., Any]) -> None:

@@ -258,7 +258,7 @@ def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
     num_heads is a multiple of n and of num_kv_heads; of n and num_kv_heads one divides the
     other.
     take(name, heads): for "query", "key", "value" the columns [D, ...] of a range of heads; for
-    "out" the rows [..., D].
+    "out" the rows [..., D] of query heads.
     group_of(ranks): the group of a list of ranks.
     """
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -851,6 +851,8 @@ print(found)
 # - M. Shoeybi, M. Patwary, R. Puri, P. LeGresley, J. Casper, B. Catanzaro, "Megatron-LM: Training Multi-Billion
 #   Parameter Language Models Using Model Parallelism", 2019, arXiv 1909.08053: columns and rows, f and g, the loss
 #   (section 3).
+# - J. Ainslie et al., "GQA: Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints", 2023,
+#   arXiv 2305.13245: grouped queries (section 2.2).
 # - V. Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, arXiv 2205.05198:
 #   sequence parallelism (section 4.2.2).
 # - D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
