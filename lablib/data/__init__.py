@@ -3,7 +3,6 @@
 text               a corpus from this machine or from the network, as bytes
 batches            batches of it for data-parallel training
 documents          boundaries of documents
-naive_bpe          byte-pair encoding, the algorithm
 tokenizer          text as tokens, by a trained byte-pair tokenizer
 token_file         tokens in a mapped file, in blocks or documents
 formats            documents in shards: Parquet, WebDataset, TFRecord, memory maps

@@ -2,7 +2,6 @@
 from .text import CORPORA as CORPORA, Corpus as Corpus, load_corpus as load_corpus, train_val_split as train_val_split
 from .batches import Batch as Batch, batches as batches, ResumableBatches as ResumableBatches
 from .documents import documents as documents, cut_documents as cut_documents
-from .naive_bpe import train_bpe as train_bpe, encode_bpe as encode_bpe
 from .tokenizer import (
     END_OF_DOCUMENT as END_OF_DOCUMENT,
     ForeignTokensError as ForeignTokensError,
@@ -33,10 +32,8 @@ from .damage import read_shards as read_shards, flip_byte as flip_byte, cut_file
 from .object_store import (
     ObjectStore as ObjectStore,
     S3_10_GBIT as S3_10_GBIT,
-    read_seconds as read_seconds,
     requests_per_second as requests_per_second,
     in_flight_to_fill as in_flight_to_fill,
-    simulate_reads as simulate_reads,
 )
 from .loading.dead_worker import WorkerDiedError as WorkerDiedError, named_workers as named_workers
 from .loading.loaded_run import Cause as Cause, LoadedRun as LoadedRun

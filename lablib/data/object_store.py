@@ -13,7 +13,7 @@ most the B of its link. With k in flight and requests of s bytes:
 With a fixed latency all requests of a wave wait together and the link idles; with random ones waits and transfers
 overlap. Small records by range reads wait l each: training reads whole shards in order, without random access.
 
-Cost: the closed forms O(k); the simulation O(n log k).
+Cost: O(k). tests/data/test_object_store.py has the waves of a fixed latency, and a simulation of both.
 Source: F. Baskett, K. Chandy, R. Muntz, F. Palacios, "Open, closed, and mixed networks of queues with different classes
 of customers", JACM 1975 (product form of waiting and shared stations, for any distribution). Figures of `S3_10_GBIT`:
 AWS, Amazon S3 User Guide (its source: github.com/awsdocs/amazon-s3-userguide, doc_source/optimizing-performance*.md):
@@ -24,13 +24,10 @@ Simplified: no errors, retries or limit on requests a second (S3: 5,500 a prefix
 """
 
 import math
-import random
-from collections.abc import Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated
 
-from lablib.signature import Count, NonNegative, NonNegativeInt, Positive, check_fields, checked
+from lablib.signature import Count, NonNegative, Positive, check_fields, checked
 
 BytesPerSecond = Annotated[Positive, "for transfers that take no time give a large rate, 1e15"]
 
@@ -60,22 +57,6 @@ class ObjectStore:
 S3_10_GBIT = ObjectStore(latency_s=0.15, request_bytes_per_s=85e6, link_bytes_per_s=1.25e9)
 
 
-class Request(NamedTuple):
-    """Times of a simulated request in seconds: its begin, its first byte, its end."""
-
-    start_s: float
-    first_byte_s: float
-    end_s: float
-
-
-@checked
-def read_seconds(store: ObjectStore, num_requests: NonNegativeInt, request_bytes: Count, in_flight: Count = 1) -> float:
-    """Seconds of equal requests at a fixed latency: waves, in closed form."""
-    k = store.in_flight(in_flight)
-    waves, rest = divmod(num_requests, k)
-    return waves * _wave_s(store, k, request_bytes) + (_wave_s(store, rest, request_bytes) if rest else 0.0)
-
-
 @checked
 def requests_per_second(store: ObjectStore, request_bytes: Count, in_flight: Count) -> float:
     """Equal requests per second in the long run, latency random with the store's mean: product form."""
@@ -97,45 +78,3 @@ def in_flight_to_fill(store: ObjectStore, request_bytes: Count) -> int:
     """The fewest requests in flight that fill the link: B (l / s + 1 / b), rounded up."""
     exact = store.link_bytes_per_s * (store.latency_s / request_bytes + 1 / store.request_bytes_per_s)
     return max(1, math.ceil(exact - 1e-9))
-
-
-@checked
-def simulate_reads(
-    store: ObjectStore,
-    sizes_bytes: Sequence[Count],
-    in_flight: Count = 1,
-    latency: Literal["fixed", "exponential"] = "fixed",
-    seed: int = 0,
-) -> list[Request]:
-    """Requests in order, the next begun when one ends: event by event. Transfers share the link equally.
-
-    `latency`: the same for all, or drawn with that mean. Returns a request for each of `sizes_bytes`, in their order.
-    """
-    rng, begun, now, most = random.Random(seed), 0, 0.0, store.in_flight(in_flight)
-    waiting: list[tuple[float, int]] = []  # (second of the first byte, request)
-    transfers: list[tuple[float, int]] = []  # (bytes of each transfer when this one ends, request)
-    got = 0.0  # bytes of a transfer that began at 0 s
-    starts, firsts, ends = ([0.0] * len(sizes_bytes) for _ in range(3))
-    while begun < len(sizes_bytes) or waiting or transfers:
-        while begun < len(sizes_bytes) and len(waiting) + len(transfers) < most:
-            wait_s = rng.expovariate(1 / store.latency_s) if latency == "exponential" and store.latency_s else None
-            heappush(waiting, (now + (store.latency_s if wait_s is None else wait_s), begun))
-            starts[begun] = now
-            begun += 1
-        each = store.rate(len(transfers)) / len(transfers) if transfers else 0.0
-        next_end = now + (transfers[0][0] - got) / each if transfers else math.inf
-        next_first = waiting[0][0] if waiting else math.inf
-        if next_first <= next_end:
-            got += each * (next_first - now)
-            now, request = heappop(waiting)
-            firsts[request] = now
-            heappush(transfers, (got + sizes_bytes[request], request))
-        else:
-            now = next_end
-            got, request = heappop(transfers)
-            ends[request] = now
-    return [Request(*times) for times in zip(starts, firsts, ends, strict=True)]
-
-
-def _wave_s(store: ObjectStore, num: int, request_bytes: int) -> float:
-    return store.latency_s + num * request_bytes / store.rate(num)

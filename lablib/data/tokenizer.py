@@ -1,7 +1,7 @@
 """A tokenizer: text as numbers of tokens, frequent runs of bytes as one token, and nothing unknown.
 
-Trained by byte-pair encoding (`naive_bpe.py` is the algorithm in 30 lines) on a corpus. As it begins with the 256
-bytes, every text can be encoded, and decoding returns it exactly; frequent pieces of the corpus get short:
+Trained by byte-pair encoding (the algorithm in 30 lines: tests/data/naive_bpe.py) on a corpus. As it begins with the
+256 bytes, every text can be encoded, and decoding returns it exactly; frequent pieces of the corpus get short:
 
     tokenizer = train_tokenizer(corpus_texts(load_corpus()), vocab_size=8192, corpus="python-stdlib")
     tokenizer.encode("for i in range(3):")        one token for " in", one for " range"

@@ -52,12 +52,10 @@ from .attention_bytes import (
     paper_tiles as paper_tiles,
     paper_flash_numbers as paper_flash_numbers,
     forward_bytes as forward_bytes,
-    backward_bytes as backward_bytes,
     forward_flops as forward_flops,
     backward_flops as backward_flops,
     visited_pairs as visited_pairs,
     kept_bytes as kept_bytes,
-    on_chip_bytes as on_chip_bytes,
 )
 from .torch_compiler import (
     NoCppCompiler as NoCppCompiler,

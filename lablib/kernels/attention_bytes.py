@@ -23,8 +23,7 @@ Source: Dao et al., "FlashAttention", 2022, arXiv 2205.14135, algorithms 0 and 1
 Simplified: no cache between chip and memory: it would serve heads of one group, or programs that run in parallel.
 """
 
-from lablib.kernels.attention_plan import AttentionPlan, AttentionTiles
-from lablib.kernels.flash_parts import tile_width
+from lablib.kernels.attention_plan import AttentionPlan
 from lablib.kernels.jit import cdiv
 from lablib.signature import Count, NonNegativeInt, checked
 
@@ -65,7 +64,9 @@ def forward_bytes(plan: AttentionPlan, heads: Count, width: Count, itemsize: Cou
     queries = sum(tile.stop - tile.start for tile in plan.query_tiles())
     keys = sum(key.stop - key.start for tile in plan.query_tiles() for key in plan.keys_of(tile))
     each = heads * width * itemsize
-    programs = heads * _launched(plan, of_queries=True)
+    # Each head has the tiles of the longest document, for each document; those past an end return at once.
+    longest = max((rows for rows, _ in plan.lengths), default=0)
+    programs = heads * len(plan.lengths) * cdiv(longest, plan.tiles.queries)
     return {
         "q": queries * each,
         "k": keys * each,
@@ -74,29 +75,6 @@ def forward_bytes(plan: AttentionPlan, heads: Count, width: Count, itemsize: Cou
         "lse": queries * heads * max(4, itemsize),
         "starts_q": programs * _START_BYTES,
         "starts_k": programs * _START_BYTES,
-    }
-
-
-@checked
-def backward_bytes(
-    plan: AttentionPlan, heads: Count, kv_heads: Count, width: Count, itemsize: Count
-) -> dict[str, dict[str, int]]:
-    """The same of the three kernels of backward: "row_sums", "dq", "dk_dv"."""
-    rows, columns = plan.starts_q[-1], plan.starts_k[-1]
-    read_keys = sum(key.stop - key.start for tile in plan.query_tiles() for key in plan.keys_of(tile))
-    read_rows = sum(tile.stop - tile.start for key in plan.key_tiles() for tile in plan.queries_of(key))
-    each, each_kv, wide = heads * width * itemsize, kv_heads * width * itemsize, heads * max(4, itemsize)
-    per_row = {"q": each, "do": each, "lse": wide, "d": wide}
-    of_dq = {name: rows * size for name, size in per_row.items()}
-    of_dk_dv = {name: read_rows * size for name, size in per_row.items()}
-    starts_dq, starts_dkv = (
-        dict.fromkeys(("starts_q", "starts_k"), programs * _START_BYTES)
-        for programs in (heads * _launched(plan, of_queries=True), kv_heads * _launched(plan, of_queries=False))
-    )
-    return {
-        "row_sums": {"do": rows * each, "o": rows * each, "d": rows * wide},
-        "dq": of_dq | {"k": read_keys * each, "v": read_keys * each, "dq": rows * each} | starts_dq,
-        "dk_dv": of_dk_dv | dict.fromkeys(("k", "v", "dk", "dv"), columns * each_kv) | starts_dkv,
     }
 
 
@@ -126,22 +104,3 @@ def visited_pairs(plan: AttentionPlan) -> int:
 def kept_bytes(T: int, S: int, heads: int, kv_heads: int, width: int, itemsize: int) -> int:
     """Bytes kept for backward: q, o, k, v and the log-sum-exp."""
     return (2 * T * heads + 2 * S * kv_heads) * width * itemsize + T * heads * max(4, itemsize)
-
-
-@checked
-def on_chip_bytes(tiles: AttentionTiles, width: Count, itemsize: Count) -> int:
-    """Bytes on chip, shared memory and registers together, that a program of the forward kernel works on.
-
-    q, k and v in their dtype; scores and output at least in float32. The width of a tile is the next power of two.
-    """
-    wide, padded = max(4, itemsize), tile_width(width)
-    as_given = (tiles.queries + 2 * tiles.keys) * padded
-    in_sums = tiles.queries * padded + tiles.queries * tiles.keys + 2 * tiles.queries
-    return as_given * itemsize + in_sums * wide
-
-
-def _launched(plan: AttentionPlan, of_queries: bool) -> int:
-    """Programs of one head: tiles of the longest document, for each document; those past an end return at once."""
-    size = plan.tiles.queries if of_queries else plan.tiles.keys
-    longest = max((lengths[0 if of_queries else 1] for lengths in plan.lengths), default=0)
-    return len(plan.lengths) * cdiv(longest, size)

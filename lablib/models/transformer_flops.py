@@ -108,20 +108,6 @@ def megatron_step_flops(batch: Numbers, s: Numbers, layers: Numbers, h: Numbers,
     return 96 * batch * s * layers * h**2 * (1 + s / (6 * h) + vocab_size / (16 * layers * h))
 
 
-def korthikanti_model_flops(batch: Numbers, s: Numbers, layers: Numbers, h: Numbers, vocab_size: Numbers) -> Numbers:
-    """Korthikanti's model FLOPs of a step, appendix A: 72 B s l h^2 (1 + s/6h + V/12lh)."""
-    return 72 * batch * s * layers * h**2 * (1 + s / (6 * h) + vocab_size / (12 * layers * h))
-
-
-def korthikanti_hardware_flops(batch: Numbers, s: Numbers, layers: Numbers, h: Numbers, vocab_size: Numbers) -> Numbers:
-    """Korthikanti's hardware FLOPs of a step with selective recomputation: 72 B s l h^2 (1 + s/3h + V/12lh).
-
-    Their term doubles all of the scores' FLOPs (12 B s^2 h per layer); a second forward of them is a third of that, as
-    `step_flops(recompute="selective")` counts. The published HFU use this one.
-    """
-    return 72 * batch * s * layers * h**2 * (1 + s / (3 * h) + vocab_size / (12 * layers * h))
-
-
 def palm_flops_per_token(
     num_parameters: Numbers, layers: Numbers, heads: Numbers, d_head: Numbers, seq_len: Numbers
 ) -> Numbers:

@@ -149,7 +149,6 @@ from .tensor.bytes import (
     Kept as Kept,
     LayerSizes as LayerSizes,
     fewest_tokens_for_2d as fewest_tokens_for_2d,
-    gpt_sent_bytes as gpt_sent_bytes,
     kept_by_layer as kept_by_layer,
     kept_bytes as kept_bytes,
     korthikanti_bytes as korthikanti_bytes,
@@ -262,10 +261,8 @@ from .experts.depth import (
 )
 from .experts.bytes import (
     ExpertBytes as ExpertBytes,
-    ExpertKept as ExpertKept,
     ExpertRanks as ExpertRanks,
     ExpertSizes as ExpertSizes,
-    expert_kept_bytes as expert_kept_bytes,
     expert_sent_bytes as expert_sent_bytes,
     expert_weights as expert_weights,
 )

@@ -39,8 +39,6 @@ from types import MappingProxyType
 
 from lablib.cost.arrays import Numbers, ceil_div, maximum, minimum
 from lablib.errors import unknown_name
-from lablib.models.transformer import Transformer
-from lablib.models.transformer_sizes import layer_matrices, transformer_parameters
 from lablib.signature import Count, NonNegative, NonNegativeInt, check_fields
 
 _APPLY_FLOPS = 4.0  # w - rate * (update + decay * w)
@@ -239,24 +237,3 @@ def find_optimizer(name: str | Optimizer) -> Optimizer:
     if found is None:
         raise unknown_name("optimizer", name, list(OPTIMIZERS))
     return found
-
-
-def model_state_bytes(optimizer: Optimizer, model: Transformer, *, has_master: bool = True) -> Numbers:
-    """Bytes of optimizer state of a whole transformer, matrix by matrix.
-
-    Embedding and head are matrices too, but GaLore leaves them in the full space, as its authors do.
-    """
-    parameters = transformer_parameters(model)
-    layers = {False: parameters.num_dense_layers, True: parameters.num_expert_layers}
-    total, in_matrices = 0, 0
-    for is_expert_layer, count in layers.items():
-        for matrix in layer_matrices(model, is_expert_layer=is_expert_layer):
-            params = count * matrix.count * matrix.rows * matrix.columns
-            shape = {"rows": matrix.rows, "columns": matrix.columns}
-            total += optimizer.state_bytes(params, has_master=has_master, **shape)
-            in_matrices += params
-    for params in (parameters.embedding, parameters.positions, parameters.head):
-        shape = {"rows": params // model.d_model, "columns": model.d_model} if optimizer.is_factored else {}
-        total += optimizer.state_bytes(params, has_master=has_master, **shape) if params else 0
-        in_matrices += params
-    return total + optimizer.state_bytes(parameters.total - in_matrices, has_master=has_master)

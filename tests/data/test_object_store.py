@@ -1,19 +1,15 @@
 """The simulated store takes the time of its closed forms, and those say what is published of one."""
 
 import math
+import random
+from heapq import heappop, heappush
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.data.object_store import (
-    S3_10_GBIT,
-    ObjectStore,
-    in_flight_to_fill,
-    read_seconds,
-    requests_per_second,
-    simulate_reads,
-)
+from lablib.data.object_store import S3_10_GBIT, ObjectStore, in_flight_to_fill, requests_per_second
 
 STORES = st.builds(
     ObjectStore,
@@ -22,6 +18,51 @@ STORES = st.builds(
     link_bytes_per_s=st.floats(10, 1e4),
     max_in_flight=st.integers(1, 12),
 )
+
+
+class Request(NamedTuple):
+    """Times of a simulated request in seconds."""
+
+    start_s: float
+    first_byte_s: float
+    end_s: float
+
+
+def read_seconds(store: ObjectStore, num_requests: int, request_bytes: int, in_flight: int) -> float:
+    """Seconds of equal requests at a fixed latency: waves, the last one with the rest."""
+    waves, rest = divmod(num_requests, k := store.in_flight(in_flight))
+    sizes = [k] * waves + [rest] * (rest > 0)
+    return sum(store.latency_s + num * request_bytes / store.rate(num) for num in sizes)
+
+
+def simulate_reads(
+    store: ObjectStore, sizes_bytes: list[int], in_flight: int = 1, latency: str = "fixed", seed: int = 0
+) -> list[Request]:
+    """Requests in order, the next begun when one ends: event by event. Transfers share the link equally."""
+    rng, begun, now, most = random.Random(seed), 0, 0.0, store.in_flight(in_flight)
+    waiting: list[tuple[float, int]] = []  # (second of the first byte, request)
+    transfers: list[tuple[float, int]] = []  # (bytes of each transfer when this one ends, request)
+    got = 0.0  # bytes of a transfer that began at 0 s
+    starts, firsts, ends = ([0.0] * len(sizes_bytes) for _ in range(3))
+    while begun < len(sizes_bytes) or waiting or transfers:
+        while begun < len(sizes_bytes) and len(waiting) + len(transfers) < most:
+            wait_s = rng.expovariate(1 / store.latency_s) if latency == "exponential" and store.latency_s else None
+            heappush(waiting, (now + (store.latency_s if wait_s is None else wait_s), begun))
+            starts[begun] = now
+            begun += 1
+        each = store.rate(len(transfers)) / len(transfers) if transfers else 0.0
+        next_end = now + (transfers[0][0] - got) / each if transfers else math.inf
+        next_first = waiting[0][0] if waiting else math.inf
+        if next_first <= next_end:
+            got += each * (next_first - now)
+            now, request = heappop(waiting)
+            firsts[request] = now
+            heappush(transfers, (got + sizes_bytes[request], request))
+        else:
+            now = next_end
+            got, request = heappop(transfers)
+            ends[request] = now
+    return [Request(*times) for times in zip(starts, firsts, ends, strict=True)]
 
 
 @given(store=STORES, num=st.integers(0, 40), size=st.integers(1, 2_000), in_flight=st.integers(1, 16))

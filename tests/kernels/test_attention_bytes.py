@@ -12,12 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from lablib import launch
 from lablib.kernels.accesses import distinct_bytes, hbm_bytes, record_accesses
 from lablib.kernels.attention_bytes import (
-    backward_bytes,
     backward_flops,
     forward_bytes,
     forward_flops,
     kept_bytes,
-    on_chip_bytes,
     paper_flash_numbers,
     paper_tiles,
     standard_numbers,
@@ -26,6 +24,7 @@ from lablib.kernels.attention_bytes import (
 from lablib.kernels.attention_plan import AttentionPlan, AttentionTiles, Tile, equal_lengths
 from lablib.kernels.flash_attention import TILED, TRITON, flash_attention
 from lablib.memory.saved_tensors import activation_bytes, saved_tensors
+from tests.kernels.attention_formulas import backward_bytes, on_chip_bytes
 
 WAYS = {"tiled": TILED, "triton": TRITON}
 by_each = pytest.mark.parametrize("way", sorted(WAYS))

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lablib.kernels.attention_bytes import on_chip_bytes
 from lablib.kernels.attention_plan import AttentionTiles
 from lablib.kernels.flash_attention import TRITON, flash_attention, flash_attention_varlen
 from lablib.kernels.flash_forward import forward_kernel
 from lablib.kernels.matmul import matmul
 from lablib.kernels.matmul_plan import MatmulTiles
+from tests.kernels.attention_formulas import on_chip_bytes
 from tests.kernels.drawn import sum_error
 
 

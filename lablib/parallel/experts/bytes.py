@@ -111,21 +111,6 @@ class ExpertBytes:
         return self.counts + self.rows + self.tensor + self.gradients
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertKept:
-    """Bytes kept by one rank for backward, by kind."""
-
-    rows: int
-    hidden: int
-    said: int
-    router: int
-    shared: int
-
-    @property
-    def total(self) -> int:
-        return self.rows + self.hidden + self.said + self.router + self.shared
-
-
 @checked
 def expert_sent_bytes(
     sizes: ExpertSizes, ranks: ExpertRanks, counts: Sequence[Sequence[int]] | None = None, rank: NonNegativeInt = 0
@@ -153,26 +138,6 @@ def expert_sent_bytes(
         rows=2 * (out + back) * sizes.row_bytes,
         tensor=2 * tensor if ranks.cuts_experts else tensor,
         gradients=gradients,
-    )
-
-
-@checked
-def expert_kept_bytes(
-    sizes: ExpertSizes, ranks: ExpertRanks, counts: Sequence[Sequence[int]] | None = None, rank: NonNegativeInt = 0
-) -> ExpertKept:
-    """Bytes that autograd keeps for one mixture on a rank, without x and the weights. Arguments and Raises as above."""
-    received = sum(row[_of(rank, ranks.sharing)] for row in exchanged_rows(sizes, ranks, counts))
-    n, k, v, width = sizes.tokens, sizes.k, sizes.router_bytes, sizes.element_bytes
-    is_narrow, own = width < v, n // ranks.token_parts
-    router = n * sizes.num_experts * v + 8 * n * k
-    router += (n * k + 2 * n) * v if k > 1 else 0
-    router += (n + sizes.num_experts) * sizes.d_model * v if is_narrow else 0
-    return ExpertKept(
-        rows=received * sizes.row_bytes,
-        hidden=2 * received * sizes.d_ff * width // ranks.cut,
-        said=own * k * sizes.row_bytes + (own * k * width if is_narrow else n * k * v),
-        router=router,
-        shared=2 * n * sizes.num_shared * sizes.d_ff * width // ranks.cut,
     )
 
 

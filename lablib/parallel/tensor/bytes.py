@@ -142,33 +142,6 @@ def layer_sent_bytes(layer: LayerSizes, ranks: Count, *, sequence: bool = False,
 
 
 @checked
-def gpt_sent_bytes(
-    layer: LayerSizes,
-    num_layers: NonNegativeInt,
-    ranks: Count,
-    *,
-    sequence: bool = False,
-    max_seq_len: NonNegativeInt = 0,
-    loss_bytes: Count = 4,
-) -> float:
-    """Bytes that each rank sends in a step of lablib's GPT by `GPT_PLAN` or `GPT_SEQUENCE_PLAN`, the loss by words.
-
-    Arguments:
-        num_layers: L.
-        max_seq_len: rows of the position embedding; with `sequence` its gradient is summed; 0: T.
-        loss_bytes: of a number in the loss.
-        Others as `kept_by_layer`, and Raises.
-    """
-    positions = max_seq_len or layer.seq_len
-    layers = num_layers * layer_sent_bytes(layer, ranks, sequence=sequence)
-    share = 2 * (ranks - 1) / ranks
-    ends = share * 2 * layer.activation_bytes  # embedding forward, head backward; or half of both in each direction
-    loss = share * 3 * layer.tokens * loss_bytes
-    weights = share * (2 + positions) * layer.width * layer.element_bytes if sequence else 0.0  # the last norm
-    return layers + ends + loss + weights
-
-
-@checked
 def two_dimensional_sent_bytes(layer: LayerSizes, ranks: Square) -> float:
     """Bytes that each rank of a q x q grid sends for one layer with 2D tensor parallelism, forward and backward."""
     side = _side(ranks)

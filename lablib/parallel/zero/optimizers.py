@@ -171,8 +171,3 @@ class ShardedLAMB(LAMB):
         ratios = torch.where((w > 0) & (u > 0), w / u, torch.ones_like(w))
         foreach.mul_(updates, list(ratios))
         foreach.add_(params, updates, alpha=-group["lr"])
-
-
-def lamb_sent_bytes(num_params: int, ranks: int, number_bytes: int = 4) -> float:
-    """Bytes that each rank sends in a step of `ShardedLAMB`: an all-reduce (a ring) of two numbers per parameter."""
-    return 2 * (ranks - 1) / ranks * 2 * num_params * number_bytes
