@@ -159,7 +159,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     },
     "fsdp2": {
         "refuse_meta_params": "torch.distributed.fsdp._fully_shard._fsdp_param_group"
-        ".FSDPParamGroup._validate_no_meta_params",
+        ".FSDPParamGroup._validate_no_meta_params"
     },
     "dtensor": {
         "dtensor_fake_argument": "torch.distributed.tensor._op_schema._rebuild_tensor_from_dtensor_meta",

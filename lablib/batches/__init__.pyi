@@ -7,10 +7,7 @@ from .accumulation import (
     accumulate as accumulate,
     backward_all as backward_all,
 )
-from .clipping import (
-    clip_grad_norm_ as clip_grad_norm_,
-    named_nonfinite as named_nonfinite,
-)
+from .clipping import clip_grad_norm_ as clip_grad_norm_, named_nonfinite as named_nonfinite
 from .schedules import (
     linear_decay as linear_decay,
     cosine_decay as cosine_decay,
@@ -32,10 +29,7 @@ from .noise_scale import (
     StepsLaw as StepsLaw,
     fit_steps_law as fit_steps_law,
 )
-from .large_batch import (
-    linear_rate as linear_rate,
-    square_root_rate as square_root_rate,
-)
+from .large_batch import linear_rate as linear_rate, square_root_rate as square_root_rate
 from .batch_rules import (
     kaplan_critical_batch as kaplan_critical_batch,
     deepseek_batch as deepseek_batch,

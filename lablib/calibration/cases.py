@@ -29,11 +29,7 @@ import torch.nn.functional as F
 from lablib.hardware.device import Device
 from lablib.operators.mode import OperatorMode
 from lablib.operators.op import is_free, op_time_s
-from lablib.torch_compat import (
-    flash_attention_for_cpu,
-    flash_attention_for_cpu_backward,
-    tree_map_only,
-)
+from lablib.torch_compat import flash_attention_for_cpu, flash_attention_for_cpu_backward, tree_map_only
 
 PricedOp = tuple[Any, tuple, dict, Any]  # operator, arguments, keyword arguments, result
 CHAIN = 10  # operations of a chain

@@ -21,15 +21,7 @@ import torch
 import torch.distributed as dist
 
 from lablib.calibration.cases import BenchmarkCase, precision_of, program_of
-from lablib.calibration.timing import (
-    MessageCase,
-    agree,
-    block_seconds,
-    finish,
-    message_program,
-    num_calls,
-    stamp,
-)
+from lablib.calibration.timing import MessageCase, agree, block_seconds, finish, message_program, num_calls, stamp
 from lablib.record.timeline import Timeline
 
 _CASE, _MESSAGE = "case", "message"

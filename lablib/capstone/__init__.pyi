@@ -15,11 +15,7 @@ from .report import (
 )
 from .lock import digest as digest, is_locked as is_locked, locked as locked, now as now
 from .repeated_layers import StepCost as StepCost
-from .large_run import (
-    plan_step as plan_step,
-    simulate_large as simulate_large,
-    simulate_step as simulate_step,
-)
+from .large_run import plan_step as plan_step, simulate_large as simulate_large, simulate_step as simulate_step
 from .small_run import Parts as Parts, train_small as train_small
 from .quantities import (
     QUANTITIES as QUANTITIES,

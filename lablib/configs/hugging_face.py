@@ -228,11 +228,7 @@ def _falcon(fields: Fields, name: str, _: list[Omission]) -> Transformer:
 
 
 def _omitted(
-    fields: Fields,
-    model: Transformer,
-    qkv_bias: bool = False,
-    head_norms: bool = False,
-    further_norms: int = 0,
+    fields: Fields, model: Transformer, qkv_bias: bool = False, head_norms: bool = False, further_norms: int = 0
 ) -> list[Omission]:
     """Parts that `Transformer` has no field for.
 

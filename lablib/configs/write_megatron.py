@@ -125,8 +125,4 @@ def _recompute(policy: str) -> list[str]:
     if kind == "selective":
         return ["--recompute-granularity selective"]
     method = "block" if kind == "first" else "uniform"
-    return [
-        "--recompute-granularity full",
-        f"--recompute-method {method}",
-        f"--recompute-num-layers {number or 1}",
-    ]
+    return ["--recompute-granularity full", f"--recompute-method {method}", f"--recompute-num-layers {number or 1}"]

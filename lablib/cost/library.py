@@ -20,15 +20,7 @@ Simplified: segments follow one another; chunks of more than two segments (above
 
 from collections.abc import Iterator
 
-from lablib.cost.algorithms import (
-    RING_ALL_REDUCE,
-    RING_GATHER,
-    Algorithm,
-    Paths,
-    Term,
-    no_messages,
-    none_sent,
-)
+from lablib.cost.algorithms import RING_ALL_REDUCE, RING_GATHER, Algorithm, Paths, Term, no_messages, none_sent
 
 
 def _segmented(ring: Algorithm) -> Algorithm:

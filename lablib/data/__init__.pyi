@@ -47,15 +47,8 @@ from .loading.queueing import (
     idle_share_constant as idle_share_constant,
 )
 from .loading.smallest_prefetch import idle_share as idle_share, smallest_prefetch as smallest_prefetch
-from .sharding import (
-    Uneven as Uneven,
-    epoch_order as epoch_order,
-    rank_part as rank_part,
-    count_seen as count_seen,
-)
-from .shuffle_buffer import (
-    shuffle_buffer as shuffle_buffer,
-)
+from .sharding import Uneven as Uneven, epoch_order as epoch_order, rank_part as rank_part, count_seen as count_seen
+from .shuffle_buffer import shuffle_buffer as shuffle_buffer
 from .resumable_sampler import ResumableSampler as ResumableSampler, merge_states as merge_states
 from .resumable_shards import (
     SampleRange as SampleRange,

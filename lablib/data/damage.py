@@ -63,9 +63,7 @@ class CheckedReading(Generic[T]):
 
 @checked
 def read_shards(
-    manifest: Manifest,
-    on_error: Literal["raise", "skip"] = "raise",
-    decode: Callable[[Record], Any] | None = None,
+    manifest: Manifest, on_error: Literal["raise", "skip"] = "raise", decode: Callable[[Record], Any] | None = None
 ) -> CheckedReading:
     """The records of all shards in order, each decoded.
 

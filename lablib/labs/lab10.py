@@ -41,11 +41,7 @@ NUM_PARAMS, SEQUENCES = num_parameters(CONFIG), 2  # sequences of one rank
 SMALL = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=64)
 HELD = ("parameter", "gradient", "optimizer state")
 NUM_RANKS = [2**k for k in range(11)]
-PRECISIONS = {
-    "BF16 with FP32 master (2 + 2 + 12)": MIXED,
-    "FP32 (4 + 4 + 8)": FP32,
-    "BF16 alone (2 + 2 + 4)": BF16,
-}
+PRECISIONS = {"BF16 with FP32 master (2 + 2 + 12)": MIXED, "FP32 (4 + 4 + 8)": FP32, "BF16 alone (2 + 2 + 4)": BF16}
 GPUS = {find_cluster(name).device.name: name for name in ("dgx-h100", "hgx-h200")}
 TOKENS = [2**k for k in range(8, 18)]
 REACHED = 0.5  # of the GPU's peak: assumed

@@ -9,13 +9,7 @@ import plotly.graph_objects as go
 
 from lablib.course import checks_for
 from lablib.figures import show
-from lablib.figures.chart import (
-    ROWS,
-    Axis,
-    Panel,
-    bars,
-    chart,
-)
+from lablib.figures.chart import ROWS, Axis, Panel, bars, chart
 from lablib.figures.style import COMPUTE, LOOKS, Look
 from lablib.signature import NonEmpty, checked
 from lablib.studies.placement import PlacedMesh

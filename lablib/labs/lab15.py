@@ -11,18 +11,7 @@ import plotly.graph_objects as go
 
 from lablib.course import checks_for
 from lablib.figures import show
-from lablib.figures.chart import (
-    Axis,
-    Mark,
-    Panel,
-    ReferenceLine,
-    Series,
-    bars,
-    chart,
-    check_lengths,
-    line,
-    points,
-)
+from lablib.figures.chart import Axis, Mark, Panel, ReferenceLine, Series, bars, chart, check_lengths, line, points
 from lablib.figures.lines import figure_lines
 from lablib.figures.style import COMPUTE, FAINT_INK, MEMORY_LOOKS, Look, series_look
 from lablib.plan.prediction import Prediction

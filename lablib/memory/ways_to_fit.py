@@ -38,13 +38,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lablib.cost.memory import memory_bound_time_s
 from lablib.hardware import Device, Link
-from lablib.memory.checkpointing import (
-    KEPT_OPERATORS,
-    checkpoint_every,
-    checkpoint_first,
-    peak_bytes,
-    recomputed,
-)
+from lablib.memory.checkpointing import KEPT_OPERATORS, checkpoint_every, checkpoint_first, peak_bytes, recomputed
 from lablib.memory.offload import exposed_s
 from lablib.memory.saved_tensors import activation_bytes, saved_tensors
 from lablib.operators.fused_attention import FusedAttention

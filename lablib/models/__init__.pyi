@@ -1,9 +1,5 @@
 # ruff: noqa: I001  (in reading order)
-from .sizes import (
-    GPTConfig as GPTConfig,
-    num_parameters as num_parameters,
-    parameter_counts as parameter_counts,
-)
+from .sizes import GPTConfig as GPTConfig, num_parameters as num_parameters, parameter_counts as parameter_counts
 from .gpt import GPT as GPT, next_token_loss as next_token_loss
 from .llama_sizes import LlamaConfig as LlamaConfig
 from .llama import Llama as Llama, model_of as model_of

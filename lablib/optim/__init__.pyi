@@ -1,9 +1,6 @@
 # ruff: noqa: I001  (in reading order)
 from .base import BatchedOptimizer as BatchedOptimizer
-from .adamw import (
-    AdamW as AdamW,
-    new_moments as new_moments,
-)
+from .adamw import AdamW as AdamW, new_moments as new_moments
 from .adafactor import Adafactor as Adafactor
 from .lamb import LAMB as LAMB
 from .lion import Lion as Lion, expected_sign as expected_sign

@@ -41,10 +41,7 @@ def singular_values(
 
 @checked
 def mean_steps(
-    signal_to_noise: Sequence[float],
-    betas: Betas = (0.9, 0.99),
-    num_numbers: int = 4000,
-    num_steps: int = 800,
+    signal_to_noise: Sequence[float], betas: Betas = (0.9, 0.99), num_numbers: int = 4000, num_steps: int = 800
 ) -> tuple[list[float], dict[str, list[float]], dict[str, list[float]]]:
     """Lion's mean step over lr, by formula and measured in the last quarter of some steps, and Adam's by formula.
 

@@ -47,9 +47,7 @@ def newton_schulz(
 
 @checked
 def singular_values_after(
-    singular_values: Float[Tensor, " n"],
-    num_steps: int = 5,
-    coefficients: tuple[float, float, float] = COEFFICIENTS,
+    singular_values: Float[Tensor, " n"], num_steps: int = 5, coefficients: tuple[float, float, float] = COEFFICIENTS
 ) -> Float[Tensor, " n"]:
     """Singular values after Newton-Schulz: divided by their norm, then mapped one by one."""
     a, b, c = coefficients

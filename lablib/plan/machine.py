@@ -170,13 +170,7 @@ class Machine:
         return {dtype: self.derating.sustained_share(dtype, self.device) for dtype in self.device.peak_flops_per_s}
 
     def product_s(
-        self,
-        m: Numbers,
-        n: Numbers,
-        k: Numbers,
-        batch: Numbers = 1,
-        dtype: str = "",
-        is_over_tokens: bool = False,
+        self, m: Numbers, n: Numbers, k: Numbers, batch: Numbers = 1, dtype: str = "", is_over_tokens: bool = False
     ) -> Numbers:
         """Seconds of `batch` products [m, k] x [k, n], in the training precision or another dtype.
 

@@ -71,12 +71,7 @@ class Optimizer:
         check_fields(self, self.name)
 
     def state_bytes(
-        self,
-        params: Numbers,
-        *,
-        rows: Numbers | None = None,
-        columns: Numbers | None = None,
-        has_master: bool = True,
+        self, params: Numbers, *, rows: Numbers | None = None, columns: Numbers | None = None, has_master: bool = True
     ) -> Numbers:
         """Bytes kept between steps, without parameters and gradients.
 

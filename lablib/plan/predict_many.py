@@ -112,11 +112,7 @@ def predict_many(
                 progress(done, length)
     driver_bytes = (USUAL if derating is None else derating).driver_bytes
     return Predictions(
-        numbers,
-        columns,
-        fixed,
-        **vars(found),
-        memory_limit_bytes=cluster.device.memory_bytes - driver_bytes,
+        numbers, columns, fixed, **vars(found), memory_limit_bytes=cluster.device.memory_bytes - driver_bytes
     )
 
 

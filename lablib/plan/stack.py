@@ -199,10 +199,7 @@ _WIDENED, _MASKED = 3 * _SLOWER["widening"], 2.5 * _SLOWER["mask"]
 _SOFTMAX = RATES["_softmax"].bytes_per_element / 2
 _HUGGING_FACE_2022: dict[str, Any] = _HUGGING_FACE | {
     **{"attention": "unfused", "copies": 3, "has_dropout": True, "passes_residual": (5, 9)},
-    "passes_scores": (
-        2 + _MASKED + _SOFTMAX + 3,
-        _WIDENED + 5 * _SLOWER["_softmax_backward_data"] + _MASKED + 2,
-    ),
+    "passes_scores": (2 + _MASKED + _SOFTMAX + 3, _WIDENED + 5 * _SLOWER["_softmax_backward_data"] + _MASKED + 2),
     "passes_bfloat16_scores": (_WIDENED, _SLOWER["_softmax_backward_data"] + 3),
     "passes_norm": (4 * _SLOWER["native_layer_norm"] + 3, _WIDENED + 10 * _SLOWER["native_layer_norm_backward"]),
     "passes_activation": (35 + _WIDENED, 56 + _WIDENED),

@@ -196,8 +196,7 @@ def _pipe_of(setup: Setup, pieces: Pieces, layer: StageTime) -> _Pipe:
     last = _less(pieces.head_s, layer, between - at_last)
     message_bytes, send_s = _message(setup)
     makespan = makespan_s(
-        *(setup.schedule, p, m, setup.chunks, middle, first, last),
-        *(send_s, machine.stack.pipeline_overlap, busiest),
+        *(setup.schedule, p, m, setup.chunks, middle, first, last), *(send_s, machine.stack.pipeline_overlap, busiest)
     )
     if setup.is_eager:
         makespan = mixed_makespan_s(setup, middle, first, last, busiest, message_bytes, makespan)
@@ -260,9 +259,7 @@ def _offloaded_layer(setup: Setup, pieces: Pieces, forward_s: Numbers, backward_
     again = shard * setup.reshard_after_forward
     in_forward, in_backward = maximum(saved, shard) / rate, maximum(saved + again, gradient) / rate
     return Waiting(
-        maximum(in_forward - forward_s, 0.0),
-        maximum(in_backward - backward_s, 0.0),
-        in_forward + in_backward,
+        maximum(in_forward - forward_s, 0.0), maximum(in_backward - backward_s, 0.0), in_forward + in_backward
     )
 
 

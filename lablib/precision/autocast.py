@@ -167,10 +167,7 @@ COUNTERPARTS = (
         "the optimizer's copy, unless bf16_master_weights_and_grads",
     ),
     Counterpart(
-        "one part that stays in FP32",
-        'torch.autocast("cuda", enabled=False)',
-        'dtype="float32" of a layer',
-        "-",
+        "one part that stays in FP32", 'torch.autocast("cuda", enabled=False)', 'dtype="float32" of a layer', "-"
     ),
     Counterpart(
         "a loss scale that follows the run",
@@ -178,12 +175,7 @@ COUNTERPARTS = (
         "LossScaleOptimizer; compile adds it under mixed_float16",
         '"loss_scale": 0',
     ),
-    Counterpart(
-        "its first value",
-        "init_scale, 2^16",
-        "initial_scale, 2^15",
-        "initial_scale_power, 16: 2^16",
-    ),
+    Counterpart("its first value", "init_scale, 2^16", "initial_scale, 2^15", "initial_scale_power, 16: 2^16"),
     Counterpart(
         "steps without overflow until it doubles",
         "growth_interval, 2000",

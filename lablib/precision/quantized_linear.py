@@ -60,10 +60,7 @@ LINEAR_RECIPES = {
         _HYBRID,
         replace(_HYBRID, name="fp8_delayed", is_delayed=True),
         LinearRecipe(
-            "fp8_deepseek",
-            RECIPES["deepseek_activation"],
-            RECIPES["deepseek_weight"],
-            RECIPES["deepseek_activation"],
+            "fp8_deepseek", RECIPES["deepseek_activation"], RECIPES["deepseek_weight"], RECIPES["deepseek_activation"]
         ),
         _all("mxfp8", RECIPES["mxfp8"]),
         _all("mxfp4", RECIPES["mxfp4"]),

@@ -67,10 +67,7 @@ class Allocations(Sequence[Allocation]):
                 names = ", ".join(CATEGORIES)
                 raise ValueError(f"an allocation's category is one of {names}: got {allocation.category!r}")
             label = (allocation.name, allocation.phase, allocation.source)
-            given = {
-                "category": CATEGORIES.index(allocation.category),
-                "label": labels.setdefault(label, len(labels)),
-            }
+            given = {"category": CATEGORIES.index(allocation.category), "label": labels.setdefault(label, len(labels))}
             for name, column in columns.items():
                 column.append(given[name] if name in given else getattr(allocation, name))
         return Allocations(columns, list(labels))

@@ -70,13 +70,7 @@ def step_calls(setup: Setup) -> tuple[StepCall, ...]:
         message = f"a placement counts whole gradients: got compression={setup.compression.name!r}; leave it out."
         raise ValueError(message)
     step = step_of(setup)
-    calls = [
-        *_tensor(setup, step),
-        *_context(setup),
-        *_expert(setup),
-        *_pipeline(setup),
-        *_data(setup, step),
-    ]
+    calls = [*_tensor(setup, step), *_context(setup), *_expert(setup), *_pipeline(setup), *_data(setup, step)]
     has_others = {axis for axis in AXES if getattr(setup, axis) > 1}  # of experts, the data axis has them
     return tuple(call for call in calls if has_others & set(call.over) and call.size_bytes * call.times > 0)
 

@@ -33,15 +33,7 @@ from math import ceil, floor, inf, isfinite
 from types import MappingProxyType
 from typing import Annotated
 
-from lablib.parallel.zero.bytes import (
-    BF16,
-    FP32,
-    MIXED,
-    MIXED_FP32_GRADIENTS,
-    HeldBytes,
-    TrainingPrecision,
-    zero_bytes,
-)
+from lablib.parallel.zero.bytes import BF16, FP32, MIXED, MIXED_FP32_GRADIENTS, HeldBytes, TrainingPrecision, zero_bytes
 from lablib.signature import Count, NonNegative, OneOf, Range, checked, shown
 
 GB = 10**9

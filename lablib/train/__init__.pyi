@@ -76,8 +76,4 @@ from .monitor import (
     Sample as Sample,
     memory_utilization as memory_utilization,
 )
-from .metric_writers import (
-    JsonLines as JsonLines,
-    PrometheusExporter as PrometheusExporter,
-    TensorBoard as TensorBoard,
-)
+from .metric_writers import JsonLines as JsonLines, PrometheusExporter as PrometheusExporter, TensorBoard as TensorBoard

@@ -44,12 +44,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from lablib.configs.deepspeed import (
-    CHECKPOINTING_WITHOUT_COST,
-    ZERO_WITHOUT_COST,
-    precision_of,
-    without_auto,
-)
+from lablib.configs.deepspeed import CHECKPOINTING_WITHOUT_COST, ZERO_WITHOUT_COST, precision_of, without_auto
 from lablib.configs.reading import Fields, Omission, Reading, read_json
 from lablib.errors import unknown_name
 from lablib.signature import Count, checked, shown

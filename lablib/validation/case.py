@@ -79,13 +79,7 @@ from lablib.validation.architecture import transformer_of
 from lablib.validation.machine import cluster_of
 from lablib.validation.row_software import is_torchs, stack_of
 from lablib.validation.rows import PublishedRow
-from lablib.validation.software import (
-    offload_of,
-    optimizer_of,
-    precision_of,
-    recompute_of,
-    stack_as_stated,
-)
+from lablib.validation.software import offload_of, optimizer_of, precision_of, recompute_of, stack_as_stated
 from lablib.validation.splits import data_ranks, parallel_of
 from lablib.validation.synonyms import is_named, schedule_named
 

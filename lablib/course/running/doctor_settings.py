@@ -187,9 +187,7 @@ SETTINGS: Mapping[str, Setting] = {
     ),
     "NCCL_DEBUG_SUBSYS": Setting(
         "parts of NCCL that write INFO messages",
-        _list_of(
-            *"INIT COLL P2P SHM NET GRAPH TUNING ENV ALLOC CALL PROXY NVLS BOOTSTRAP REG PROFILE RAS ALL".split(),
-        ),
+        _list_of(*"INIT COLL P2P SHM NET GRAPH TUNING ENV ALLOC CALL PROXY NVLS BOOTSTRAP REG PROFILE RAS ALL".split()),
     ),
     "NCCL_DEBUG_FILE": Setting("file of NCCL's messages; %h is the host, %p the process", _any),
     "TORCH_DISTRIBUTED_DEBUG": Setting(

@@ -72,11 +72,7 @@ def needs_allow_root(arguments: Sequence[str]) -> bool:
 def jupyter_environment(lab: Lab) -> dict[str, str]:
     """This process's environment, with our default settings after the user's, and the labs folder for the kernels."""
     paths = [path for path in os.environ.get("JUPYTER_CONFIG_PATH", "").split(os.pathsep) if path]
-    return {
-        **os.environ,
-        "JUPYTER_CONFIG_PATH": os.pathsep.join([*paths, str(_CONFIG)]),
-        "LAB_LABS": str(lab.labs),
-    }
+    return {**os.environ, "JUPYTER_CONFIG_PATH": os.pathsep.join([*paths, str(_CONFIG)]), "LAB_LABS": str(lab.labs)}
 
 
 def _option(arguments: Sequence[str], *names: str) -> str | None:

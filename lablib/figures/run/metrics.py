@@ -62,9 +62,7 @@ def figure_metrics(
 
 
 def _sentence(
-    times_s: Sequence[float],
-    series: Mapping[str, Sequence[float]],
-    firing: Sequence[tuple[str, str, float, float]],
+    times_s: Sequence[float], series: Mapping[str, Sequence[float]], firing: Sequence[tuple[str, str, float, float]]
 ) -> str:
     if not len(times_s) or not series:
         return ""

@@ -126,10 +126,7 @@ def _swatch(canvas: Canvas, trace: dict[str, Any], a: float, b: float) -> Iterat
     if trace["type"] == "bar":
         yield f'<rect x="{a:.1f}" y="{b - 6:.1f}" width="14" height="12" {canvas.fill(trace.get("marker", {}))}/>'
     elif trace.get("fill") or trace.get("stackgroup"):
-        look = {
-            "color": first_of(trace.get("fillcolor")) or line.get("color"),
-            "pattern": trace.get("fillpattern", {}),
-        }
+        look = {"color": first_of(trace.get("fillcolor")) or line.get("color"), "pattern": trace.get("fillpattern", {})}
         yield f'<rect x="{a:.1f}" y="{b - 6:.1f}" width="14" height="12" {canvas.fill(look)}/>'
     else:
         mode = trace.get("mode") or "lines"

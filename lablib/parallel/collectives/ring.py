@@ -52,11 +52,7 @@ def ring_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> N
     ring_all_gather(chunks, ring, group)
 
 
-def ring_reduce_scatter(
-    chunks: Sequence[Tensor],
-    ring: Sequence[int],
-    group: dist.ProcessGroup | None = None,
-) -> None:
+def ring_reduce_scatter(chunks: Sequence[Tensor], ring: Sequence[int], group: dist.ProcessGroup | None = None) -> None:
     """Reduce-scatter, the first half: afterwards rank i of the ring holds the sum of chunk i + 1 (mod n).
 
     Args:
@@ -73,11 +69,7 @@ def ring_reduce_scatter(
         mine += incoming
 
 
-def ring_all_gather(
-    chunks: Sequence[Tensor],
-    ring: Sequence[int],
-    group: dist.ProcessGroup | None = None,
-) -> None:
+def ring_all_gather(chunks: Sequence[Tensor], ring: Sequence[int], group: dist.ProcessGroup | None = None) -> None:
     """All-gather, the second half: rank i starts with chunk i + 1 (mod n), finished, and ends with all of them."""
     n = len(ring)
     i = _place(ring, group)
@@ -98,13 +90,7 @@ def _place(ring: Sequence[int], group: dist.ProcessGroup | None) -> int:
     return ring.index(rank)
 
 
-def exchange(
-    outgoing: Tensor,
-    to: int,
-    incoming: Tensor,
-    source: int,
-    group: dist.ProcessGroup | None = None,
-) -> None:
+def exchange(outgoing: Tensor, to: int, incoming: Tensor, source: int, group: dist.ProcessGroup | None = None) -> None:
     """Send one tensor and receive another at the same time; return when both are done.
 
     In a ring every rank sends. If each waited for its send, no rank would receive. Posting both at once cannot

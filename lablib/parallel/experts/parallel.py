@@ -32,14 +32,7 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
-from lablib.parallel.experts.dispatch import (
-    Permutation,
-    combine,
-    dispatch,
-    naive_combine,
-    naive_dispatch,
-    naive_masks,
-)
+from lablib.parallel.experts.dispatch import Permutation, combine, dispatch, naive_combine, naive_dispatch, naive_masks
 from lablib.parallel.experts.exchange import RowExchange, check_experts, exchange_counts, from_experts, to_experts
 from lablib.parallel.experts.routing import Routing
 from lablib.parallel.tensor.regions import Group
@@ -64,11 +57,7 @@ def naive_expert_parallel(
 
 
 def expert_parallel(
-    x_ND: Float[Tensor, "N D"],
-    routing: Routing,
-    compute: Compute,
-    permutation: Permutation,
-    group: Group = None,
+    x_ND: Float[Tensor, "N D"], routing: Routing, compute: Compute, permutation: Permutation, group: Group = None
 ) -> Float[Tensor, "N D"]:
     """Outputs of the experts on all ranks for this rank's tokens. Communicates: counts, two all-to-alls, two backward.
 

@@ -39,12 +39,7 @@ class Buckets(NamedTuple):
     left: Numbers  # of the layers in the last one, with the embedding
 
 
-def reduced(
-    setup: Setup,
-    parameters: ParametersPerRank,
-    backward_s: Numbers,
-    embedding_s: Numbers,
-) -> AxisTime:
+def reduced(setup: Setup, parameters: ParametersPerRank, backward_s: Numbers, embedding_s: Numbers) -> AxisTime:
     """DDP's sums and copies per step, with ZeRO-1's broadcasts; 0 for one rank.
 
     Arguments:

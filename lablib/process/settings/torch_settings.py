@@ -148,14 +148,7 @@ SETTINGS = (
     ),
     flags("kernels", *_KERNELS),
     attributes(
-        "print options",
-        PRINT_OPTIONS,
-        "precision",
-        "threshold",
-        "edgeitems",
-        "linewidth",
-        "sci_mode",
-        travels=True,
+        "print options", PRINT_OPTIONS, "precision", "threshold", "edgeitems", "linewidth", "sci_mode", travels=True
     ),
     flags("repeated warnings of torch", (torch_compat.get_warnAlways, torch_compat.set_warnAlways)),
     ProcessSetting(

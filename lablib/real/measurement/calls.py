@@ -25,15 +25,7 @@ from lablib.real.gpu.under_way import CallsUnderWay
 from lablib.real.measurement.events import ProfilerEvent
 from lablib.real.measurement.volume import volume
 from lablib.record.rank_text import numbered, short_ranks
-from lablib.torch_compat import (
-    DispatchKey,
-    current,
-    default_group,
-    destroy_library,
-    keys_after,
-    schema,
-    source_rank,
-)
+from lablib.torch_compat import DispatchKey, current, default_group, destroy_library, keys_after, schema, source_rank
 
 # Operations of the dispatcher -> functions of torch.distributed.
 NAMES = {

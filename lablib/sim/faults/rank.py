@@ -27,12 +27,7 @@ class FaultyRank(Rank):
     """
 
     def __init__(
-        self,
-        *args: Any,
-        slow: Sequence[SlowRank],
-        dies_at_s: float,
-        starts_at_s: float,
-        die: Callable[[int], NoReturn],
+        self, *args: Any, slow: Sequence[SlowRank], dies_at_s: float, starts_at_s: float, die: Callable[[int], NoReturn]
     ):
         super().__init__(*args)
         self.dies_at_s = dies_at_s
