@@ -32,64 +32,6 @@ if TYPE_CHECKING:
     from lablib.capstone.report import Report
     from lablib.capstone.small_run import Parts
 
-_TEMPLATE = """# A capstone. `lab capstone briefs` has the brief; lablib/train/config.py lists the fields of
-# [large] and [small].
-title = "..."
-author = "..."
-brief = {brief}
-small_ranks = {ranks}
-conclusion = ""
-
-[reasons]  # why, in a sentence each
-{reasons}
-
-[large]  # {gpus} GPUs of {cluster}; data takes the ranks that other axes leave
-num_steps = 1000
-[large.model]
-num_layers = {num_layers}
-d_model = {d_model}
-num_heads = {num_heads}
-vocab_size = {vocab_size}
-max_seq_len = {seq_len}
-num_experts = {num_experts}
-[large.data]
-batch_size = {batch_size}
-micro_batch = 1
-seq_len = {seq_len}
-[large.precision]
-products = "bfloat16"
-[large.parallel]
-zero_stage = 1
-[large.memory]
-recompute = "none"
-
-[small]  # at most {ranks} ranks and {steps} steps
-num_steps = {steps}
-[small.data]
-batch_size = 16
-seq_len = 64
-[small.optimizer]
-lr = 3e-3
-schedule = "cosine"
-num_warmup = 10
-
-[predicted]  # before the runs; remove the # and write your numbers
-# step_s = 1.0
-# memory_bytes = 40e9
-# gpu_hours = 100.0
-# loss = 2.5
-# small_loss = 3.0
-# small_step_s = 0.1
-# small_memory_bytes = 20e6
-# method = "..."
-
-# [[alternatives]]  # two or more; `lab capstone predict FILE parallel.tensor=4` prints the numbers
-# changes = ["parallel.tensor=4"]
-# step_s = 1.0
-# memory_bytes = 40e9
-# reason = "..."
-"""
-
 
 def capstone_command(options: argparse.Namespace) -> int:
     """Do one action. CourseError: an invalid request; CourseFailure: a run failed."""
@@ -118,7 +60,7 @@ def _new(options: argparse.Namespace) -> int:
     from lablib.capstone.report import CHOICES
     from lablib.train.config import ModelConfig
 
-    path = _file(options, "new", 2)
+    path, template = _file(options, "new", 2), Path(__file__).parents[1] / "capstone" / "report.toml.template"
     if path.exists():
         raise CourseError(f"{path} must be a new file: it exists; give another name")
     brief = find_brief(options.words[0])
@@ -135,7 +77,7 @@ def _new(options: argparse.Namespace) -> int:
     model = next((one for one in models if num_parameters(one) >= brief.min_parameters), ModelConfig(**shared))
     write_text(
         path,
-        _TEMPLATE.format(
+        template.read_text("utf-8").format(
             brief=toml_value(options.words[0]),
             ranks=brief.small.ranks,
             steps=brief.small.steps,

@@ -32,23 +32,24 @@ from lablib.signature import checked
 # These change neither time nor memory of a training step by a part that the planner has.
 _WITHOUT_COST = frozenset(
     {
-        "_name_or_path", "architectures", "torch_dtype", "dtype", "transformers_version", "use_cache", "auto_map",
-        "bos_token_id", "eos_token_id", "pad_token_id", "chunk_size_feed_forward", "is_encoder_decoder",
-        "initializer_range", "initializer_factor", "rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps",
-        "rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq", "rope_interleave",
-        "partial_rotary_factor", "pretraining_tp", "output_attentions", "output_hidden_states", "return_dict",
-        "id2label", "label2id", "problem_type", "cache_implementation", "hidden_activation", "activation_function",
-        "activation", "hidden_act", "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout",
-        "use_mrope", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
-        "summary_use_proj",
+        "_name_or_path", "architectures", "torch_dtype", "dtype", "transformers_version", "use_cache",
+        "auto_map", "bos_token_id", "eos_token_id", "pad_token_id", "chunk_size_feed_forward",
+        "is_encoder_decoder", "initializer_range", "initializer_factor", "rms_norm_eps", "layer_norm_epsilon",
+        "layer_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq",
+        "rope_interleave", "partial_rotary_factor", "pretraining_tp", "output_attentions",
+        "output_hidden_states", "return_dict", "id2label", "label2id", "problem_type", "cache_implementation",
+        "hidden_activation", "activation_function", "activation", "hidden_act", "attention_dropout",
+        "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "use_mrope", "summary_activation",
+        "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
         "task_specific_params", "n_ctx", "scale_attn_weights", "scale_attn_by_inverse_layer_idx",
         "reorder_and_upcast_attn", "query_pre_attn_scalar", "logit_scale", "floor_scale", "attn_scale",
-        "attn_temperature_tuning", "swiglu_alpha", "swiglu_limit", "original_max_position_embeddings", "rotary_dim",
-        "rotary_pct", "rotary_emb_base", "rotary", "initial_context_length", "model_max_length", "tokenizer_class",
-        "experts_per_token", "sliding_window_size", "for_llm_compressor", "attention_probs_dropout_prob",
-        "hidden_dropout_prob", "classifier_dropout", "apply_residual_connection_post_layernorm", "is_decoder",
-        "router_aux_loss_coef", "router_jitter_noise", "output_router_logits", "norm_topk_prob", "aux_loss_alpha",
-        "scoring_func", "topk_method", "topk_group", "n_group", "routed_scaling_factor", "seq_aux", "ep_size",
+        "attn_temperature_tuning", "swiglu_alpha", "swiglu_limit", "original_max_position_embeddings",
+        "rotary_dim", "rotary_pct", "rotary_emb_base", "rotary", "initial_context_length", "model_max_length",
+        "tokenizer_class", "experts_per_token", "sliding_window_size", "for_llm_compressor",
+        "attention_probs_dropout_prob", "hidden_dropout_prob", "classifier_dropout",
+        "apply_residual_connection_post_layernorm", "is_decoder", "router_aux_loss_coef", "router_jitter_noise",
+        "output_router_logits", "norm_topk_prob", "aux_loss_alpha", "scoring_func", "topk_method", "topk_group",
+        "n_group", "routed_scaling_factor", "seq_aux", "ep_size",
         # An explicit list, layer_types or moe_layers, goes before these.
         "max_window_layers", "sliding_window_pattern", "_sliding_window_pattern", "no_rope_layers",
         "no_rope_layer_interval", "interleave_moe_layer_step",
@@ -122,11 +123,11 @@ def _gpt2(fields: Fields, name: str, _: list[Omission], tied: bool = True) -> Tr
         max_seq_len=fields.count("n_positions"),
         d_ff=fields.optional_count("n_inner"),
         tied_head=fields.flag("tie_word_embeddings", tied),
-        source="config.json, gpt2",
+        source=f"config.json, {fields.get('model_type')}",
     )
 
 
-def _common(fields: Fields, kind: str, tied: bool = False) -> dict[str, Any]:
+def _common(fields: Fields, tied: bool = False) -> dict[str, Any]:
     """The sizes of all kinds but gpt2: grouped queries, gated MLP, rotary positions, RMS norm, no biases."""
     activation = fields.text("hidden_activation") or fields.text("hidden_act", "silu")
     if activation not in _GATED:
@@ -144,19 +145,26 @@ def _common(fields: Fields, kind: str, tied: bool = False) -> dict[str, Any]:
         "norm": "rms",
         "has_bias": False,
         "tied_head": fields.flag("tie_word_embeddings", tied),
-        "source": f"config.json, {kind}",
+        "source": f"config.json, {fields.get('model_type')}",
     }
 
 
-def _dense(
-    kind: str, tied: bool = False, near: Near | None = None, tokens: int = 0, block: str = "sequential", **parts: Any
+def _model(
+    tied: bool = False,
+    near: Near | None = None,
+    tokens: int = 0,
+    is_used: bool = True,
+    block: str = "sequential",
+    experts: Callable[[Fields, dict[str, Any]], Experts] | None = None,
+    **parts: Any,
 ) -> Callable[..., Transformer]:
-    """A reader of a dense model. `near`, `tokens`: as in `_window`; `parts`: as in `_omitted`."""
+    """A reader. `near`, `tokens`, `is_used`: as in `_window`; `experts` of the sizes; `parts`: as in `_omitted`."""
 
     def read(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
-        sizes = _common(fields, kind, tied)
-        window = _window(fields, sizes["num_layers"], near, tokens, is_used=near is not _above) if near else None
-        model = Transformer(name, d_head=fields.optional_count("head_dim"), window=window, block=block, **sizes)
+        sizes = _common(fields, tied)
+        sizes["experts"] = experts(fields, sizes) if experts else None
+        sizes["window"] = _window(fields, sizes["num_layers"], near, tokens, is_used=is_used) if near else None
+        model = Transformer(name, d_head=fields.optional_count("head_dim"), block=block, **sizes)
         omissions += _omitted(fields, model, **parts)
         return model
 
@@ -187,7 +195,7 @@ def _window(
 
 
 def _neox(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
-    sizes: dict[str, Any] = _common(fields, "gpt_neox") | {"activation": "gelu", "norm": "layer"}
+    sizes: dict[str, Any] = _common(fields) | {"activation": "gelu", "norm": "layer"}
     sizes["has_bias"] = fields.flag("attention_bias", True)
     block = "parallel" if fields.flag("use_parallel_residual", True) else "sequential"
     model = Transformer(name, block=block, **sizes)
@@ -200,7 +208,7 @@ def _gptj(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
     model = replace(_gpt2(fields, name, omissions, tied=False), block="shared norm", has_bias=False, positions="rotary")
     omissions.append(Omission("biases of the MLP", model.num_layers * (model.hidden_size + model.d_model)))
     omissions.append(Omission("biases of the head", model.vocab_size))
-    return replace(model, source="config.json, gptj")
+    return model
 
 
 def _falcon(fields: Fields, name: str, _: list[Omission]) -> Transformer:
@@ -238,6 +246,8 @@ def _omitted(
         further_norms: norms of a layer beyond two.
     """
     layers, d, found = model.num_layers, model.d_model, list[Omission]()
+    if model.experts and model.experts.num_shared and "shared_expert_intermediate_size" in fields:
+        found.append(Omission("the gate of the shared expert", model.num_expert_layers * d))
     wide = (model.num_heads + 2 * model.kv_heads) * model.head_size
     if qkv_bias and fields.flag("qkv_bias", True):
         found.append(Omission("biases of query, key and value", layers * wide))
@@ -255,22 +265,16 @@ def _omitted(
     return found
 
 
-def _mixtral(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
-    sizes = _common(fields, "mixtral")
-    experts = Experts(fields.count("num_local_experts"), fields.count("num_experts_per_tok"), sizes["d_ff"])
-    window = _window(fields, sizes["num_layers"], _all)
-    model = Transformer(name, d_head=fields.optional_count("head_dim"), experts=experts, window=window, **sizes)
-    omissions += _omitted(fields, model)
-    return model
+def _local_experts(fields: Fields, sizes: dict[str, Any], num_active: int | None = None) -> Experts:
+    return Experts(fields.count("num_local_experts"), fields.count("num_experts_per_tok", num_active), sizes["d_ff"])
 
 
 def _gpt_oss(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
-    sizes = _common(fields, "gpt_oss")
+    sizes = _common(fields)
     sizes["has_bias"] = fields.flag("attention_bias", True)
     if not sizes["has_bias"]:
         raise ValueError("attention_bias of gpt_oss must be true: got false; its experts have biases")
-    experts = Experts(fields.count("num_local_experts"), fields.count("num_experts_per_tok"), sizes["d_ff"])
-    window = _window(fields, sizes["num_layers"], _every(2), 128)
+    experts, window = _local_experts(fields, sizes), _window(fields, sizes["num_layers"], _every(2), 128)
     model = Transformer(name, d_head=fields.optional_count("head_dim"), experts=experts, window=window, **sizes)
     further = model.num_layers * (experts.num_experts + model.num_heads)
     omissions.append(Omission("the router's bias, and a sink for each head", further))
@@ -278,11 +282,10 @@ def _gpt_oss(fields: Fields, name: str, omissions: list[Omission]) -> Transforme
 
 
 def _llama4(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
-    sizes = _common(fields, "llama4_text")
+    sizes = _common(fields)
     layers, every = sizes["num_layers"], fields.count("interleave_moe_layer_step", 1)
     mixed = fields.items("moe_layers", int) if fields.get("moe_layers") else range(every - 1, layers, every)
-    numbers = fields.count("num_local_experts"), fields.count("num_experts_per_tok", 1), sizes["d_ff"]
-    experts = Experts(*numbers, num_shared=1, num_dense_layers=layers - len(mixed))
+    experts = replace(_local_experts(fields, sizes, 1), num_shared=1, num_dense_layers=layers - len(mixed))
     sizes["d_ff"] = fields.count("intermediate_size_mlp")
     rope, interval = fields.items("no_rope_layers", int), fields.count("no_rope_layer_interval", 4)
     near = (lambda i, _: bool(rope[i])) if len(rope) >= layers else _every(interval)
@@ -294,62 +297,50 @@ def _llama4(fields: Fields, name: str, omissions: list[Omission]) -> Transformer
     return model
 
 
-def _qwen_moe(kind: str, near: Near, **parts: bool) -> Callable[..., Transformer]:
-    def read(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
-        sizes, d_ff = _common(fields, kind), fields.count("moe_intermediate_size")
-        shared = fields.count("shared_expert_intermediate_size", 0, minimum=0)
-        if shared % d_ff:
-            raise ValueError(
-                f"shared_expert_intermediate_size must be a multiple of moe_intermediate_size: got {shared} and {d_ff}"
-            )
-        every, without = fields.count("decoder_sparse_step", 1), fields.items("mlp_only_layers", int)
-        dense = sum(i in without or (i + 1) % every > 0 for i in range(sizes["num_layers"]))
-        num_experts = fields.count("num_experts" if "num_experts" in fields else "num_local_experts")
-        experts = Experts(num_experts, fields.count("num_experts_per_tok"), d_ff, shared // d_ff, dense)
-        window = _window(fields, sizes["num_layers"], near, 4096, is_used=False)
-        model = Transformer(name, d_head=fields.optional_count("head_dim"), experts=experts, window=window, **sizes)
-        if shared:
-            omissions.append(Omission("the gate of the shared expert", model.num_expert_layers * model.d_model))
-        omissions += _omitted(fields, model, **parts)
-        return model
-
-    return read
-
-
-def _deepseek(kind: str) -> Callable[..., Transformer]:
-    def read(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
-        sizes = _common(fields, kind)
-        first, every = fields.count("first_k_dense_replace", 0, minimum=0), fields.count("moe_layer_freq", 1)
-        latent = Latent(
-            query_rank=fields.count("q_lora_rank", 0, minimum=0),
-            kv_rank=fields.count("kv_lora_rank"),
-            d_rotary=fields.count("qk_rope_head_dim"),
-            d_plain=fields.count("qk_nope_head_dim"),
-            d_value=fields.count("v_head_dim"),
+def _qwen_experts(fields: Fields, sizes: dict[str, Any]) -> Experts:
+    d_ff, shared = (
+        fields.count("moe_intermediate_size"),
+        fields.count("shared_expert_intermediate_size", 0, minimum=0),
+    )
+    if shared % d_ff:
+        raise ValueError(
+            f"shared_expert_intermediate_size must be a multiple of moe_intermediate_size: got {shared} and {d_ff}"
         )
-        experts = Experts(
-            num_experts=fields.count("n_routed_experts"),
-            num_active=fields.count("num_experts_per_tok"),
-            d_ff=fields.count("moe_intermediate_size"),
-            num_shared=fields.count("n_shared_experts", 0, minimum=0),
-            num_dense_layers=sum(i < first or i % every > 0 for i in range(sizes["num_layers"])),
-        )
-        model = Transformer(name, latent=latent, experts=experts, **sizes)
-        fields.skip(frozenset({"head_dim", "qk_head_dim"}))  # follow from the latent
-        if modules := fields.count("num_nextn_predict_layers", 0, minimum=0):
-            omissions.append(Omission(f"{modules} further prediction modules (num_nextn_predict_layers)"))
-        omissions += _omitted(fields, model)
-        return model
+    every, without = fields.count("decoder_sparse_step", 1), fields.items("mlp_only_layers", int)
+    dense = sum(i in without or (i + 1) % every > 0 for i in range(sizes["num_layers"]))
+    num_experts = fields.count("num_experts" if "num_experts" in fields else "num_local_experts")
+    return Experts(num_experts, fields.count("num_experts_per_tok"), d_ff, shared // d_ff, dense)
 
-    return read
+
+def _deepseek(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
+    sizes = _common(fields)
+    first, every = fields.count("first_k_dense_replace", 0, minimum=0), fields.count("moe_layer_freq", 1)
+    latent = Latent(
+        query_rank=fields.count("q_lora_rank", 0, minimum=0),
+        kv_rank=fields.count("kv_lora_rank"),
+        d_rotary=fields.count("qk_rope_head_dim"),
+        d_plain=fields.count("qk_nope_head_dim"),
+        d_value=fields.count("v_head_dim"),
+    )
+    experts = Experts(
+        num_experts=fields.count("n_routed_experts"),
+        num_active=fields.count("num_experts_per_tok"),
+        d_ff=fields.count("moe_intermediate_size"),
+        num_shared=fields.count("n_shared_experts", 0, minimum=0),
+        num_dense_layers=sum(i < first or i % every > 0 for i in range(sizes["num_layers"])),
+    )
+    model = Transformer(name, latent=latent, experts=experts, **sizes)
+    fields.skip(frozenset({"head_dim", "qk_head_dim"}))  # follow from the latent
+    if modules := fields.count("num_nextn_predict_layers", 0, minimum=0):
+        omissions.append(Omission(f"{modules} further prediction modules (num_nextn_predict_layers)"))
+    omissions += _omitted(fields, model)
+    return model
 
 
 def _gemma3(fields: Fields, name: str, omissions: list[Omission]) -> Transformer:
-    pattern = fields.count(
-        "sliding_window_pattern" if "sliding_window_pattern" in fields else "_sliding_window_pattern", 6
-    )
-    read = _dense("gemma3_text", True, _every(pattern), 4096, head_norms=True, further_norms=2)
-    return read(fields, name, omissions)
+    old, new = "_sliding_window_pattern", "sliding_window_pattern"
+    near = _every(fields.count(new if new in fields else old, 6))
+    return _model(True, near, 4096, head_norms=True, further_norms=2)(fields, name, omissions)
 
 
 _READERS: dict[str, Callable[[Fields, str, list[Omission]], Transformer]] = {
@@ -357,21 +348,23 @@ _READERS: dict[str, Callable[[Fields, str, list[Omission]], Transformer]] = {
     "gpt_neox": _neox,
     "gptj": _gptj,
     "falcon": _falcon,
-    "llama": _dense("llama"),
-    "mistral": _dense("mistral", near=_all, tokens=4096),
-    "phi3": _dense("phi3", near=_all),
-    "mixtral": _mixtral,
-    "qwen2": _dense("qwen2", near=_above, qkv_bias=True),
-    "qwen3": _dense("qwen3", near=_above, head_norms=True),
-    "qwen2_moe": _qwen_moe("qwen2_moe", lambda i, limit: i % 2 == 0 and i < limit, qkv_bias=True),
-    "qwen3_moe": _qwen_moe("qwen3_moe", _all, head_norms=True),
-    "gemma": _dense("gemma", tied=True),
-    "gemma2": _dense("gemma2", tied=True, near=_every(2), tokens=4096, further_norms=2),
+    "llama": _model(),
+    "mistral": _model(near=_all, tokens=4096),
+    "phi3": _model(near=_all),
+    "mixtral": _model(near=_all, experts=_local_experts),
+    "qwen2": _model(near=_above, is_used=False, qkv_bias=True),
+    "qwen3": _model(near=_above, is_used=False, head_norms=True),
+    "qwen2_moe": _model(
+        False, lambda i, limit: i % 2 == 0 and i < limit, 4096, False, experts=_qwen_experts, qkv_bias=True
+    ),
+    "qwen3_moe": _model(False, _all, 4096, False, experts=_qwen_experts, head_norms=True),
+    "gemma": _model(tied=True),
+    "gemma2": _model(tied=True, near=_every(2), tokens=4096, further_norms=2),
     "gemma3_text": _gemma3,
-    "cohere": _dense("cohere", tied=True, block="shared norm"),
-    "cohere2": _dense("cohere2", tied=True, near=_every(4), tokens=4096, block="shared norm"),
+    "cohere": _model(tied=True, block="shared norm"),
+    "cohere2": _model(tied=True, near=_every(4), tokens=4096, block="shared norm"),
     "gpt_oss": _gpt_oss,
     "llama4_text": _llama4,
-    "deepseek_v2": _deepseek("deepseek_v2"),
-    "deepseek_v3": _deepseek("deepseek_v3"),
+    "deepseek_v2": _deepseek,
+    "deepseek_v3": _deepseek,
 }

@@ -12,6 +12,7 @@ exercises passed. The page needs no script and no other file.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 
 from lablib.course.progress import Entry, Labs, entry_of
 from lablib.text.markup import in_html
@@ -21,23 +22,6 @@ Exercises = Sequence[tuple[str, str]]  # number of the lab, name of the exercise
 STUCK_ATTEMPTS = 3
 QUIET = timedelta(days=7)
 _STATES = ("stuck", "quiet", "working", "done")
-_CSS = """
-:root { color-scheme: light dark; --line: #8888; --stuck: #9a1b1b; --quiet: #7a4b00; --full: #1b7a3d33; }
-@media (prefers-color-scheme: dark) { :root { --stuck: #ff9b94; --quiet: #f0bd68; --full: #5fd08a33; } }
-body { font: 12px/16px system-ui, sans-serif; margin: 8px 12px; }
-h1 { font-size: 16px; line-height: 20px; margin: 0; }
-table { border-collapse: collapse; white-space: nowrap; }
-caption { text-align: left; white-space: normal; padding: 2px 0 6px; }
-th, td { text-align: left; padding: 1px 7px; border-bottom: 1px solid var(--line); }
-thead th { position: sticky; top: 0; background: Canvas; vertical-align: bottom; }
-tbody th { max-width: 150px; overflow: hidden; text-overflow: ellipsis; font-weight: normal; }
-td:nth-child(3) { max-width: 200px; overflow: hidden; text-overflow: ellipsis; }
-td:nth-child(n+4), thead th:nth-child(n+4) { text-align: right; font-variant-numeric: tabular-nums; }
-td:nth-child(n+8), thead th:nth-child(n+8) { padding: 1px 5px; text-align: center; }
-.stuck td:nth-child(2) { color: var(--stuck); font-weight: bold; }
-.quiet td:nth-child(2) { color: var(--quiet); font-weight: bold; }
-td.all { background: var(--full); font-weight: bold; }
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +85,7 @@ def class_html(exercises: Exercises, learners: dict[str, Labs], now: datetime | 
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width">
 <title>Progress of the class</title>
-<style>{_CSS}</style>
+<style>{Path(__file__).with_suffix(".css").read_text("utf-8")}</style>
 </head>
 <body>
 <main>

@@ -11,6 +11,7 @@ Source: anywidget 0.11, packages/anywidget/src/runtime.ts and widget.ts (`ready`
 
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import anywidget
@@ -22,19 +23,10 @@ from lablib.figures.theme import THEME_CSS
 MS_PER_STEP = 250
 VIEW = "application/vnd.jupyter.widget-view+json"
 
-# The first lines of the JavaScript of such a widget: call `listen(model)` when it starts.
-LISTEN = """
-function listen(model) {
-  let itself;  // a listener receives the model itself; anywidget passes a part of it
-  const heard = one => { itself = one; };
-  model.on("change:_started", heard);
-  model.set("_started", Math.random());
-  model.off("change:_started", heard);
-  const direct = Object.getPrototypeOf(itself.constructor.prototype)._handle_comm_msg;
-  if (direct && itself.comm) itself.comm.on_msg(message => direct.call(itself, message));
-  model.save_changes();
-}
-"""
+
+def late_script(name: str) -> str:
+    """The JavaScript of a widget (js/NAME.js) after the function `listen` that it calls when it starts."""
+    return "".join((Path(__file__).parent / "js" / f"{one}.js").read_text("utf-8") for one in ("listen", name))
 
 
 def view_of(widget: ipywidgets.Widget) -> dict[str, Any]:
@@ -64,39 +56,6 @@ class LateStart(ipywidgets.Widget):
         self.send_state(self.changing)
 
 
-_LIVE_TEXT = (
-    LISTEN
-    + """
-function render({ model, el }) {
-  const line = document.createElement("p");
-  const isUrgent = model.get("is_urgent");
-  line.setAttribute("role", isUrgent ? "alert" : "status");
-  line.setAttribute("aria-live", isUrgent ? "assertive" : "polite");
-  line.style.cssText = "max-width:62em;margin:.2em 0;line-height:1.5;white-space:pre-line;" +
-    (isUrgent ? "background:#b00020;color:#ffffff;font-weight:600;padding:4px 12px" : "");
-  const fold = document.createElement("details");
-  const title = document.createElement("summary");
-  title.textContent = "Numbers of this figure";
-  title.style.cursor = "pointer";
-  const numbers = document.createElement("div");
-  numbers.className = "jp-RenderedHTMLCommon";
-  fold.append(title, numbers);
-  el.append(line, fold);
-  const write = () => {
-    line.textContent = model.get("text");
-    line.style.display = model.get("text") ? "block" : "none";
-    numbers.innerHTML = model.get("table_html");
-    fold.style.display = model.get("table_html") ? "block" : "none";
-  };
-  model.on("change:text", write);
-  model.on("change:table_html", write);
-  write();
-}
-export default { initialize: ({ model }) => listen(model), render };
-"""
-)
-
-
 class LiveText(LateStart, anywidget.AnyWidget):
     """A sentence that a screen reader reads aloud when it changes, and below it a table that opens on demand.
 
@@ -109,45 +68,11 @@ class LiveText(LateStart, anywidget.AnyWidget):
         is_urgent: True for an error, which a screen reader reads at once.
     """
 
-    _esm = _LIVE_TEXT
+    _esm = late_script("live_text")
     changing = ("text", "table_html")
     text = traitlets.Unicode("").tag(sync=True)
     table_html = traitlets.Unicode("").tag(sync=True)
     is_urgent = traitlets.Bool(False).tag(sync=True)
-
-
-_FIT = (
-    LISTEN
-    + """
-function render({ model, el }) {
-  el.style.cssText = "height:0;width:100%";
-  let width = 0;
-  const watch = new ResizeObserver(() => {
-    if (el.offsetWidth !== width) {
-      width = el.offsetWidth;
-      requestAnimationFrame(() => window.dispatchEvent(new Event("resize")));
-    }
-  });
-  watch.observe(el);
-  const name = () => {
-    const plot = el.parentElement?.querySelector(".js-plotly-plot");
-    if (!plot) return requestAnimationFrame(name);
-    plot.setAttribute("role", "img");
-    plot.setAttribute("aria-label", model.get("name"));
-  };
-  model.on("change:name", name);
-  requestAnimationFrame(name);
-  const hide = () => {
-    const words = el.closest(".jp-OutputArea-child")?.previousElementSibling;
-    if (!words?.querySelector(".lablib-without-kernel")) return;
-    for (const output of [words, words.previousElementSibling]) output.style.display = "none";
-  };
-  requestAnimationFrame(hide);
-  return () => watch.disconnect();
-}
-export default { initialize: ({ model }) => listen(model), render };
-"""
-)
 
 
 class FitWidth(LateStart, anywidget.AnyWidget):
@@ -160,7 +85,7 @@ class FitWidth(LateStart, anywidget.AnyWidget):
     sentence.
     """
 
-    _esm = _FIT
+    _esm = late_script("fit_width")
     changing = ("name",)
     _css = THEME_CSS
     name = traitlets.Unicode("figure").tag(sync=True)
