@@ -161,7 +161,7 @@ def train_with(muon_step: Callable[..., Any], num_steps: int = 60, lr: float = 8
             if step is muon_step and len(losses) in (1, num_steps):
                 moved = {name: (params[name].detach() - before[name]).square().mean().sqrt() / lr for name in SHOWN}
                 print(f"step {len(losses)}: rms over lr", ", ".join(f"{name} {rms:.2f}" for name, rms in moved.items()))
-    show(figure_lines(range(num_steps), curves, "step", "loss", "count", "nats a byte", f"One rate for both, {lr:g}"))
+    show(figure_lines(range(num_steps), curves, "step", "loss", "count", "", f"One rate for both, {lr:g}"))
     return ", ".join(f"{label}: last loss {losses[-1]:.2f}" for label, losses in curves.items())
 
 

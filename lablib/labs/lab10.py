@@ -197,12 +197,12 @@ def first_that_fits(params: float, ranks: int, gpu_bytes: float = 80e9) -> str:
 
 def show_backward(answer: Callable[..., Any], cluster: str, ranks: int = 4, num_units: int = 5) -> str:
     """Show the timeline of a learner's backward for units of one matrix, at a size that hides its collectives."""
-    width = 2048
+    width, num_tokens = 2048, 8192 if cluster.startswith("pcie") else 1024
 
     def program() -> None:
         with phase("setup"):
             shards = [torch.empty(width * width // ranks, dtype=torch.bfloat16) for _ in range(num_units)]
-            inputs = [torch.empty(4096, width, dtype=torch.bfloat16) for _ in range(num_units)]
+            inputs = [torch.empty(num_tokens, width, dtype=torch.bfloat16) for _ in range(num_units)]
             grad = torch.empty_like(inputs[0])
             dist.barrier()
 
@@ -210,7 +210,8 @@ def show_backward(answer: Callable[..., Any], cluster: str, ranks: int = 4, num_
             with phase(f"backward {i}"):
                 return (x.T @ grad).flatten(), grad @ full.view(width, width).T
 
-        answer(shards, inputs, backward, grad)
+        with phase("backward"):  # also of the operators between the units
+            answer(shards, inputs, backward, grad)
 
     step = launch(program, ranks=ranks, cluster=cluster, fidelity="shapes").timeline.without("setup")
     show(step.figure(ranks=[0], title=f"Your backward of {num_units} units"))

@@ -417,6 +417,7 @@ class _Language(nn.Module):
     def __init__(self, width: int, more: int, vocab: int, is_tied: bool):
         super().__init__()
         self.token_embedding = nn.Embedding(vocab, width)
+        self.position_embedding = nn.Embedding(more, width)
         self.blocks = nn.ModuleList([_Block(width, more) for _ in range(2)])
         self.final_norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocab, bias=False)
@@ -484,12 +485,16 @@ def _expect_muon(
     def orthogonalize(x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or x.ndim != 2:
             raise RuleBroken(f"Muon takes matrices ({on})", short_repr(x), "a weight with two dimensions")
+        if x.dtype != torch.float64:
+            raise RuleBroken(f"N has the type of w ({on})", str(x.dtype), "torch.float64, as w and g")
         orthogonalized.append(x)
         return _directions(x.detach().double())
 
     def adamw(name: str) -> None:
         if name not in params:
             raise RuleBroken(f"adamw gets the name of a weight ({on})", short_repr(name), "such as 'head.weight'")
+        if name not in grads:
+            raise RuleBroken(f"weights without a gradient stay as they are ({on})", f"adamw({name!r})", "no call")
         asked.append(name)
         with torch.no_grad():
             params[name].mul_(1 - lr * decay).add_(grads[name].sign(), alpha=-lr)
@@ -500,11 +505,15 @@ def _expect_muon(
             raise RuleBroken(f"weights change in place ({on})", f"{name} got other memory", "w.sub_(...)")
         if name in grads and (param.grad is None or not torch.equal(param.grad, grads[name])):
             raise RuleBroken(f"gradients stay unchanged ({on})", f"that of {name} changed", "a new tensor for B and N")
+    if frozen and not torch.equal(params[frozen].detach(), wanted[frozen]):
+        saw = f"{frozen} changed, and a mean of it is kept" if frozen in means else f"{frozen} changed"
+        raise RuleBroken(f"weights without a gradient stay as they are ({on})", saw, "no change, nor decay")
     missed, twice = [each for each in others if each not in asked], [each for each in others if asked.count(each) > 1]
     if missed or twice or set(asked) - set(others):
-        said = f"{', '.join(sorted(set(asked) - set(others)))} given to it; " * bool(set(asked) - set(others))
-        said += f"{', '.join(missed)} not; " * bool(missed) + f"{', '.join(twice)} twice" * bool(twice)
-        rule = f"AdamW takes the embedding, the head and the vectors, each once ({on})"
+        said = f"given to it: {', '.join(sorted(set(asked) - set(others)))}; " * bool(set(asked) - set(others))
+        said += f"not given to it: {', '.join(missed)}; " * bool(missed)
+        said += f"given to it twice: {', '.join(twice)}" * bool(twice)
+        rule = f"AdamW takes the embeddings, the head and the vectors, each once ({on})"
         raise RuleBroken(rule, said.rstrip("; "), "all but the matrices inside blocks")
     expect.budget(
         f"calls of orthogonalize, one per matrix ({on})", len(orthogonalized), len(hidden), at_least=len(hidden)
@@ -517,6 +526,8 @@ def _expect_muon(
         before, grad = wanted[name], grads[name]
         old = wanted["means"].get(name, torch.zeros_like(before))
         mean = wanted["means"][name] = mu * old + (1 - mu) * grad
+        if isinstance(means[name], Tensor) and means[name].dtype != before.dtype:
+            expect.equal(f"B has the type of w ({on}, {name})", str(means[name].dtype), str(before.dtype))
         said = next((words for words, other in _not_means(old, grad, mu) if _same(means[name], other)), "")
         if said and not _same(means[name], mean):
             raise RuleBroken(
@@ -531,7 +542,8 @@ def _expect_muon(
         mistakes = _no_muon(before, old, mean, grad, lr, mu, decay)
         said = "" if _same(saw, wanted[name]) else next((words for words, other in mistakes if _same(saw, other)), "")
         if said:
-            raise RuleBroken(f"w follows the formula ({on}, {name})", f"w is as if {said}", "as in the formula")
+            remedy = "w.sub_(...), which writes into w" if said == _NOTHING else "as in the formula"
+            raise RuleBroken(f"w follows the formula ({on}, {name})", f"w is as if {said}", remedy)
         expect.close(f"w follows the formula ({on}, {name})", saw, wanted[name], atol=1e-9)
 
 
@@ -549,8 +561,12 @@ def _same(saw: Any, wanted: Tensor) -> bool:
     return isinstance(saw, Tensor) and saw.shape == wanted.shape and bool(torch.allclose(saw, wanted, 1e-9, 1e-9))
 
 
+_NOTHING = "nothing were done"
+
+
 def _not_means(old: Tensor, g: Tensor, mu: float) -> Iterator[tuple[str, Tensor]]:
     mean = mu * old + (1 - mu) * g
+    yield "the new B were not stored in means", old
     yield "it were the gradient", g
     yield "it were a sum, B = mu B + g", mu * old + g
     yield "mu and 1 - mu were exchanged", (1 - mu) * old + mu * g
@@ -582,7 +598,7 @@ def _no_muon(
     yield "the decay took its share of the new w", (w - lr * scale * o) * (1 - lr * decay)
     yield "the decay were part of N", w - lr * scale * _directions(ahead + decay * w)
     yield "the step went uphill", kept + lr * scale * o
-    yield "nothing were done", w
+    yield _NOTHING, w
 
 
 # ---- Choose for a budget --------------------------------------------------------------------------------------------

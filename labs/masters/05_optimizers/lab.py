@@ -394,15 +394,16 @@ print("you guessed", my_guess_values)
 # ## A whole step of Muon
 #
 # Newton-Schulz gives a direction for one matrix. A step also needs a mean, a length, and the right weights. The mean is
-# a running mean B of the gradients g. *Nesterov momentum* adds the gradient once more, so that the step reacts sooner:
+# a running mean B of the gradients g, which starts at 0, here without a correction. *Nesterov momentum* adds the
+# gradient once more, so that the step reacts sooner (mu is 0.95 in most uses):
 #
 #     B = mu B + (1 - mu) g
 #     N = mu B + (1 - mu) g            with the new B
 #     O = U V^T of N                   by Newton-Schulz
 
 # %% [markdown]
-# How long is O? The squares of a matrix's numbers add up to the squares of its singular values, and those of O are 1.
-# Guess the rms of its numbers for 64 x 256 weights.
+# How long is O? The squares of a matrix's numbers have the same sum as the squares of its singular values, and those of
+# O are 1. Guess the rms of its numbers for 64 x 256 weights.
 
 # %%
 my_guess_rms = None  # such as 0.5
@@ -417,9 +418,9 @@ print("you guessed", my_guess_rms)
 # %% [markdown]
 # So at one rate a large matrix would move less than a small one. Liu et al. (2025) multiply O by a *scale*, such that
 # the rms of the result is 0.2 for every shape: about what AdamW's step over lr has in practice. Then one rate and one
-# decay serve both optimizers. And both are needed: Muon takes the matrices inside the blocks. The embedding (a row of
-# weights for each byte), the output *head*, and vectors such as biases are left to AdamW: by experience it is better
-# there, and a vector has only one direction.
+# decay serve both optimizers. And both are needed: Muon takes the matrices inside the blocks. The embeddings (a row of
+# weights for each byte and each position), the output *head*, and vectors such as biases are left to AdamW: by
+# experience it is better there, and a vector has only one direction.
 
 # %% [markdown]
 # ### Exercise 4: a step of Muon
@@ -435,7 +436,7 @@ def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
 
     means: dict, name -> B, only of weights that Muon takes; empty before the first step.
     orthogonalize(x): U V^T of a matrix, tall or wide. decay: lambda.
-    adamw(name): does AdamW's step of one weight, with its decay.
+    adamw(name): does AdamW's step of one weight that has a gradient, with its decay.
     """
     for name, param in model.named_parameters():
         w, g = param.detach(), param.grad  # w has param's memory, and no autograd
@@ -454,15 +455,16 @@ def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
 
 
 # %%
-lab05.try_out(lab05.train_with, muon_step)  # a few seconds; Muon's rms: about 0.2
+# A few seconds. Of the weights printed only mlp.up.weight is Muon's: an rms of about 0.2.
+lab05.try_out(lab05.train_with, muon_step)
 
 # %% tags=["check"] points=3
 check.muon_step(muon_step)
 
 # %% [markdown]
-# The first step of AdamW has an rms of lr, as you computed; later the signs of gradients vary, and it falls. Muon's has
-# about the same size in each step. Both curves use one rate; only the matrices of the blocks step differently. Muon
-# keeps half of AdamW's state for them, but its products cost FLOPs. Is it better? One run cannot show that.
+# The first step of AdamW has an rms of lr, as in exercise 1; later the signs of gradients vary, and it falls. Muon's
+# has about the same size in each step. Both curves use one rate; only the matrices of the blocks step differently.
+# Muon keeps half of AdamW's state for them, but its products cost FLOPs. Is it better? One run cannot show that.
 
 # %% [markdown] minutes=6
 # ## A fair comparison

@@ -634,7 +634,7 @@ def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
         scale = 0.2 * math.sqrt(max(w.shape))
         w.sub_(lr * decay * w + lr * scale * direction)
 """,
-            "AdamW takes the embedding, the head and the vectors",
+            "AdamW takes the embeddings, the head and the vectors",
         ),
         (
             "Muon takes all but the embedding",
@@ -653,7 +653,102 @@ def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
         scale = 0.2 * math.sqrt(max(w.shape))
         w.sub_(lr * decay * w + lr * scale * direction)
 """,
-            "AdamW takes the embedding, the head and the vectors",
+            "AdamW takes the embeddings, the head and the vectors",
+        ),
+        (
+            "knows the names of two weights outside",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or name in ("token_embedding.weight", "head.weight"):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "AdamW takes the embeddings, the head and the vectors",
+        ),
+        (
+            "AdamW steps weights without a gradient",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        if g is None:
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "weights without a gradient stay as they are",
+        ),
+        (
+            "decays weights without a gradient",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            w.mul_(1 - lr * decay)
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.get(name, torch.zeros_like(w))
+        means[name] = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "weights without a gradient stay as they are",
+        ),
+        (
+            "a new B in each step",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        old = means.setdefault(name, torch.zeros_like(w))
+        mean = mu * old + (1 - mu) * g
+        direction = orthogonalize(mu * mean + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "the new B were not stored in means",
+        ),
+        (
+            "B in float32",
+            """
+def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
+    for name, param in model.named_parameters():
+        w, g = param.detach(), param.grad
+        if g is None:
+            continue
+        if w.ndim != 2 or not name.startswith("blocks."):
+            adamw(name)
+            continue
+        means.setdefault(name, torch.zeros(w.shape)).mul_(mu).add_(g, alpha=1 - mu)
+        direction = orthogonalize(mu * means[name] + (1 - mu) * g)
+        scale = 0.2 * math.sqrt(max(w.shape))
+        w.sub_(lr * decay * w + lr * scale * direction)
+""",
+            "B has the type of w",
         ),
         (
             "Muon takes vectors of blocks",
@@ -692,7 +787,7 @@ def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
         scale = 0.2 * math.sqrt(max(w.shape))
         w.sub_(lr * decay * w + lr * scale * direction)
 """,
-            "AdamW takes the embedding, the head and the vectors",
+            "AdamW takes the embeddings, the head and the vectors",
         ),
         (
             "AdamW takes all",
@@ -1246,7 +1341,7 @@ def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
         scale = 0.2 * math.sqrt(max(w.shape))
         w.sub_(lr * decay * w + lr * scale * direction)
 """,
-            "calls of orthogonalize",
+            "weights without a gradient stay as they are",
         ),
         (
             "stops at the first weight without a gradient",
@@ -1284,7 +1379,7 @@ def muon_step(model, means, lr, mu, decay, orthogonalize, adamw):
         scale = 0.2 * math.sqrt(max(w.shape))
         w.sub_(lr * decay * w + lr * scale * direction)
 """,
-            "w follows the formula",
+            "N has the type of w",
         ),
         (
             "calls torch's Muon",

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from lablib import Cluster, Device, Link, find_cluster, launch
+from lablib import Cluster, Device, Link, Run, find_cluster, launch
 from lablib.course import Expect, exercise
 from lablib.course.checks.comparison import plain_number
 from lablib.course.checks.draw import Draw
@@ -28,7 +29,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 HALF = 0.5  # of a byte: budgets of bytes that are exact
 
 
-# ---- exercise 1 ----
+# ---- bytes of a rank ----
 
 
 def _reference_bytes(num_params: int, ranks: int, rank: int, stage: int) -> int:
@@ -94,7 +95,7 @@ def _expect_bytes(expect: Expect, answer: Callable, rule: str, case: tuple[int, 
         expect.equal(f"{rule} ({asked})", value, wanted)
 
 
-# ---- exercise 2 ----
+# ---- a step of stage 1 ----
 
 
 @exercise(
@@ -203,7 +204,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-# ---- exercise 3 ----
+# ---- shards of gradients ----
 
 
 class _Network(nn.Module):
@@ -669,12 +670,22 @@ def _expect_backward(expect: Expect, answer: Callable, ranks: int, num_units: in
     sent_bytes_within(expect, run, at_most=needed + HALF, at_least=needed)
     peaks = [max(one.memory.peak_bytes(rank) for rank in range(ranks)) for one in (run, best)]
     room = 0.5 * dtype.itemsize * min(sizes)
+    if ranks > 1:  # without the shards: an answer may make their gradients one by one
+        whole_peaks = [_peak_of_large(one, 0.9 * dtype.itemsize * min(sizes)) for one in (run, best)]
+        rule = f"peak memory of whole parameters and gradients: two units and two gradients ({what})"
+        expect.budget(rule, whole_peaks[0], whole_peaks[1] + room, "B")
     expect.budget(f"peak memory of a rank: two units and two gradients ({what})", peaks[0], peaks[1] + room, "B")
     if ranks == 1 or num_units == 1:
         return  # no communication, or nothing to hide it
     took_s, best_s, naive_s = (one.timeline.without("setup").makespan_s for one in (run, best, naive))
     limits = f"{1e3 * naive_s:.3g} ms without overlap, {1e3 * best_s:.3g} ms at best"
     expect.budget(f"simulated seconds, {what} ({limits})", took_s, 1.02 * best_s, "s")
+
+
+def _peak_of_large(run: Run, least_bytes: float) -> int:
+    """The peak of a rank, counting the storages of at least this size that the program made after its setup."""
+    large = [each for each in run.memory.allocations if each.size_bytes >= least_bytes and each.phase != "setup"]
+    return replace(run.memory, allocations=large).peak_bytes()
 
 
 def _gradients(units: list[Tensor], batches: list[Tensor], compute: Callable) -> tuple[list[Tensor], list[Tensor]]:

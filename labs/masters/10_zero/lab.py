@@ -353,8 +353,10 @@ check.gather_ahead(gather_ahead)
 # %% [markdown]
 # So while unit i computes, two collectives can run: the reduce-scatter of unit i + 1, and the gather of unit i - 1.
 #
-#     links        [gather 3][gather 2][scatter 3][gather 1][scatter 2][gather 0][scatter 1]   [scatter 0]
-#     compute                [backward 3        ][backward 2          ][backward 1         ][0  ]
+#     links    [gather 3][gather 2]    [reduce 3][gather 1][reduce 2][gather 0][reduce 1]    [reduce 0]
+#     compute            [backward 3  ][backward 2        ][backward 1        ][backward 0  ]
+#
+# Here "reduce" is a reduce-scatter.
 
 # %% [markdown]
 # ### Exercise 4: the backward
@@ -365,7 +367,8 @@ check.gather_ahead(gather_ahead)
 
 # %% tags=["exercise"]
 def backward_of_units(shards, inputs, backward, grad):
-    """Returns a list, the mean gradient of each shard, and the gradient of the first input.
+    """Returns (grads, grad): a list of the mean gradient of each shard, and the gradient of the
+    first input, which is this rank's own.
 
     shards: as above. inputs: the input of each unit, which forward kept. Neither is changed.
     grad: the gradient of the last unit's output.
@@ -396,8 +399,9 @@ def backward_of_units(shards, inputs, backward, grad):
 
 
 # %%
-# As above. A number's gradient is grad * x, the gradient of x is grad * the sum.
-# So 1 * 200 and 1 * 30; 30 * 10 and 30 * 20; 600 * 1 and 600 * 10.
+# The units of exercise 3. A number's gradient is grad * x, that of x is grad * the sum.
+# Unit 2: 1 * 200 = 200 and 1 * 30 = 30; unit 1: 300 and 600; unit 0: 600 and 6000.
+# In the picture only the first gather and the last reduce-scatter are exposed.
 def three_units_back():
     own = torch.tensor([1.0 + dist.get_rank()])
 
@@ -433,9 +437,9 @@ lab10.table_of_steps({**runs, "stage 3, no prefetch": waiting})
 
 # %% [markdown]
 # In stages 1 and 2 the all-gather after the update is exposed. Stage 3 gathers parameters in the next forward, one unit
-# ahead: on 4 ranks of `dgx-a100` its step is shorter than stage 1's. With few ranks or slow links (`ranks: 2`, or 8 on
-# `pcie-a100`) its second gather, in backward, is exposed, and stage 1's step is shorter. Stage 0's
-# optimizer updates everything on every rank, which matters with so small a batch.
+# ahead: on 4 ranks of `dgx-a100` its step is shorter than stage 1's. With slow links (`pcie-a100`) its second gather,
+# in backward, is exposed, and stage 1's step is shorter. Stage 0's optimizer updates everything on every rank, which
+# matters with so small a batch.
 #
 # Now all stages in one picture.
 

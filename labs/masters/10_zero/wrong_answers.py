@@ -1335,7 +1335,34 @@ def backward_of_units(shards, inputs, backward, grad):
     reducing.wait()
     return grads, grad
 """,
-            "peak memory of a rank",
+            "peak memory of whole parameters and gradients",
+        ),
+        (
+            "gathers two units ahead, and makes each shard's gradient when it is needed",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [None] * len(shards)
+    started = [start(i) for i in range(len(shards))[:-3:-1]]
+    for i in reversed(range(len(shards))):
+        full, work = started.pop(0)
+        work.wait()
+        if i > 1:
+            started.append(start(i - 2))
+        whole, grad = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+        grads[i] = torch.empty_like(shards[i])
+        reducing = reduce_scatter(grads[i], whole.div_(n), async_op=True)
+    reducing.wait()
+    return grads, grad
+""",
+            "peak memory of whole parameters and gradients",
         ),
         (
             "keeps the whole gradients to the end",
