@@ -2159,6 +2159,33 @@ def gather_ahead(shards, compute, x):
     ],
     "backward_of_units": [
         (
+            "a new tensor for the mean, after the wait",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [None] * len(shards)
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        following = start(i - 1) if i else None
+        whole, grad = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+            reducing = None
+        grads[i] = torch.empty_like(shards[i])
+        reducing = reduce_scatter(grads[i], whole / n, async_op=True)
+        del whole
+    reducing.wait()
+    return grads, grad
+""",
+        ),
+        (
             "divides the shards at the end, queues by a deque",
             """
 def backward_of_units(shards, inputs, backward, grad):
