@@ -906,7 +906,8 @@ print(f"{said}, 2 more in stage 1 on 3 ranks: loss {loss:.12f}")
 #   and all-gather, with the update between them: no more bytes.
 # - Stage 2: a full gradient is needed until it has been reduced. Stage 3: full parameters are needed while their unit
 #   computes; they are gathered twice, so half as many bytes again.
-# - Prefetching hides the gathers if a rank computes long enough. Activations are not cut.
+# - Prefetching hides the gathers, and the next unit's backward hides a reduce-scatter, if a rank computes long enough.
+#   Activations are not cut.
 
 # %% [markdown]
 # ### Sources
