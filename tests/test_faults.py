@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from lablib import (
-    CorruptGradient,
-    DelayStart,
-    DropLink,
-    KillRank,
-    SlowLink,
-    SlowRank,
-    launch,
-)
+from lablib import CorruptGradient, DelayStart, DropLink, KillRank, SlowLink, SlowRank, launch
 
 
 @pytest.mark.parametrize(
@@ -70,13 +62,7 @@ def test_a_fault_that_breaks_its_rule_is_refused_in_a_sentence(make: Callable[[]
 
 @pytest.mark.parametrize(
     "fault",
-    [
-        SlowRank(4, 2.0),
-        KillRank(-1, 0.0),
-        DelayStart(7, 1.0),
-        SlowLink(0, 4, factor=2),
-        DropLink(4, 0),
-    ]
+    [SlowRank(4, 2.0), KillRank(-1, 0.0), DelayStart(7, 1.0), SlowLink(0, 4, factor=2), DropLink(4, 0)]
     + [CorruptGradient(4)],
 )
 def test_a_rank_outside_the_run_is_refused_with_those_that_exist(fault):

@@ -2,11 +2,7 @@
 
 import pytest
 
-from lablib.batches.batch_rules import (
-    deepseek_batch,
-    kaplan_critical_batch,
-    step_law_batch,
-)
+from lablib.batches.batch_rules import deepseek_batch, kaplan_critical_batch, step_law_batch
 
 
 @pytest.mark.parametrize("layers, width, tokens, batch_sequences", [(30, 4096, 2e12, 2304), (95, 8192, 2e12, 4608)])

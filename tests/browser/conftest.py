@@ -29,7 +29,7 @@ FLAGS = [
     "--disable-sync",
 ]
 SETTINGS = {  # JupyterLab asks to fetch news at its first start, in a box that covers a corner of the notebook
-    "@jupyterlab/apputils-extension/notification.jupyterlab-settings": {"fetchNews": "false", "checkForUpdates": False},
+    "@jupyterlab/apputils-extension/notification.jupyterlab-settings": {"fetchNews": "false", "checkForUpdates": False}
 }
 
 

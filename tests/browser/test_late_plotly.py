@@ -63,8 +63,7 @@ def press(page: Any, *keys: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "longest",
-    [pytest.param(1_000_000, id="plotly"), pytest.param(0, id="widgets", marks=pytest.mark.thorough)],
+    "longest", [pytest.param(1_000_000, id="plotly"), pytest.param(0, id="widgets", marks=pytest.mark.thorough)]
 )
 def test_the_picture_follows_a_slider_that_was_moved_before_it_could_start(server, notebook_page, longest):
     notebook = notebook_page(server, "late.ipynb", GATE.replace("LONGEST", str(longest)))

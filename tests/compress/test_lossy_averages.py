@@ -366,8 +366,7 @@ def program_of_both_powersgds(rank: int) -> list[tuple[Tensor, Tensor, Tensor, T
 
 
 @pytest.mark.parametrize(
-    ("backend", "rank"),
-    [("sim", 1), ("sim", 2), ("sim", 4), pytest.param("gloo", 2, marks=pytest.mark.slow)],
+    ("backend", "rank"), [("sim", 1), ("sim", 2), ("sim", 4), pytest.param("gloo", 2, marks=pytest.mark.slow)]
 )
 def test_powersgd_equals_torchs_hook_from_the_same_first_factor(backend, rank):
     """Warm start, orthogonal factors, feedback, vectors as they are: 4 compressed steps, in float64."""

@@ -122,11 +122,7 @@ def test_two_ways_to_give_the_chunks_agree(layers, pipeline, chunks, multiple):
     [
         ("--recompute-activations", "recompute", ["selective"]),
         ("--recompute-granularity full --recompute-method uniform", "recompute", ["full"]),
-        (
-            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 4",
-            "recompute",
-            ["every 4"],
-        ),
+        ("--recompute-granularity full --recompute-method uniform --recompute-num-layers 4", "recompute", ["every 4"]),
         ("--recompute-granularity full --recompute-method block --recompute-num-layers 3", "recompute", ["first 3"]),
         ("--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather", "zero_stage", [1]),
         ("--fp8-format hybrid --fp8-recipe delayed", "precision", "float8"),

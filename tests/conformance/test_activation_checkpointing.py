@@ -60,10 +60,7 @@ class Checkpointed(nn.Sequential):
 WAYS: dict[str, dict[str, Any]] = {
     "non-reentrant": {"use_reentrant": False},
     "reentrant": {"use_reentrant": True},
-    "selective": {
-        "use_reentrant": False,
-        "context_fn": partial(create_selective_checkpoint_contexts, keep_products),
-    },
+    "selective": {"use_reentrant": False, "context_fn": partial(create_selective_checkpoint_contexts, keep_products)},
 }
 
 

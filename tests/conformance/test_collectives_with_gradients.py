@@ -59,10 +59,7 @@ CASES: dict[str, tuple[Local, Whole]] = {
         lambda x: torch.cat(list(dnn.gather(x, 1))),
         lambda xs: [torch.cat(xs) if r == 1 else torch.zeros_like(torch.cat(xs)) for r in range(RANKS)],
     ),
-    "nn.scatter": (
-        lambda x: dnn.scatter(list(x.chunk(RANKS)), 1),
-        lambda xs: [cut(xs[1], r) for r in range(RANKS)],
-    ),
+    "nn.scatter": (lambda x: dnn.scatter(list(x.chunk(RANKS)), 1), lambda xs: [cut(xs[1], r) for r in range(RANKS)]),
     "nn.reduce": (  # what it leaves on other ranks is nobody's business
         lambda x: dnn.reduce(x, 1) * (dist.get_rank() == 1),
         lambda xs: [sum(xs) if r == 1 else torch.zeros_like(xs[r]) for r in range(RANKS)],
@@ -224,10 +221,7 @@ def test_tokens_go_to_experts_on_other_ranks_and_back_in_uneven_parts():
         dist.all_to_all_single(received, sent)
         there = funcol.all_to_all_single_autograd(x[order], received.tolist(), sent.tolist(), dist.group.WORLD)
         back = funcol.all_to_all_single_autograd(
-            torch.tanh(mine(there)),
-            sent.tolist(),
-            received.tolist(),
-            dist.group.WORLD,
+            torch.tanh(mine(there)), sent.tolist(), received.tolist(), dist.group.WORLD
         )
         y = torch.empty_like(x).index_copy(0, order, wait(back))
         (y.square().sum() * (rank + 1)).backward()

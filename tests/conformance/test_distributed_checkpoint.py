@@ -17,17 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lablib import launch
 from lablib.errors import RankError
-from tests.conformance.reference import (
-    Block,
-    Gradients,
-    assert_same,
-    batch,
-    build,
-    fsdp2,
-    loss_of,
-    my_part,
-    parameters,
-)
+from tests.conformance.reference import Block, Gradients, assert_same, batch, build, fsdp2, loss_of, my_part, parameters
 
 ROWS = 24  # divides by 1, 2, 3 and 4 ranks
 

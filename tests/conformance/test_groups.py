@@ -197,10 +197,7 @@ def test_a_ring_of_batched_sends_and_receives():
         for _ in range(size):
             received = torch.zeros(1)
             works = dist.batch_isend_irecv(
-                [
-                    dist.P2POp(dist.isend, passed, (rank + 1) % size),
-                    dist.P2POp(dist.irecv, received, (rank - 1) % size),
-                ]
+                [dist.P2POp(dist.isend, passed, (rank + 1) % size), dist.P2POp(dist.irecv, received, (rank - 1) % size)]
             )
             for work in works:
                 work.wait()

@@ -14,15 +14,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.nn.parallel import DistributedDataParallel
 
 from lablib import launch
-from tests.conformance.reference import (
-    Gradients,
-    assert_same,
-    batch,
-    build,
-    loss_of,
-    my_part,
-    parameters,
-)
+from tests.conformance.reference import Gradients, assert_same, batch, build, loss_of, my_part, parameters
 
 # torch's own, on importing its optimizers
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")

@@ -31,15 +31,7 @@ from torch.distributed.pipelining import pipeline as trace
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime, get_schedule_class
 
 from lablib import launch
-from tests.conformance.reference import (
-    Gradients,
-    assert_same,
-    batch,
-    build,
-    gradients,
-    loss_of,
-    one_device,
-)
+from tests.conformance.reference import Gradients, assert_same, batch, build, gradients, loss_of, one_device
 
 CPU = torch.device("cpu")
 ROWS = 24

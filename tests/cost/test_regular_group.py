@@ -10,12 +10,7 @@ from hypothesis import strategies as st
 
 from lablib.cost import GroupNetwork, algorithms_for, collective_cost
 from lablib.cost.collectives import COLLECTIVES as TABLE
-from lablib.cost.regular_group import (
-    NAMES,
-    RegularGroups,
-    regular_collective_s,
-    regular_groups,
-)
+from lablib.cost.regular_group import NAMES, RegularGroups, regular_collective_s, regular_groups
 from lablib.cost.regular_rounds import BlockRounds, PairRounds, levels_of, rounds_of
 from lablib.hardware import CLUSTERS, Cluster, Dragonfly, FatTree, Link, Torus, find_cluster
 

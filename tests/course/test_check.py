@@ -57,15 +57,7 @@ def nothing_but_pass(values: list[float]) -> None:
     pass
 
 
-STUBS = [
-    stub,
-    nbgrader_stub,
-    None,
-    ...,
-    lambda values: ...,
-    nothing_but_dots,
-    nothing_but_pass,
-]
+STUBS = [stub, nbgrader_stub, None, ..., lambda values: ..., nothing_but_dots, nothing_but_pass]
 
 
 def test_an_answer_that_switches_gradients_off_spoils_no_other(labs: Path):

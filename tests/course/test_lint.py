@@ -47,11 +47,7 @@ MOVED = "# %%\n1\n\n# %%\n2\n\n" + PARAMETERS
         (swap("**Question.**", "A question:"), 1, "must ask the lab's question"),
         (swap(PARAMETERS, "# %%"), 1, "exactly one cell must be tagged `parameters`: got 0"),
         (swap(PARAMETERS, MOVED), 15, "must be the first or second code cell"),
-        (
-            swap("quick: bool = True", "fast: bool = True"),
-            9,
-            "must include interactive, quick: missing quick",
-        ),
+        (swap("quick: bool = True", "fast: bool = True"), 9, "must include interactive, quick: missing quick"),
         (swap("ranks: int = 4", "ranks = 4"), 9, "name: type = literal"),
         (swap('checks_for("90")', 'checks_for("91")'), 44, '`check = checks_for("90")`'),
         (

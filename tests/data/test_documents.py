@@ -45,9 +45,7 @@ def test_stories_are_what_stands_between_the_marks(stories):
 
 @given(
     st.lists(
-        st.tuples(WORDS.map(lambda text: re.sub(r"[\n\r]", "", text).strip(" =") or "T"), WORDS),
-        min_size=1,
-        max_size=4,
+        st.tuples(WORDS.map(lambda text: re.sub(r"[\n\r]", "", text).strip(" =") or "T"), WORDS), min_size=1, max_size=4
     )
 )
 def test_an_article_begins_at_its_heading(articles):
@@ -75,10 +73,7 @@ def test_pieces_are_the_documents_in_order(lengths, most):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (
-            lambda: documents(train_val_split(load_corpus())[0]),
-            r"of a whole corpus .*: got 'python-stdlib\[train",
-        ),
+        (lambda: documents(train_val_split(load_corpus())[0]), r"of a whole corpus .*: got 'python-stdlib\[train"),
         (
             lambda: documents(corpus_of("tinystories", "One.\n\nTwo.")),
             "must end each document of 'tinystories': there is none.* remove it from",

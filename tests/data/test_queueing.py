@@ -8,11 +8,7 @@ from hypothesis import strategies as st
 
 from lablib.data.loading.loader import Jitter, Loader, draw_times
 from lablib.data.loading.loader_timeline import run_loop
-from lablib.data.loading.queueing import (
-    idle_share_constant,
-    idle_share_exponential,
-    open_orders,
-)
+from lablib.data.loading.queueing import idle_share_constant, idle_share_exponential, open_orders
 
 TIMES = st.floats(0.05, 20.0)
 EVERY = st.floats(0, exclude_min=True, allow_infinity=False)

@@ -5,12 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 
-from lablib.data.sharding import (
-    Uneven,
-    count_seen,
-    epoch_order,
-    rank_part,
-)
+from lablib.data.sharding import Uneven, count_seen, epoch_order, rank_part
 
 SIZES = {"num": st.integers(1, 60), "world_size": st.integers(1, 9), "seed": st.integers(0, 99)}
 

@@ -68,8 +68,7 @@ def test_a_hierarchical_collective_uses_both_levels_of_every_rank(kind: str):
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all"],
+    "kind", ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "gather", "scatter", "all_to_all"]
 )
 def test_every_algorithm_of_the_cost_model_uses_some_wire_of_every_rank_and_of_no_other(kind: str):
     ranks = [1, 2, 5, 6]

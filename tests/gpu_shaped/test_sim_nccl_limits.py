@@ -81,12 +81,7 @@ REFUSED: dict[str, tuple[str, Callable[[], Any], type[Exception], str]] = {
         "non-overlapping and dense: got",
     ),
     "from anyone": ("any source", from_anyone, NotImplementedError, "does not support recvAnysource; name the sender"),
-    "coalesced": (
-        "coalesced lists",
-        coalesced,
-        NotImplementedError,
-        "does not support allgather_coalesced; call",
-    ),
+    "coalesced": ("coalesced lists", coalesced, NotImplementedError, "does not support allgather_coalesced; call"),
     "monitored": ("monitored barrier", lambda: dist.monitored_barrier(), ValueError, "for GLOO backend; call barrier"),
 }
 
@@ -120,8 +115,7 @@ def test_on_the_stand_in_for_a_gpu_groups_are_nccls():
 
 
 @given(
-    dtype=st.sampled_from(sorted(_DTYPES, key=str)),
-    op=st.sampled_from([OP.SUM, OP.MAX, OP.MIN, OP.PRODUCT, OP.AVG]),
+    dtype=st.sampled_from(sorted(_DTYPES, key=str)), op=st.sampled_from([OP.SUM, OP.MAX, OP.MIN, OP.PRODUCT, OP.AVG])
 )
 def test_what_nccl_has_gives_the_same_as_ever(dtype: torch.dtype, op: Any):
     """Of float8, NCCL moves all and adds only two."""

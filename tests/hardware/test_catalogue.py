@@ -223,10 +223,7 @@ DEVICE: dict[str, Any] = {
             "Device 'mine': peak_flops_per_s must be a dict of text to numbers, each above 0: got 0 for 'float32' of "
             "{'float32': 0}; give 80e9 for 80 GB, GB/s or GFLOP/s",
         ),
-        (
-            {"cache_bytes": 5e7},
-            "a cache needs a cache_bandwidth_bytes_per_s above 0: got 0 for mine; give both",
-        ),
+        ({"cache_bytes": 5e7}, "a cache needs a cache_bandwidth_bytes_per_s above 0: got 0 for mine; give both"),
         (
             {"kernel_overhead_s": inf},
             "Device 'mine': kernel_overhead_s must be a finite number, 0 or more: got inf; give 2e-6 for 2 us",

@@ -212,10 +212,7 @@ def test_a_path_is_found_where_a_name_is_asked_for(tmp_path):
             "mine.toml: Cluster 'mine': devices_per_node must be a whole number, at least 1 and below",
         ),
         ('base = "dgx-h100"\nname = 7', "mine.toml: name must be text: got 7"),
-        (
-            'base = "dgx-h100"\n[intra]\nlatency_s = "2 us"',
-            "mine.toml: intra.latency_s must be a number: got '2 us'",
-        ),
+        ('base = "dgx-h100"\n[intra]\nlatency_s = "2 us"', "mine.toml: intra.latency_s must be a number: got '2 us'"),
         (
             'base = "dgx-h100"\n[intra]\nlatency_s = -1e-6',
             "mine.toml, [intra]: Link 'NVLink 4': latency_s must be a finite number, 0 or more: got -1e-06",

@@ -65,9 +65,7 @@ def dragonfly(nodes_per_router: int, routers_per_group: int, num_groups: int) ->
     ]
     for group_a, group_b in product(range(num_groups), repeat=2):
         if group_a < group_b:
-            wires.append(
-                ((group_a, (group_b - 1) % routers_per_group), (group_b, group_a % routers_per_group)),
-            )
+            wires.append(((group_a, (group_b - 1) % routers_per_group), (group_b, group_a % routers_per_group)))
     wires += [
         (("node", (group * routers_per_group + i) * nodes_per_router + k), (group, i))
         for group, i in routers

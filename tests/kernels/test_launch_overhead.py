@@ -8,11 +8,7 @@ from hypothesis import strategies as st
 
 from lablib import launch
 from lablib.hardware import DEVICES, find_cluster
-from lablib.kernels.launch_overhead import (
-    cuda_graph,
-    mega_kernel,
-    one_by_one,
-)
+from lablib.kernels.launch_overhead import cuda_graph, mega_kernel, one_by_one
 
 times = st.floats(0.0, 1e-3)
 steps = st.lists(times, min_size=1, max_size=30)

@@ -20,10 +20,7 @@ from tests.labs.forks import Forks, forks
 
 ROOT = Path(__file__).parents[2]
 MIN_EXERCISES = 3
-SETTINGS = {
-    "quick": {"quick": True},
-    "two-ranks-on-a-dgx-a100": {"quick": True, "ranks": 2, "cluster": "dgx-a100"},
-}
+SETTINGS = {"quick": {"quick": True}, "two-ranks-on-a-dgx-a100": {"quick": True, "ranks": 2, "cluster": "dgx-a100"}}
 FOLDED = "jp-MarkdownHeadingCollapsed"  # of JupyterLab alone
 OTHER = "two-ranks-on-a-dgx-a100"  # than the lab's own
 

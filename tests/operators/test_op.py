@@ -217,8 +217,7 @@ def product_s(dtype: torch.dtype, device: Device = DEVICE) -> float:
 
 
 @pytest.mark.parametrize(
-    ("dtype", "peak"),
-    [(torch.float64, 0.5e12), (torch.float32, 1e12), (torch.float16, 16e12), (torch.bfloat16, 16e12)],
+    ("dtype", "peak"), [(torch.float64, 0.5e12), (torch.float32, 1e12), (torch.float16, 16e12), (torch.bfloat16, 16e12)]
 )
 def test_each_dtype_computes_at_its_own_peak(dtype, peak):
     assert isclose(product_s(dtype), 2 * 2048**3 / (peak * 0.5), rel_tol=1e-12)

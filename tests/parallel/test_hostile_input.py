@@ -44,15 +44,7 @@ from lablib.parallel import (
 )
 from lablib.parallel.mesh.checkpoint import load_checkpoint, save_checkpoint
 from lablib.plan.axis_by_axis import axis_by_axis
-from lablib.studies import (
-    far_bytes,
-    place,
-    placements,
-    step_calls,
-    step_traffic,
-    strategies,
-    strategy_verdicts,
-)
+from lablib.studies import far_bytes, place, placements, step_calls, step_traffic, strategies, strategy_verdicts
 from tests.fuzz.held import outcome
 from tests.fuzz.test_functions import arguments
 

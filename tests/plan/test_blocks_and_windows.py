@@ -163,10 +163,7 @@ def test_many_plans_with_windows_are_as_each_of_them(stack):
 
 @pytest.mark.parametrize(
     ("window", "message"),
-    [
-        (Window(0), "tokens must be"),
-        (Window(128, 33), "num_layers of the window must be 0 to 32: got 33"),
-    ],
+    [(Window(0), "tokens must be"), (Window(128, 33), "num_layers of the window must be 0 to 32: got 33")],
 )
 def test_a_window_of_no_tokens_or_of_too_many_layers_is_refused(window, message):
     with pytest.raises(ValueError, match=message):

@@ -154,11 +154,7 @@ def test_names_are_found_and_bad_ones_answered():
 
 
 @pytest.mark.parametrize(
-    "asked",
-    [
-        {"parallel": Parallel(data=8, zero_stage=3)},
-        {"parallel": Parallel(data=8), "trainable": "lora"},
-    ],
+    "asked", [{"parallel": Parallel(data=8, zero_stage=3)}, {"parallel": Parallel(data=8), "trainable": "lora"}]
 )
 @pytest.mark.parametrize("method", [name for name in COMPRESSIONS if name != "none"])
 def test_where_nothing_could_be_compressed_a_method_is_refused(asked, method):

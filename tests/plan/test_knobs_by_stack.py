@@ -141,9 +141,7 @@ EXPECTED: dict[str, list[Try]] = {
         (LARGE, ("qgZ",), {"data": -1}),
     ],
     "replicas": [(LARGE | {"micro_batch": 1}, 2, {"memory": 1, "data": 0})],
-    "expert_tensor": [
-        (EXPERTS | {"parallel": Parallel(data=4, tensor=4, expert=4)}, 1, {"expert": 0}),
-    ],
+    "expert_tensor": [(EXPERTS | {"parallel": Parallel(data=4, tensor=4, expert=4)}, 1, {"expert": 0})],
 }
 NAMES = {
     **{"precision": PRECISIONS, "recompute": KINDS, "schedule": WITH_CLOSED_FORM, "optimizer": tuple(OPTIMIZERS)},

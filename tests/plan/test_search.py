@@ -226,11 +226,7 @@ def test_a_search_draws_every_plan_that_is_possible():
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"schedule": 5}, "unknown schedule 5"),
-        ({"recompute": 5}, "recompute is .* got 5"),
-    ],
+    ("given", "words"), [({"schedule": 5}, "unknown schedule 5"), ({"recompute": 5}, "recompute is .* got 5")]
 )
 def test_a_search_for_another_type_is_refused(given, words):
     with pytest.raises(ValueError, match=words):

@@ -177,14 +177,8 @@ def test_a_pickle_with_more_than_plain_values_runs_nothing_and_is_one_error(tmp_
     [
         (lambda s: s.pop("segments"), "must be a memory snapshot of torch: it has no 'segments'"),
         (lambda s: s.update(device_traces=[3]), "its device_traces must be lists of dictionaries"),
-        (
-            lambda s: s["device_traces"][1][3].update(size=None),
-            "event 4 of device 1 of .* a whole number under size",
-        ),
-        (
-            lambda s: s["device_traces"][1][3].pop("addr"),
-            "a whole number under addr: got None; write it with",
-        ),
+        (lambda s: s["device_traces"][1][3].update(size=None), "event 4 of device 1 of .* a whole number under size"),
+        (lambda s: s["device_traces"][1][3].pop("addr"), "a whole number under addr: got None; write it with"),
         (
             lambda s: s["segments"][0]["blocks"][0].update(requested_size=-1),
             "a block of device 1 .* under requested_size",

@@ -24,10 +24,7 @@ def spans_of(program, device=CLUSTER.device):
 
 
 @settings(max_examples=20, deadline=None)
-@given(
-    numels=st.lists(st.integers(1, 1 << 26), min_size=1, max_size=12),
-    launch_us=st.floats(0.1, 60.0),
-)
+@given(numels=st.lists(st.integers(1, 1 << 26), min_size=1, max_size=12), launch_us=st.floats(0.1, 60.0))
 def test_a_chain_of_kernels_takes_as_long_as_the_queue(numels, launch_us):
     """The simulator and the recurrence end_i = max(end_(i-1), (i + 1) h) + d_i, for any kernels and launches."""
     launch_s = launch_us * 1e-6

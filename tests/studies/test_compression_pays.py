@@ -9,12 +9,7 @@ from lablib import find_cluster, launch
 from lablib.compress import quantized_all_reduce
 from lablib.hardware import Link
 from lablib.plan.gradient_compression import COMPRESSIONS
-from lablib.studies import (
-    break_even_bandwidth,
-    compressed_step,
-    speedup_curves,
-    speedup_of_compression,
-)
+from lablib.studies import break_even_bandwidth, compressed_step, speedup_curves, speedup_of_compression
 
 methods = st.sampled_from(sorted(COMPRESSIONS))
 options = st.fixed_dictionaries(
@@ -71,12 +66,7 @@ def test_curves_are_the_speedups():
     }
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ({"method": "int5"}, "int5"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "said"), [({"method": "int5"}, "int5")])
 def test_bad_input_is_one_clear_error(wrong, said):
     given_ = {"method": "int8", "numel": 1e9, "compute_s": 1.0, "bandwidth_bytes_per_s": 1e9} | wrong
     with pytest.raises(ValueError, match=said):

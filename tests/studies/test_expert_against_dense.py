@@ -9,13 +9,7 @@ from lablib.cost import matmul_time_s
 from lablib.models.published import find_transformer
 from lablib.models.transformer_flops import forward_flops
 from lablib.models.transformer_sizes import transformer_parameters
-from lablib.studies import (
-    OLMOE,
-    against_dense,
-    dense_of_equal_flops,
-    dense_of_equal_parameters,
-    rows_of_an_expert,
-)
+from lablib.studies import OLMOE, against_dense, dense_of_equal_flops, dense_of_equal_parameters, rows_of_an_expert
 
 H100 = CLUSTERS["dgx-h100"].device
 

@@ -238,11 +238,7 @@ def test_the_same_tokens_on_more_ranks_have_the_same_products_and_more_on_the_wa
         ((replace(OLMOE_LAYER, element_bytes=3), CLUSTERS["dgx-h100"], 8), None, "element_bytes must be one of"),
         ((OLMOE_LAYER, CLUSTERS["dgx-h100"], ExpertRanks(2, tensor=3)), None, "hidden width must be a multiple"),
         ((replace(OLMOE_LAYER, tokens=9), CLUSTERS["dgx-h100"], 8), 2, "parts must divide the.*got 2 of 9.*try 10"),
-        (
-            (replace(OLMOE_LAYER, tokens=12), CLUSTERS["dgx-h100"], 8),
-            2,
-            "an even load in each.*multiple of 128 tokens",
-        ),
+        ((replace(OLMOE_LAYER, tokens=12), CLUSTERS["dgx-h100"], 8), 2, "an even load in each.*multiple of 128 tokens"),
         ((OLMOE_LAYER, CLUSTERS["dgx-h100"], 1), 2, "expert_ranks must be a whole number, 2 or more"),
         ((OLMOE_LAYER, CLUSTERS["dgx-h100"], ExpertRanks(4, tensor=2)), 2, "without tensor ranks.*tensor=2"),
     ],

@@ -95,10 +95,7 @@ def test_every_claim_says_where_it_holds_and_what_it_leaves_out():
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: readings(1e9, "35"), "after must be a number of bytes in words"),
-    ],
+    ("call", "message"), [(lambda: readings(1e9, "35"), "after must be a number of bytes in words")]
 )
 def test_bad_questions_get_one_clear_error(call, message):
     with pytest.raises(ValueError, match=message):

@@ -34,22 +34,7 @@ from lablib.figures.describe import describe
 from lablib.figures.show import caption_html, picture_bundle
 from lablib.hardware import Cluster, Device, FatTree, Link, load_cluster
 from lablib.kernels.accesses import Access, Launch, Operand
-from lablib.labs import (
-    lab02,
-    lab03,
-    lab04,
-    lab05,
-    lab06,
-    lab07,
-    lab11,
-    lab12,
-    lab13,
-    lab14,
-    lab15,
-    lab16,
-    lab17,
-    lab18,
-)
+from lablib.labs import lab02, lab03, lab04, lab05, lab06, lab07, lab11, lab12, lab13, lab14, lab15, lab16, lab17, lab18
 from lablib.memory.ways_to_fit import Way
 from lablib.parallel import Mesh
 from lablib.pipeline import Plan, equal_memory, replay

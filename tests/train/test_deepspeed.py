@@ -223,8 +223,7 @@ def test_unknown_fields_are_named_with_their_place():
 
 
 @given(
-    devices=st.tuples(*[st.sampled_from(["none", "cpu", "nvme"])] * 2),
-    size=st.sampled_from(["auto", 1e6, 500_000_000]),
+    devices=st.tuples(*[st.sampled_from(["none", "cpu", "nvme"])] * 2), size=st.sampled_from(["auto", 1e6, 500_000_000])
 )
 def test_placement_on_the_host_is_named_and_changes_nothing(devices: tuple[str, str], size: Any):
     """Stage 3 as Hugging Face's documentation has it, with "auto" and nested fields."""

@@ -4,15 +4,7 @@ from math import log
 
 import pytest
 
-from lablib.validation.cross_validate import (
-    Constant,
-    HeldOut,
-    cross_validate,
-    fit,
-    held_out_text,
-    loss,
-    read_held_out,
-)
+from lablib.validation.cross_validate import Constant, HeldOut, cross_validate, fit, held_out_text, loss, read_held_out
 from lablib.validation.score import prepare
 
 SOURCES = ("one", "two", "three")

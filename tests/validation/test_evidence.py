@@ -125,12 +125,7 @@ def test_the_sentence_has_count_error_and_band():
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"derating": IDEAL},
-        {"parallel": Parallel(data=8), "compression": "int8"},
-        {"offload": ("optimizer",)},
-    ],
+    "changes", [{"derating": IDEAL}, {"parallel": Parallel(data=8), "compression": "int8"}, {"offload": ("optimizer",)}]
 )
 def test_a_technique_that_no_run_measured_has_no_evidence(changes):
     assert plain().evidence.band_s is not None

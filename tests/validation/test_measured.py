@@ -94,10 +94,7 @@ def test_gigabytes_of_memory_are_the_gibibytes_that_the_tools_print(row):
         ({"iteration_s": 4000.0}, "measured.iteration_s = 4000 means 0.000"),
         ({"iteration_s": 0.04}, "outside 0.001 to 1: probably another unit"),
         ({"tokens_per_s": 3.2e6}, "measured.tokens_per_s = 3.2e+06 means"),
-        (
-            {"iteration_s": 4.0, "memory_gib_per_gpu": 560},
-            "560 GiB per GPU are more than the 80 GB of A100-80GB-SXM",
-        ),
+        ({"iteration_s": 4.0, "memory_gib_per_gpu": 560}, "560 GiB per GPU are more than the 80 GB of A100-80GB-SXM"),
     ],
 )
 def test_a_figure_in_another_unit_is_questioned(row, measured, message):

@@ -86,8 +86,7 @@ def test_a_plan_of_ones_own_is_drawn_even_if_it_deadlocks(simulator):
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
-    [("", "got ''"), ("a", "got 'a'"), ("1 2", "got 2 numbers; try 1 1 2"), ("1 2 x", "got '1 2 x'")],
+    ("text", "words"), [("", "got ''"), ("a", "got 'a'"), ("1 2", "got 2 numbers; try 1 1 2"), ("1 2 x", "got '1 2 x'")]
 )
 def test_seconds_are_one_number_or_one_for_each_piece(text, words):
     assert numbers("F", "2", 3, "pieces") == 2 and numbers("F", "1, 2 3", 3, "pieces") == [1, 2, 3]

@@ -170,10 +170,7 @@ def test_what_cannot_be_is_refused():
         ),
         (lambda: MixtureConfig(4, 2, product="loop"), "product must be a function of 3 arguments: got 'loop'"),  # pyright: ignore
         (lambda: mixture_of(4, 1, normalized=True)(drawn(3, 16)), "the router gets no gradient"),
-        (
-            lambda: mixture_of(64, 1, capacity_factor=1.0)(drawn(3, 16)),
-            "at least one token: got factor 1 of 3",
-        ),
+        (lambda: mixture_of(64, 1, capacity_factor=1.0)(drawn(3, 16)), "at least one token: got factor 1 of 3"),
     ]
     for call, message in refused:
         with pytest.raises(ValueError, match=message):

@@ -328,10 +328,7 @@ def of(mesh: Mesh | None = None, batch_size: Any = 8, seq_len: Any = 16, **optio
             lambda: of(Mesh(context=2), seq_len=9),
             "all ranks must have the same number of tokens of a sequence: got 9 tokens for context 2; pad to 12",
         ),
-        (
-            lambda: of(Mesh(context=2, tensor=2), seq_len=12, sequence_parallel=True, config=CONFIG),
-            None,
-        ),
+        (lambda: of(Mesh(context=2, tensor=2), seq_len=12, sequence_parallel=True, config=CONFIG), None),
         (
             lambda: of(Mesh(context=2, tensor=4), seq_len=12, sequence_parallel=True),
             "got 12 tokens for context 2 and tensor 4 with sequence parallelism; pad to 16",

@@ -18,12 +18,7 @@ from lablib.optim.muon import Muon
 from lablib.optim.q_galore import QGaLore
 from lablib.optim.soap import SOAP
 from lablib.optim.sophia import SophiaG
-from lablib.parallel.zero.optimizers import (
-    ShardedLAMB,
-    pieces_of,
-    require_steps_on_shards,
-    share_gradients,
-)
+from lablib.parallel.zero.optimizers import ShardedLAMB, pieces_of, require_steps_on_shards, share_gradients
 from lablib.parallel.zero.shards import FlatLayout
 from tests.optim.drawn import drawn
 

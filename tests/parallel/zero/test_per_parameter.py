@@ -8,10 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from lablib import launch
-from lablib.parallel import (
-    compare_layouts,
-    rows_of,
-)
+from lablib.parallel import compare_layouts, rows_of
 
 few = settings(max_examples=10, deadline=None)
 shapes_of_units = st.lists(st.lists(st.integers(1, 7), max_size=3).map(tuple), min_size=1, max_size=4)

@@ -12,10 +12,7 @@ WRONG_ANSWERS = {
         ),
         ("walks twice", lambda values: sum(v for v in values) / sum(1 for _ in values), "passes over the values"),
     ],
-    "size": [
-        ("counts bits", 320, "saw       320"),
-        ("counts values", "size_bytes = 10", "saw       10"),
-    ],
+    "size": [("counts bits", 320, "saw       320"), ("counts values", "size_bytes = 10", "saw       10")],
 }
 
 RIGHT_ANSWERS = {
