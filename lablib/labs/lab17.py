@@ -247,10 +247,10 @@ def least_losses(save_s: float, restart_s: float) -> str:
 
 
 def explore_intervals(save_s: float, restart_s: float, interactive: bool) -> Any:
-    """The curve as the save becomes faster, or the machine larger."""
+    """The curve as the save or the machine changes; at first with four times the GPUs of Llama 3."""
     controls = [
         LogSlider("save_s", "Seconds of a save", 1, 600, save_s),
-        LogSlider("gpus", "GPUs", 1024, 131_072, LLAMA_GPUS),
+        LogSlider("gpus", "GPUs", 1024, 131_072, 4 * LLAMA_GPUS),
     ]
 
     def curve(save_s: float, gpus: float) -> tuple[float, float]:
@@ -259,7 +259,7 @@ def explore_intervals(save_s: float, restart_s: float, interactive: bool) -> Any
     def draw(found: tuple[float, float]) -> go.Figure:
         return figure_intervals(found[0], restart_s, found[1])
 
-    return explore(curve, draw, controls, interactive, [{"save_s": 6.0}, {"gpus": LLAMA_GPUS // 2}])
+    return explore(curve, draw, controls, interactive, [{"save_s": 6.0}, {"save_s": 1.0}])
 
 
 # ---- who notices ----

@@ -104,16 +104,20 @@ def test_groups_are_the_librarys():
                 group_of(mesh, *wrong)
 
 
-def test_a_mean_by_the_learners_ring_is_the_librarys():
-    def averaged(function: Any) -> list[torch.Tensor]:
+@pytest.mark.parametrize("row", [row for row in ROWS if row.name == "average_gradients"], ids=lambda row: row.exercise)
+def test_a_mean_by_the_learners_function_is_the_librarys(row: Any):
+    def averaged(function: Any, in_pairs: bool) -> list[torch.Tensor]:
         model = nn.Linear(3, 2, dtype=torch.float64)
         for number, param in enumerate(model.parameters()):
             param.grad = torch.full_like(param, number + torch.distributed.get_rank())
-        function(model)
+        groups = [torch.distributed.new_group(pair) for pair in ([0, 1], [2, 3])]
+        function(model, groups[torch.distributed.get_rank() // 2]) if in_pairs else function(model)
         return [param.grad for param in model.parameters() if param.grad is not None]
 
-    both = adapted("average_gradients"), library("average_gradients")
-    for own, expected in zip(*(launch(averaged, one, ranks=3).values for one in both), strict=True):
+    expected_of = library("average_gradients")
+    own_of = row.adapt(solution(row.lab, row.exercise), expected_of)
+    for in_pairs in (False, True):
+        own, expected = (launch(averaged, one, in_pairs, ranks=4).values for one in (own_of, expected_of))
         torch.testing.assert_close(own, expected, rtol=1e-12, atol=0)
 
 
@@ -197,3 +201,63 @@ losses, _ = launch(three_steps, how, ranks=2).values[0]
 print("calls:", open({calls!r}).read() > before)
 print("steps:", losses)
 """
+
+
+@pytest.mark.filterwarnings("default")  # warnings of papermill and nbconvert are theirs to mend
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("later", "name"), [("11", "plan_buckets"), ("17", "average_gradients")])
+def test_an_answer_of_lab_09_runs_in_later_labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str, name: str):
+    monkeypatch.setenv("LAB_PROGRESS", str(tmp_path / "progress.json"))
+    parts, program = _OF_LAB[later]
+    write_copy(
+        later,
+        "from lablib.labs import",
+        *parts,
+        more=_COUNTED.format(calls=str(calls := tmp_path / "calls"), of=program),
+    )
+    calls.write_text("")
+    master = read_master(find_lab("09", find_labs_folder()))
+    source = next(cell.source for cell, check in master.exercises if check.check_name == name)
+    saved = tmp_path / "work" / "mine" / f"lab09_{name}.py"
+    saved.parent.mkdir()
+    saved.write_text(_COUNTING.format(answer=without_markers(source), name=name, calls=str(calls)))
+
+    plain = printed(later, tmp_path)
+    assert "calls: 0\n" in plain and "Your code" not in plain and calls.read_text() == ""
+    mine = printed(later, tmp_path, mine=True)
+    assert f"Your code on simulated ranks: {name} (lab 09)" in mine
+    num_calls = int(mine.split("calls: ")[1].split()[0])
+    assert num_calls == {"11": 8, "17": 20}[later]  # on each of 8 ranks; on 2 ranks, in each of 10 steps
+    assert mine.split("steps:")[1] == plain.split("steps:")[1]
+
+
+_COUNTING = """
+import torch.distributed as dist
+
+{answer}
+
+answer = {name}
+
+
+def {name}(*given):
+    with open({calls!r}, "a") as file:
+        file.write(".")
+    return answer(*given)
+"""
+_COUNTED = """
+before = open({calls!r}).read()
+{of}
+print("calls:", len(open({calls!r}).read()) - len(before))
+print("steps:", steps)
+"""
+_OF_LAB = {
+    "11": (
+        ("backend: str", "from functools", "my_guess_exposed", "def step(make_reduce)"),
+        "steps = launch(step, lambda: parallel.all_reduce_average, **there).timeline.makespan_s",
+    ),
+    "17": (
+        ("ranks: int", "class Loader", "class Training"),
+        "def ten_steps():\n    run = Training(seed=1)\n    return [run.step() for _ in range(10)]\n\n\n"
+        "steps = lab17.launch(ten_steps, ranks=2, cluster=cluster).values",
+    ),
+}
