@@ -38,7 +38,6 @@ from .matmul_plan import (
     MatmulTiles as MatmulTiles,
     program_tiles as program_tiles,
     panels as panels,
-    numbers_moved as numbers_moved,
 )
 from .attention_plan import (
     AttentionTiles as AttentionTiles,

@@ -54,12 +54,3 @@ def panels(M: NonNegativeInt, N: NonNegativeInt, tiles: MatmulTiles, at_once: Co
     """Distinct rows of tiles of a and columns of tiles of b that the first `at_once` programs read."""
     first = program_tiles(M, N, tiles)[:at_once]
     return len({row for row, _ in first}) + len({column for _, column in first})
-
-
-@checked
-def numbers_moved(
-    M: NonNegativeInt, N: NonNegativeInt, K: NonNegativeInt, tiles: MatmulTiles, has_bias: bool = False
-) -> dict[str, int]:
-    """Numbers of each tensor that go between memory and chip, without a cache."""
-    num_m, num_n = cdiv(M, tiles.m), cdiv(N, tiles.n)
-    return {"a": M * K * num_n, "b": K * N * num_m, "bias": N * num_m if has_bias else 0, "c": M * N}

@@ -151,7 +151,6 @@ from .tensor.bytes import (
     fewest_tokens_for_2d as fewest_tokens_for_2d,
     kept_by_layer as kept_by_layer,
     kept_bytes as kept_bytes,
-    korthikanti_bytes as korthikanti_bytes,
     layer_sent_bytes as layer_sent_bytes,
     two_dimensional_sent_bytes as two_dimensional_sent_bytes,
 )
@@ -197,7 +196,6 @@ from .mesh.optimizer import CombinedOptimizer as CombinedOptimizer
 from .mesh.step import CombinedStep as CombinedStep, Stepped as Stepped
 from .context.bytes import (
     ContextSizes as ContextSizes,
-    context_kept_bytes as context_kept_bytes,
     context_sent_bytes as context_sent_bytes,
 )
 from .experts.routing import (
@@ -260,11 +258,8 @@ from .experts.depth import (
     with_depths as with_depths,
 )
 from .experts.bytes import (
-    ExpertBytes as ExpertBytes,
     ExpertRanks as ExpertRanks,
     ExpertSizes as ExpertSizes,
-    expert_sent_bytes as expert_sent_bytes,
-    expert_weights as expert_weights,
 )
 from .experts.overlap import overlap_experts as overlap_experts
 from .experts.balance import (

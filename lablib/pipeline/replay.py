@@ -128,14 +128,6 @@ class Replay:
         time_s = self.plan.num_stages * self.makespan_s
         return 1 - sum(self.busy_s) / time_s if time_s else 0.0
 
-    @property
-    def staggered_bubble_fraction(self) -> float:
-        """The bubble without a barrier before the optimizer step, so that the next step follows at once: the idle share
-        of the longest time from a rank's first action to its last."""
-        spans_s = [float(end[-1] - start[0]) for start, end in zip(self.start_s, self.end_s, strict=True) if len(end)]
-        time_s = self.plan.num_stages * max(spans_s, default=0.0)
-        return 1 - sum(self.busy_s) / time_s if time_s else 0.0
-
     @cached_property
     def in_flight(self) -> tuple[float, ...]:
         """The most micro-batches each rank holds at once; a piece of a rank with v pieces counts 1/v.

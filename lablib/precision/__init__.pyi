@@ -10,7 +10,6 @@ from .formats import (
     E2M1 as E2M1,
     E8M0 as E8M0,
     FORMATS as FORMATS,
-    find_format as find_format,
     all_values as all_values,
 )
 from .exponents import (

@@ -19,11 +19,10 @@ Simplified: NaN is one value.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 
-from lablib.signature import OneOf, checked
+from lablib.signature import checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +104,6 @@ E2M1 = Format("e2m1", 2, 1, 1, has_infinity=False, has_nan=False)
 E8M0 = Format("e8m0", 8, 0, 127, has_infinity=False, is_signed=False, dtype=torch.float8_e8m0fnu)
 
 FORMATS = {format.name: format for format in (FP64, FP32, TF32, BF16, FP16, E5M2, E4M3, E2M1, E8M0)}
-
-
-@checked
-def find_format(name: Annotated[str, OneOf(FORMATS)]) -> Format:
-    """The format of this name."""
-    return FORMATS[name]
 
 
 @checked

@@ -72,7 +72,7 @@ def expert_cost(
         parts: number of parts of a rank's tokens, by `overlap_experts`: two or more ranks, no tensor ranks, no counts.
 
     Raises:
-        ValueError: as `expert_sent_bytes`; parts that do not divide the tokens, or with one rank, tensor ranks or
+        ValueError: as `exchanged_rows`; parts that do not divide the tokens, or with one rank, tensor ranks or
             counts.
     """
     ranks = expert_ranks

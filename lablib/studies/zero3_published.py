@@ -84,11 +84,6 @@ class ComparedStep:
     hidden_s: float | None
     exposed_s: float | None
 
-    @property
-    def planner_error(self) -> float:
-        """Predicted over measured, minus 1."""
-        return self.planner_s / self.measured_s - 1
-
 
 def compared() -> tuple[ComparedStep, ...]:
     """Every row with its predictions. A table: `pd.DataFrame(compared())`."""

@@ -37,7 +37,6 @@ from .generators import generator_states as generator_states, set_generator_stat
 from .interval import (
     LLAMA3_FAILURES as LLAMA3_FAILURES,
     FailureRate as FailureRate,
-    best_interval_s as best_interval_s,
     daly_interval_s as daly_interval_s,
     expected_overhead as expected_overhead,
     simulated_overhead as simulated_overhead,

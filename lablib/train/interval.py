@@ -68,17 +68,6 @@ def daly_interval_s(save_s: Positive, mean_time_s: Positive) -> float:
 
 
 @checked
-def best_interval_s(save_s: Positive, mean_time_s: Positive) -> float:
-    """The interval with the least expected overhead, found numerically."""
-    low, high = 0.0, mean_time_s  # e^(-(tau + delta)/M) - 1 + tau/M grows with tau, and its zero is below M
-    for _ in range(100):
-        middle = (low + high) / 2
-        is_short = math.expm1(-(middle + save_s) / mean_time_s) + middle / mean_time_s < 0
-        low, high = (middle, high) if is_short else (low, middle)
-    return high
-
-
-@checked
 def expected_overhead(
     interval_s: Positive, save_s: NonNegative, mean_time_s: Positive, restart_s: NonNegative = 0.0
 ) -> float:

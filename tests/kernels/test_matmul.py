@@ -10,7 +10,7 @@ from torch import Tensor
 from lablib.kernels.accesses import hbm_bytes, record_accesses
 from lablib.kernels.jit import check_dot_tiles
 from lablib.kernels.matmul import ACTIVATIONS, matmul
-from lablib.kernels.matmul_plan import MatmulTiles, numbers_moved, panels, program_tiles
+from lablib.kernels.matmul_plan import MatmulTiles, panels, program_tiles
 from tests.kernels.drawn import unchecked
 
 TILES = MatmulTiles(4, 8, 2, group=2)
@@ -121,6 +121,12 @@ def test_a_wave_in_groups_reads_g_rows_and_w_over_g_columns(group, columns):
     wave = group * columns
     assert panels(64, 64, MatmulTiles(1, 1, 1, group), wave) == group + wave // group
     assert panels(64, 64, MatmulTiles(1, 1, 1, 1), wave) == 1 + wave
+
+
+def numbers_moved(M: int, N: int, K: int, tiles: MatmulTiles, has_bias: bool = False) -> dict[str, int]:
+    """Numbers of each tensor that go between memory and chip, without a cache."""
+    num_m, num_n = -(-M // tiles.m), -(-N // tiles.n)
+    return {"a": M * K * num_n, "b": K * N * num_m, "bias": N * num_m if has_bias else 0, "c": M * N}
 
 
 @settings(max_examples=10)

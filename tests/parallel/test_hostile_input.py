@@ -30,7 +30,6 @@ from lablib.parallel import (
     check_experts,
     check_plan,
     choose_tokens,
-    context_kept_bytes,
     context_sent_bytes,
     expert_capacity,
     least_possible_load,
@@ -336,7 +335,7 @@ def test_a_bit_that_is_turned_in_a_checkpoints_description_is_noticed_or_changes
 # ---- any value of any type ----
 
 HOST_SIDE = [
-    *(attention_flops, check_context, check_experts, choose_tokens, context_kept_bytes, context_sent_bytes),
+    *(attention_flops, check_context, check_experts, choose_tokens, context_sent_bytes),
     *(expert_capacity, far_bytes, least_possible_load, order_of, place, place_balanced, place_in_order),
     *(placements, step_calls, step_traffic, strategies, strategy_verdicts, visible_pairs, axis_by_axis),
     *(Combination, ExpertPlacement, MixtureConfig, Order),

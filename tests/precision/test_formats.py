@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lablib.precision.formats import FORMATS, all_values, find_format
+from lablib.precision.formats import FORMATS, all_values
 
 WITH_DTYPE = [format for format in FORMATS.values() if format.dtype is not None]
 OF_16_BITS = [format for format in FORMATS.values() if format.num_bits <= 16]
@@ -19,7 +19,7 @@ def test_figures_are_torchs(format):
 
 def test_eight_bit_formats_are_those_of_their_paper():
     """Micikevicius et al., 2022, table 1."""
-    e4m3, e5m2 = find_format("e4m3"), find_format("e5m2")
+    e4m3, e5m2 = FORMATS["e4m3"], FORMATS["e5m2"]
     assert (e4m3.largest, e4m3.smallest_normal, e4m3.smallest_subnormal) == (448, 2**-6, 2**-9)
     assert (e5m2.largest, e5m2.smallest_normal, e5m2.smallest_subnormal) == (57344, 2**-14, 2**-16)
     assert (e4m3.has_infinity, e5m2.has_infinity) == (False, True)
@@ -28,13 +28,13 @@ def test_eight_bit_formats_are_those_of_their_paper():
 def test_four_bit_numbers_are_those_of_the_specification():
     """OCP Microscaling Formats 1.0, table 5."""
     positive = [0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
-    assert all_values(find_format("e2m1")).tolist() == [-x for x in reversed(positive)] + [0.0] + positive
+    assert all_values(FORMATS["e2m1"]).tolist() == [-x for x in reversed(positive)] + [0.0] + positive
 
 
 def test_tf32_has_the_range_of_fp32_and_the_precision_of_fp16():
-    tf32 = find_format("tf32")
-    assert (tf32.num_bits, tf32.epsilon) == (19, find_format("fp16").epsilon)
-    assert tf32.smallest_normal == find_format("fp32").smallest_normal
+    tf32 = FORMATS["tf32"]
+    assert (tf32.num_bits, tf32.epsilon) == (19, FORMATS["fp16"].epsilon)
+    assert tf32.smallest_normal == FORMATS["fp32"].smallest_normal
 
 
 @pytest.mark.parametrize("format", [f for f in OF_16_BITS if f.dtype is not None], ids=str)
@@ -48,4 +48,4 @@ def test_all_values_are_what_torch_decodes_from_all_codes(format):
 
 def test_a_wide_format_is_not_listed():
     with pytest.raises(ValueError, match="at most 16 bits can be listed: fp32 has 32; try bf16"):
-        all_values(find_format("fp32"))
+        all_values(FORMATS["fp32"])

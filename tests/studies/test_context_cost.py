@@ -8,7 +8,8 @@ import torch
 
 from lablib import CLUSTERS, launch
 from lablib.cost import GroupNetwork, collective_cost
-from lablib.parallel import ContextSizes, context_kept_bytes, context_sent_bytes
+from lablib.parallel import ContextSizes, context_sent_bytes
+from lablib.parallel.context.bytes import check_ways
 from lablib.studies import (
     PUBLISHED_RINGS,
     context_cost,
@@ -85,6 +86,14 @@ def test_bytes_of_the_ways_with_as_many_key_value_heads_as_heads():
     few = replace(sizes, kv_heads=1)
     assert context_sent_bytes(few, 8, "ring") < context_sent_bytes(sizes, 8, "ring") / 7
     assert context_sent_bytes(few, 8, "ulysses") == context_sent_bytes(sizes, 8, "ulysses")  # repeated
+
+
+def context_kept_bytes(sizes: ContextSizes, ranks: int, way: str, heads_ranks: int) -> int:
+    """Bytes that attention between its projections keeps for backward on a rank: as the head of context/bytes.py."""
+    ring, u = check_ways(sizes, ranks, way, heads_ranks)
+    kv_heads, tokens = max(sizes.kv_heads, u) * (ring if way == "gather" else 1), sizes.seq_len // ranks
+    lse = sizes.batch * sizes.heads * tokens * sizes.sum_bytes
+    return (2 * sizes.heads + 2 * kv_heads) * sizes.head_bytes(tokens) + lse
 
 
 @pytest.mark.parametrize(("way", "u"), [("ring", 1), ("gather", 1), ("ulysses", 1), ("both", 2)])

@@ -19,8 +19,6 @@ from lablib.parallel import (
     MixtureConfig,
     MixtureOfExperts,
     average_expert_gradients,
-    expert_sent_bytes,
-    expert_weights,
     grouped_product,
     loop_product,
     mixtures,
@@ -29,6 +27,7 @@ from lablib.parallel.experts.bytes import exchanged_rows
 from lablib.parallel.experts.products import Product
 from lablib.run import Traffic
 from lablib.studies import PRODUCTS, expert_cost
+from tests.studies.expert_bytes import expert_weights, kept_bytes, sent_bytes
 
 THOROUGH = pytest.mark.thorough
 SIZES = ExpertSizes(64, 16, 32, 8, 2, num_shared=1)
@@ -90,7 +89,7 @@ def test_an_even_load_sends_what_the_closed_form_says(ranks: ExpertRanks, width:
     sizes = replace(SIZES, element_bytes=width)
     run = launch(step, sizes, ranks, True, ranks=number_of(ranks))
     for rank in range(number_of(ranks)):
-        assert sent_in_rings(run.traffic, rank) == expert_sent_bytes(sizes, ranks).total
+        assert sent_in_rings(run.traffic, rank) == sent_bytes(sizes, ranks).total
 
 
 @pytest.mark.parametrize("ranks", [ExpertRanks(4), ExpertRanks(2, data=2)], ids=str)
@@ -101,7 +100,7 @@ def test_a_real_routing_sends_what_its_counts_say(ranks: ExpertRanks):
     for rank in range(4):
         first = rank // ranks.expert * ranks.expert
         counts: Sequence[Sequence[int]] = run.values[first : first + ranks.expert]
-        expected = expert_sent_bytes(sizes, ranks, counts, rank - first)
+        expected = sent_bytes(sizes, ranks, counts, rank - first)
         assert sent_in_rings(run.traffic, rank) == expected.total
         sent.add(expected.rows)
     assert len(sent) > 1  # ranks differ, or nothing was tried
@@ -124,18 +123,6 @@ def kept(sizes: ExpertSizes, ranks: ExpertRanks) -> tuple[int, int]:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model(x)
     return sum(found.values()), sum(param.numel() for param in next(mixtures(model)).experts.parameters())
-
-
-def kept_bytes(sizes: ExpertSizes, ranks: ExpertRanks) -> int:
-    """Bytes that autograd keeps for a mixture with an even load, without x and the weights: experts/bytes.py's list."""
-    received = sum(row[0] for row in exchanged_rows(sizes, ranks))
-    n, k, v, width = sizes.tokens, sizes.k, sizes.router_bytes, sizes.element_bytes
-    is_narrow, own = width < v, n // ranks.token_parts
-    rows, hidden = received * sizes.row_bytes, 2 * received * sizes.d_ff * width // ranks.cut
-    said = own * k * sizes.row_bytes + (own * k * width if is_narrow else n * k * v)
-    router = n * sizes.num_experts * v + 8 * n * k + ((n * k + 2 * n) * v if k > 1 else 0)
-    router += (n + sizes.num_experts) * sizes.d_model * v if is_narrow else 0
-    return rows + hidden + said + router + 2 * n * sizes.num_shared * sizes.d_ff * width // ranks.cut
 
 
 @pytest.mark.parametrize(
@@ -162,7 +149,7 @@ def test_whole_experts_on_tensor_ranks_send_less_than_cut_ones():
     """Of the two ways beside tensor parallelism, as the head of expert_parallelize.py says; and keep less."""
     sizes, cut = ExpertSizes(4096, 2048, 1024, 64, 8), ExpertRanks(4, tensor=2)
     whole = replace(cut, cuts_experts=False)
-    assert expert_sent_bytes(sizes, whole).total < expert_sent_bytes(sizes, cut).total
+    assert sent_bytes(sizes, whole).total < sent_bytes(sizes, cut).total
     assert kept_bytes(sizes, whole) < kept_bytes(sizes, cut)
     assert expert_weights(sizes, whole) == expert_weights(sizes, cut)
 
@@ -172,7 +159,7 @@ def test_spreading_experts_sends_less_than_summing_their_gradients_up_to_some_to
     sizes = ExpertSizes(1, 2048, 1024, 64, 8)
     for tokens, is_less in ((0.9, True), (1.1, False)):
         one = replace(sizes, tokens=64 * round(tokens * 64 * 1024 / 8 / 64))
-        spread, copied = expert_sent_bytes(one, ExpertRanks(8)), expert_sent_bytes(one, ExpertRanks(1, data=8))
+        spread, copied = sent_bytes(one, ExpertRanks(8)), sent_bytes(one, ExpertRanks(1, data=8))
         assert (spread.rows < copied.gradients) == is_less
 
 
@@ -185,7 +172,7 @@ OLMOE_LAYER = ExpertSizes(4096, 2048, 1024, 64, 8)
 @pytest.mark.parametrize("ranks", [ExpertRanks(8), ExpertRanks(4, tensor=2), ExpertRanks(4, 1, 2, False)], ids=str)
 def test_the_cost_has_the_bytes_of_the_closed_form_and_exposes_all_communication(ranks: ExpertRanks):
     cost = expert_cost(OLMOE_LAYER, CLUSTERS["dgx-h100"], ranks)
-    expected = expert_sent_bytes(OLMOE_LAYER, ranks)
+    expected = sent_bytes(OLMOE_LAYER, ranks)
     assert cost.sent_bytes == expected.total - expected.gradients
     assert cost.exposed_s == pytest.approx(cost.communication_s) and cost.exposed_s > 0
 
@@ -249,19 +236,18 @@ def test_a_mixture_without_a_cost_is_refused(arguments: Any, parts: int | None, 
 
 
 @pytest.mark.parametrize(
-    ("sizes", "ranks", "counts", "rank", "message"),
+    ("sizes", "ranks", "counts", "message"),
     [
-        (SIZES, ExpertRanks(3), None, 0, "the experts must be a multiple of the ranks"),
-        (SIZES, ExpertRanks(2, tensor=3), None, 0, "hidden width must be a multiple of the tensor ranks"),
-        (replace(SIZES, tokens=63), ExpertRanks(2, 1, 2, False), None, 0, "tokens must be a multiple.*got 63.*try 64"),
-        (SIZES, ExpertRanks(2), [[16] * 8], 0, "counts must be of 2 ranks and 8 experts: got 1"),
-        (SIZES, ExpertRanks(2), [[16] * 8, [1] * 8], 0, r"must sum to 64 tokens x 2 choices: got \[128, 8\]"),
-        (SIZES, ExpertRanks(2), None, 2, "rank must be 0 to 1"),
+        (SIZES, ExpertRanks(3), None, "the experts must be a multiple of the ranks"),
+        (SIZES, ExpertRanks(2, tensor=3), None, "hidden width must be a multiple of the tensor ranks"),
+        (replace(SIZES, tokens=63), ExpertRanks(2, 1, 2, False), None, "tokens must be a multiple.*got 63.*try 64"),
+        (SIZES, ExpertRanks(2), [[16] * 8], "counts must be of 2 ranks and 8 experts: got 1"),
+        (SIZES, ExpertRanks(2), [[16] * 8, [1] * 8], r"must sum to 64 tokens x 2 choices: got \[128, 8\]"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(sizes: Any, ranks: Any, counts: Any, rank: int, message: str):
+def test_what_cannot_be_shared_is_refused(sizes: Any, ranks: Any, counts: Any, message: str):
     with pytest.raises(ValueError, match=message):
-        expert_sent_bytes(sizes, ranks, counts, rank)
+        exchanged_rows(sizes, ranks, counts)
 
 
 def test_sizes_that_cannot_be_are_refused():

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from lablib.train import (
     LLAMA3_FAILURES,
-    best_interval_s,
     daly_interval_s,
     expected_overhead,
     simulated_overhead,
@@ -28,6 +27,16 @@ def test_llama_3_failed_every_three_hours_and_one_gpu_would_every_six_years():
 
 def test_young_for_a_save_of_one_minute():
     assert young_interval_s(60, 12_000) == 1200  # sqrt(2 * 60 * 12,000)
+
+
+def best_interval_s(save_s: float, mean_time_s: float) -> float:
+    """The interval with the least expected overhead: e^(-(tau + delta)/M) - 1 + tau/M grows, and is 0 below M."""
+    low, high = 0.0, mean_time_s
+    for _ in range(100):
+        middle = (low + high) / 2
+        is_short = math.expm1(-(middle + save_s) / mean_time_s) + middle / mean_time_s < 0
+        low, high = (middle, high) if is_short else (low, middle)
+    return high
 
 
 @given(RATIOS, SECONDS)

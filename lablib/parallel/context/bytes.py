@@ -81,16 +81,6 @@ def context_sent_bytes(sizes: ContextSizes, ranks: Count, way: Way, heads_ranks:
     return sent
 
 
-@checked
-def context_kept_bytes(sizes: ContextSizes, ranks: Count, way: Way, heads_ranks: Count = 1) -> int:
-    """Bytes that attention between its projections keeps for backward on a rank. Arguments and Raises as above."""
-    ring, u = check_ways(sizes, ranks, way, heads_ranks)
-    kv_heads = max(sizes.kv_heads, u) * (ring if way == "gather" else 1)
-    tokens = sizes.seq_len // ranks
-    lse = sizes.batch * sizes.heads * tokens * sizes.sum_bytes
-    return (2 * sizes.heads + 2 * kv_heads) * sizes.head_bytes(tokens) + lse
-
-
 def keys_bytes(sizes: ContextSizes, ring: int, heads_ranks: int) -> int:
     """S: bytes of the keys and values of one rank of a ring, with its share of heads."""
     return 2 * max(sizes.kv_heads, heads_ranks) // heads_ranks * sizes.head_bytes(sizes.seq_len // ring)

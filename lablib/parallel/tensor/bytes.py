@@ -18,7 +18,7 @@ Kept for backward by a layer, per rank, with flash attention and no dropout as i
 
 With F = 4 D and w = 2: 8 + 24/n, 4 + 28/n and 32/n times N D, plus the last two rows. Korthikanti et al. have 10 + 24/n
 and 34/n: the difference are two dropout masks of N D bytes; and 5 N H T / n for scores, which flash attention does not
-keep (`korthikanti_bytes` computes theirs from the same rows).
+keep (tests/parallel/tensor/test_bytes.py computes theirs from the same rows).
 
 2D tensor parallelism cuts both factors of a product. On a grid of q x q = n ranksit sends blocks of activations along
 rows and blocks of weights along columns: 3 (q-1)/n (7 S + 12 D^2 w) for a layer. The part of activations falls with q,
@@ -113,19 +113,6 @@ def kept_by_layer(
 def kept_bytes(layer: LayerSizes, ranks: Count, *, sequence: bool = False, gathers_again: bool = False) -> int:
     """The sum of `kept_by_layer`. Arguments and Raises as there."""
     return sum(row.size_bytes for row in kept_by_layer(layer, ranks, sequence=sequence, gathers_again=gathers_again))
-
-
-@checked
-def korthikanti_bytes(layer: LayerSizes, ranks: Count, *, sequence: bool = False) -> float:
-    """The paper's bytes from the rows here: without the rows it does not count, with dropout masks and scores.
-
-    With sequence parallelism the paper gathers again. Arguments and Raises as `kept_by_layer`.
-    """
-    rows = kept_by_layer(layer, ranks, sequence=sequence, gathers_again=sequence)
-    ours = sum(row.size_bytes for row in rows if row.name not in ("statistics of norms", "logsumexp of scores"))
-    masks = 2 * layer.tokens * layer.width / (ranks if sequence else 1)
-    scores = layer.tokens * layer.heads * layer.seq_len * (2 * layer.element_bytes + 1) / ranks
-    return ours + masks + scores
 
 
 @checked
