@@ -348,8 +348,8 @@ lab17.explore_intervals(save_s, restart_s, interactive)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# No: with saves in 1 s it is 22%, as restarts alone cost a fifth of the time. Both must become faster: 6 s
-# for a save and 60 s for a restart lose 8%. (Change `restart_s` at the top of the lab to see that.)
+# No: with saves in 1 s it is 21.5%, as restarts alone cost a fifth of the time. Both must become faster: 5 s for a save
+# and 60 s for a restart lose 7.9%. (Change `restart_s` at the top of the lab to see that.)
 #
 # </details>
 
