@@ -1,23 +1,4 @@
-"""`lab`: build, run, open and check labs from the command line.
-
-    lab open [NN] [jupyter arguments]    JupyterLab on your copy of a lab, in work/
-    lab update [NN ...], lab reset NN    the newest version with your answers in it; a fresh copy
-    lab run NN [--backend gloo] ...      a lab from top to bottom, into runs/
-    lab run SCRIPT.py --nnodes 2 ...     a script on several nodes, measured into one run
-    lab train FILE, lab bench FILE       train from a configuration; its speed, memory and scaling with limits
-    lab capstone ACTION ...              a planned training: brief, report, runs, check, page, leader board
-    lab sim SCRIPT [ARGS]                a script written for torchrun, on a simulated cluster
-    lab list, lab progress, lab doctor   labs, results, checks of the installation
-    lab build [--check] [NN ...]         notebooks from masters; --lang zh: in Chinese
-    lab export --students FOLDER         the course without solutions, to hand out
-    lab export --colab FOLDER            the labs as notebooks for Colab, which install lablib there
-    lab regrade FOLDER                   grades of earlier submissions with the current checks
-    lab new NN NAME                      a folder for a new lab
-    lab prove NN [EXERCISE]              test its checks with right and wrong answers
-    lab calibrate [--ranks N] ...        measure this machine, for predictions that hold here
-    lab plan --model M --cluster C ...   the best plans for a model on a cluster
-    lab site --out FOLDER                the course as static pages, and the planner, which runs in the browser
-    lab validate [FILE.jsonl] ...        errors of the planner on published runs
+"""`lab`: build, run, open and check labs from the command line. `lab --help` lists the commands, with one line each.
 
 Exit code 0: done. 1: failed. 2: invalid request, nothing was done. Every error is one sentence. Each command imports
 its modules when it runs, so `lab --help` does not import torch.
@@ -546,65 +527,54 @@ class _OptimizerNames:
 
 
 def _plan_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--model", help="a published model, for example gpt3-175b, or a config.json of Hugging Face's transformers"
-    )
-    command.add_argument("--cluster", help="a cluster, for example dgx-a100, or a TOML file")
-    command.add_argument(
-        "--deepspeed", metavar="FILE", help="a DeepSpeed configuration: its choices, where no option here says another"
-    )
-    command.add_argument(
+    add = command.add_argument
+    add("--model", help="a published model, for example gpt3-175b, or a config.json of Hugging Face's transformers")
+    add("--cluster", help="a cluster, for example dgx-a100, or a TOML file")
+    add("--deepspeed", metavar="FILE", help="a DeepSpeed configuration: its choices, where no option here says another")
+    add(
         "--megatron",
         metavar="ARGS",
         help="the arguments of Megatron-LM in quotes, or a file with them: model, split and batch, in the same way",
     )
-    command.add_argument(
-        "--torchtitan", metavar="FILE", help="a TOML file of torchtitan, or FILE.py:FUNCTION, in the same way"
-    )
-    command.add_argument("--nodes", type=int, help="how many nodes")
-    command.add_argument("--gpus", type=int, help="or how many GPUs")
-    command.add_argument(
-        "--batch", help="sequences of a step, on all GPUs together; with k or M, tokens (4M is 4,194,304)"
-    )
-    command.add_argument("--seq-len", help="tokens of a sequence, for example 8k (8,192); default: the model's longest")
-    command.add_argument("--tokens", help="tokens of the whole training, for example 300B: days, GPU hours and energy")
-    command.add_argument("--price", type=float, metavar="N", help="with --tokens: the price of a GPU hour")
-    command.add_argument("--list", action="store_true", help="the names of models, clusters, software and all choices")
-    command.add_argument(
+    add("--torchtitan", metavar="FILE", help="a TOML file of torchtitan, or FILE.py:FUNCTION, in the same way")
+    add("--nodes", type=int, help="how many nodes")
+    add("--gpus", type=int, help="or how many GPUs")
+    add("--batch", help="sequences of a step, on all GPUs together; with k or M, tokens (4M is 4,194,304)")
+    add("--seq-len", help="tokens of a sequence, for example 8k (8,192); default: the model's longest")
+    add("--tokens", help="tokens of the whole training, for example 300B: days, GPU hours and energy")
+    add("--price", type=float, metavar="N", help="with --tokens: the price of a GPU hour")
+    add("--list", action="store_true", help="the names of models, clusters, software and all choices")
+    add(
         "--write",
         nargs="+",
         metavar=("TOOL", "FILE"),
         help="the best plan as a configuration of deepspeed, megatron or torchtitan; without FILE on stdout",
     )
-    command.add_argument(
+    add(
         "--why",
         metavar="MEASURED",
         help="compare the best plan with a measured step: seconds, a JSON file of seconds by part, or a trace of "
         "torch's profiler or of lablib; with the changed arguments that come nearest",
     )
-    command.add_argument(
+    add(
         "--precision",
         help="of the linear layers' products: float32, tfloat32, float16, bfloat16 (default), float8, float4 or int8",
     )
-    command.add_argument(
+    add(
         "--stack",
         help="training software, for example torch, torch-compile, megatron-2022 or megatron-core; default: usual "
         "today on such GPUs, named in the answer; an unknown name lists all of them",
     )
-    optimizer = command.add_argument("--optimizer", help="%(names)s (default: adamw)")
+    optimizer = add("--optimizer", help="%(names)s (default: adamw)")
     vars(optimizer)["names"] = _OptimizerNames()
-    command.add_argument(
+    add(
         "--offload",
         metavar="NAME",
         help="optimizer, activations, parameters, or several with commas: kept in host memory",
     )
-    command.add_argument(
-        "--lora", action="store_true", help="train adapters only: the model's weights have no gradients"
-    )
-    command.add_argument(
-        "--imbalance", type=float, help="of a mixture: tokens of the busiest expert rank over their mean; default 1"
-    )
-    command.add_argument(
+    add("--lora", action="store_true", help="train adapters only: the model's weights have no gradients")
+    add("--imbalance", type=float, help="of a mixture: tokens of the busiest expert rank over their mean; default 1")
+    add(
         "--compression",
         default="none",
         help="of the data axis's gradients: none (default), fp16, bf16, int8, int4, one-bit, top-k or powersgd",
@@ -621,16 +591,14 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
         "zero-stage": "0 to 3: model states split over the data ranks",
     }
     for name, what in counts.items():
-        command.add_argument(f"--{name}", metavar="N", help=what)
+        add(f"--{name}", metavar="N", help=what)
     names = {
         "recompute": 'none, selective, full, "every k" or "first k" layers',
         "schedule": "gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v, dualpipe-v or v-half",
     }
     for name, what in names.items():
-        command.add_argument(f"--{name}", metavar="NAME", help=f"{what}; one, or several separated by commas")
+        add(f"--{name}", metavar="NAME", help=f"{what}; one, or several separated by commas")
     help_text = 'exit code 1 unless it holds for the best plan, for example "step_s < 8 and peak_bytes < 70e9"'
-    command.add_argument("--assert", dest="asserted", metavar="EXPRESSION", help=help_text)
-    command.add_argument("--top", type=int, default=10, metavar="N", help="rows of the table; default 10")
-    command.add_argument(
-        "--json", action="store_true", help="output for programs, in seconds and bytes, with the inputs"
-    )
+    add("--assert", dest="asserted", metavar="EXPRESSION", help=help_text)
+    add("--top", type=int, default=10, metavar="N", help="rows of the table; default 10")
+    add("--json", action="store_true", help="output for programs, in seconds and bytes, with the inputs")
