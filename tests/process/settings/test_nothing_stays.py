@@ -64,7 +64,7 @@ def launched(end: Callable[[], None], fidelity: str) -> list[weakref.ref]:
     argument = Thing()
     seen += map(weakref.ref, (program, argument))
     with suppress(LaunchError, KeyboardInterrupt):
-        launch(program, argument, ranks=2, fidelity=fidelity, timeout_s=0.5 if end is run_too_long else None)
+        launch(program, argument, ranks=2, fidelity=fidelity, timeout_s=1.5 if end is run_too_long else None)
     assert len(seen) == 8  # all of both ranks was there
     return seen
 
