@@ -95,7 +95,7 @@ def _strips(families: dict[str, list[Scored]], report: ScoreReport) -> list[str]
         parts.append(_text(STRIP_LEFT - 8, height(error) + 4, f"{error:+d}%" if error else "0", 11, "end"))
     words = "error of each row, by source; the mean below"
     if refused := len(report.refused()):
-        words = f"error of each row, by source; {plural(refused, 'refused rows')} count as -100%"
+        words = f"error of each row, by source; {plural(refused, 'refused rows')} as -100%"
     parts.append(_text(STRIP_LEFT, TOP - 10, words, 12, "start"))
     if any(abs(one.error) > MAX_ERROR for ones in families.values() for one in ones):
         parts.append(_text(right - 6, TOP + 16, f"beyond {MAX_ERROR:.0f}%: on the edge", 11, "end", FAINT_INK))
