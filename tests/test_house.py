@@ -13,7 +13,7 @@ INDEXES = sorted((ROOT / "lablib").rglob("__init__.pyi"))
 FILES_PER_FOLDER = 30
 FILES_AT_THE_TOP = 12
 LINES_OF_LABLIB = 110_470  # to become 70,000
-LINES_OF_TESTS = 91_650
+LINES_OF_TESTS = 91_560
 
 
 def package_of(index: Path) -> str:

@@ -28,7 +28,7 @@ Adam's epsilon is taken as 0. Decoupled decay is rate x decay, so decays are mul
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -120,19 +120,6 @@ def coordinate_check(
         optimizer.step()
     end = _activations(model, inputs_BT)
     return {name: (end[name] - start[name]).square().mean().sqrt().item() for name in start}
-
-
-@checked
-def growth_exponent(widths: Sequence[float], sizes: Sequence[float]) -> float:
-    """The exponent p of size ~ width^p, by least squares of logarithms; 0 is flat."""
-    if len(set(widths)) < 2 or len(widths) != len(sizes) or not all(0 < one < math.inf for one in (*widths, *sizes)):
-        raise ValueError(
-            f"sizes at two widths at least, all positive and finite: got {len(sizes)} sizes and {len(widths)} widths."
-        )
-    x, y = ([math.log(value) for value in values] for values in (widths, sizes))
-    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
-    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
-    return covariance / sum((a - mean_x) ** 2 for a in x)
 
 
 @torch.no_grad()

@@ -23,7 +23,6 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from typing import Any
-from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -35,10 +34,10 @@ from lablib.capstone.report import LargeRun, Report
 from lablib.data import Batch
 from lablib.launch import launch
 from lablib.parallel.mesh.mesh import Mesh
-from lablib.parallel.mesh.step import CombinedStep
 from lablib.phases import phase
 from lablib.plan import Parallel, Prediction, predict
 from lablib.signature import Count, checked
+from lablib.sim.replaced import replaced
 from lablib.train.build import build
 from lablib.train.config import TrainConfig
 from lablib.train.steps import MeshStep
@@ -162,24 +161,23 @@ def _two_steps(config: TrainConfig, is_empty: bool) -> None:
     with phase(_SETUP):
         trainer = build(config, loader=_Zeros(*shape))
         # On a mesh the memory after a step does not depend on its micro-batches.
-        with _empty(trainer.step.combined) if isinstance(trainer.step, MeshStep) else nullcontext():
+        with _empty(trainer.step):
             trainer.train_step()
         dist.barrier()
-    with _empty(trainer.step.combined) if is_empty and isinstance(trainer.step, MeshStep) else nullcontext():
+    with _empty(trainer.step) if is_empty else nullcontext():
         trainer.train_step()
 
 
 @contextmanager
-def _empty(combined: CombinedStep) -> Iterator[None]:
-    """Steps without micro-batches: all of their gradients are zero."""
-    pipeline = combined.pipeline
+def _empty(of: Any) -> Iterator[None]:
+    """Steps of a mesh without micro-batches: all of their gradients are zero. Other steps stay as they are."""
 
     def step(*_: Any, on_gradients: Callable[[int], Any]) -> list[torch.Tensor]:
-        for number in pipeline.pieces:
+        for number in of.combined.pipeline.pieces:
             on_gradients(number)
         return []
 
-    with patch.object(pipeline, "step", step):
+    with replaced((of.combined.pipeline, "step", step)) if isinstance(of, MeshStep) else nullcontext():
         yield
 
 

@@ -86,10 +86,8 @@ class _Lane:
         Empty: not found.
         """
         found = list[list[float]]()
-        for phase, is_backward in (
-            (f"forward 0F{number}", False),
-            *((f"backward 0B{number}", b) for b in (False, True)),
-        ):
+        backward = f"backward 0B{number}"
+        for phase, is_backward in ((f"forward 0F{number}", False), (backward, False), (backward, True)):
             begins = [span.start_s for span in self.timeline if _is_attention(span, phase, is_backward)]
             each, rest = divmod(len(begins), num_layers)
             if rest:
@@ -167,9 +165,7 @@ def _is_attention(span: Span, phase: str, is_backward: bool) -> bool:
 
 def _repeats(lanes: Sequence[_Lane], begins: Sequence[Sequence[float]]) -> bool:
     """Whether the last two layers of a pass are equal on each rank, and take the same time on all."""
-    if any(len(each) < 3 for each in begins):
-        return False
-    if not _same([each[-1] for each in begins], [each[-2] for each in begins]):
+    if any(len(each) < 3 for each in begins) or not _same([each[-1] for each in begins], [each[-2] for each in begins]):
         return False
     for lane, (a, b, c) in zip(lanes, (each[-3:] for each in begins), strict=True):
         first, second = lane.content(a, b), lane.content(b, c)

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lablib.course.errors import CourseError
 from lablib.course.places import find_lab, find_labs, find_labs_folder
@@ -325,72 +325,72 @@ def _parser() -> Parser:
     parser = Parser(prog="lab", description="Labs on the techniques that make large-model training possible.")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
 
-    command = commands.add_parser(
-        "open", help="open your copy of a lab in JupyterLab", usage="lab open [LAB] [jupyter arguments]"
-    )
-    command.add_argument("lab", nargs="?", default="00", metavar="LAB", help='"9", "09" or "09_name"; default 00')
+    def new(name: str, **about: Any) -> tuple[Parser, Callable[..., argparse.Action]]:
+        command = commands.add_parser(name, **about)
+        return command, command.add_argument
 
-    command = commands.add_parser("update", help="bring your copies up to date, and carry your answers over")
-    command.add_argument("labs", nargs="*", metavar="LAB", help="default: all")
+    command, add = new("open", help="open your copy of a lab in JupyterLab", usage="lab open [LAB] [jupyter arguments]")
+    add("lab", nargs="?", default="00", metavar="LAB", help='"9", "09" or "09_name"; default 00')
 
-    command = commands.add_parser("reset", help="a fresh copy of a lab; your earlier copy is kept next to it")
-    command.add_argument("lab", metavar="LAB", help='"9", "09" or "09_name"')
+    command, add = new("update", help="bring your copies up to date, and carry your answers over")
+    add("labs", nargs="*", metavar="LAB", help="default: all")
 
-    command = commands.add_parser(
+    command, add = new("reset", help="a fresh copy of a lab; your earlier copy is kept next to it")
+    add("lab", metavar="LAB", help='"9", "09" or "09_name"')
+
+    command, add = new(
         "run",
         help="run a lab from top to bottom into runs/, or a script on several nodes",
         usage="lab run LAB [options]   or   lab run SCRIPT.py --nnodes N [--ranks N] "
         "[--master HOST:PORT --node K | --slurm FILE] [-- the script's own arguments]",
     )
-    command.add_argument("lab", metavar="LAB", help='"9", "09", "09_name" or a path; with --nnodes a script')
-    command.add_argument("--nnodes", type=int, metavar="N", help="run a script on N nodes, under torchrun")
-    command.add_argument("--master", metavar="HOST:PORT", help="an address of node 0; default: all nodes here")
-    command.add_argument("--node", type=int, metavar="K", help="with --master: number of this machine, from 0")
-    command.add_argument("--slurm", metavar="FILE", help="write a job for Slurm's sbatch; nothing is started")
-    command.add_argument("--backend", help="sim, gloo or nccl")
-    command.add_argument("--ranks", help="number of ranks")
-    command.add_argument("--cluster", help="simulated cluster, for example dgx-h100")
-    command.add_argument("--quick", action=argparse.BooleanOptionalAction, help="small sizes; or the full ones")
-    command.add_argument(
-        "-p", dest="parameter", nargs=2, action="append", metavar=("NAME", "VALUE"), help="any parameter"
-    )
+    add("lab", metavar="LAB", help='"9", "09", "09_name" or a path; with --nnodes a script')
+    add("--nnodes", type=int, metavar="N", help="run a script on N nodes, under torchrun")
+    add("--master", metavar="HOST:PORT", help="an address of node 0; default: all nodes here")
+    add("--node", type=int, metavar="K", help="with --master: number of this machine, from 0")
+    add("--slurm", metavar="FILE", help="write a job for Slurm's sbatch; nothing is started")
+    add("--backend", help="sim, gloo or nccl")
+    add("--ranks", help="number of ranks")
+    add("--cluster", help="simulated cluster, for example dgx-h100")
+    add("--quick", action=argparse.BooleanOptionalAction, help="small sizes; or the full ones")
+    add("-p", dest="parameter", nargs=2, action="append", metavar=("NAME", "VALUE"), help="any parameter")
     whose = command.add_mutually_exclusive_group()
     whose.add_argument("--instructor", action="store_true", help="with the solutions; every check must pass")
     whose.add_argument("--mine", action="store_true", help="with your functions of earlier labs, from work/mine")
-    command.add_argument("--out", metavar="FOLDER", help="output folder; default runs/ next to labs/")
+    add("--out", metavar="FOLDER", help="output folder; default runs/ next to labs/")
 
-    command = commands.add_parser(
+    command, add = new(
         "sim",
         help="run a script written for torchrun on a simulated cluster",
         usage="lab sim [--ranks N] [--cluster NAME] [--fidelity shapes] [--assert EXPRESSION] [--out FOLDER] SCRIPT "
         "[the script's own arguments]",
     )
-    command.add_argument("--ranks", type=int, default=8, help="number of ranks; default 8")
+    add("--ranks", type=int, default=8, help="number of ranks; default 8")
     spellings = ("--nproc-per-node", "--nproc_per_node", "--nnodes")
-    command.add_argument(*spellings, dest="torchrun", help=argparse.SUPPRESS)  # refused, with a remedy
-    command.add_argument("--cluster", default="dgx-h100", help="simulated cluster; default dgx-h100")
-    command.add_argument("--out", metavar="FOLDER", help="output folder; default runs/SCRIPT-DATE/")
-    command.add_argument("--timeout", type=float, metavar="SECONDS", help="real seconds after which the run is ended")
+    add(*spellings, dest="torchrun", help=argparse.SUPPRESS)  # refused, with a remedy
+    add("--cluster", default="dgx-h100", help="simulated cluster; default dgx-h100")
+    add("--out", metavar="FOLDER", help="output folder; default runs/SCRIPT-DATE/")
+    add("--timeout", type=float, metavar="SECONDS", help="real seconds after which the run is ended")
     help_text = "values (default), or shapes: no values, for models too large for this machine"
-    command.add_argument("--fidelity", default="values", choices=("values", "shapes"), help=help_text)
+    add("--fidelity", default="values", choices=("values", "shapes"), help=help_text)
     help_text = 'exit code 1 unless it holds, for example "step_s < 0.2 and peak_bytes < 80e9"; 3 if the script fails'
-    command.add_argument("--assert", dest="asserted", metavar="EXPRESSION", help=help_text)
-    command.add_argument("--quiet", action="store_true", help="do not show the output of rank 0 during the run")
-    command.add_argument("script", metavar="SCRIPT", help="the file that torchrun would run")
-    arguments = command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the script")
+    add("--assert", dest="asserted", metavar="EXPRESSION", help=help_text)
+    add("--quiet", action="store_true", help="do not show the output of rank 0 during the run")
+    add("script", metavar="SCRIPT", help="the file that torchrun would run")
+    arguments = add("arguments", nargs=argparse.REMAINDER, help="passed to the script")
     arguments.required = False  # a script may take none
 
-    command = commands.add_parser(
+    command, add = new(
         "train",
         help="train a GPT from a configuration, on simulated ranks, CPU processes or GPUs",
         usage="lab train FILE [NAME=VALUE ...] [--ranks N] [--backend sim|gloo|nccl]",
         description="NAME=VALUE replaces a field of the file, for example optimizer.lr=1e-3; the head of "
         "lablib/train/config.py lists the sections.",
     )
-    command.add_argument("--deepspeed", metavar="FILE", help="a DeepSpeed configuration, which replaces fields of FILE")
+    add("--deepspeed", metavar="FILE", help="a DeepSpeed configuration, which replaces fields of FILE")
     _add_training(command)
 
-    command = commands.add_parser(
+    command, add = new(
         "bench",
         help="speed, memory and scaling of a training configuration, with limits",
         usage="lab bench FILE [NAME=VALUE ...] [--ranks N] [--backend sim|gloo|nccl] [--min-tokens-per-s X] "
@@ -398,16 +398,16 @@ def _parser() -> Parser:
         description="Exit code 1 if a limit is broken. NAME=VALUE as in `lab train`.",
     )
     _add_training(command)
-    command.add_argument("--steps", type=int, default=20, metavar="N", help="steps that are measured; default 20")
-    command.add_argument("--warm-up", type=int, default=10, metavar="N", help="steps before them; default 10")
-    command.add_argument("--scaling", action="store_true", help="measure one replica, too")
-    command.add_argument("--min-tokens-per-s", type=float, metavar="X", help="limit, of all ranks together")
-    command.add_argument("--max-step-s", type=float, metavar="X", help="limit for the median step")
-    command.add_argument("--max-memory", metavar="SIZE", help="limit for the peak of any rank, for example 24GB")
-    command.add_argument("--min-scaling", type=float, metavar="X", help="limit, for example 0.8")
-    command.add_argument("--json", metavar="FILE", help="write the result as JSON")
+    add("--steps", type=int, default=20, metavar="N", help="steps that are measured; default 20")
+    add("--warm-up", type=int, default=10, metavar="N", help="steps before them; default 10")
+    add("--scaling", action="store_true", help="measure one replica, too")
+    add("--min-tokens-per-s", type=float, metavar="X", help="limit, of all ranks together")
+    add("--max-step-s", type=float, metavar="X", help="limit for the median step")
+    add("--max-memory", metavar="SIZE", help="limit for the peak of any rank, for example 24GB")
+    add("--min-scaling", type=float, metavar="X", help="limit, for example 0.8")
+    add("--json", metavar="FILE", help="write the result as JSON")
 
-    command = commands.add_parser(
+    command, add = new(
         "capstone",
         help="a planned training: brief, report, runs, check, page, leader board",
         usage="lab capstone briefs | new BRIEF FILE.toml | predict FILE.toml [NAME=VALUE ...] | lock FILE.toml | "
@@ -418,73 +418,67 @@ def _parser() -> Parser:
         "the small configuration and simulates the large one, `check` recomputes every number.",
     )
     actions = ("briefs", "new", "predict", "lock", "run", "check", "render", "board")
-    command.add_argument("action", choices=actions, help="what to do")
-    command.add_argument("words", nargs="*", metavar="FILE", help="a report; for new a brief and a file; or a folder")
-    command.add_argument("--only", choices=("small", "large"), help="one of the two runs")
-    command.add_argument("--backend", default="gloo", help="of the small run: gloo (default) or sim")
+    add("action", choices=actions, help="what to do")
+    add("words", nargs="*", metavar="FILE", help="a report; for new a brief and a file; or a folder")
+    add("--only", choices=("small", "large"), help="one of the two runs")
+    add("--backend", default="gloo", help="of the small run: gloo (default) or sim")
     mine = command.add_mutually_exclusive_group()
     help_text = "notebooks with your answers of labs 04, 05, 08 and 09; default: those that you passed, in work/"
     mine.add_argument("--mine", metavar="FOLDER", help=help_text)
     mine.add_argument(
         "--no-mine", dest="mine", action="store_false", default=None, help="the small run with the library's parts"
     )
-    command.add_argument("--out", metavar="PAGE", help="output file, .html or .md; default: next to the report")
-    command.add_argument(
-        "--no-simulation", dest="simulation", action="store_false", help="do not simulate the large run again"
-    )
+    add("--out", metavar="PAGE", help="output file, .html or .md; default: next to the report")
+    add("--no-simulation", dest="simulation", action="store_false", help="do not simulate the large run again")
 
-    command = commands.add_parser("list", help="the labs: question, minutes, labs before it, exercises done")
-    command.add_argument("lab", nargs="?", metavar="LAB", help="the sections of one lab, with their minutes")
+    command, add = new("list", help="the labs: question, minutes, labs before it, exercises done")
+    add("lab", nargs="?", metavar="LAB", help="the sections of one lab, with their minutes")
     help_text = "the steps of a track, for example performance; without a name: all tracks"
-    command.add_argument("--track", nargs="?", const="", metavar="TRACK", help=help_text)
+    add("--track", nargs="?", const="", metavar="TRACK", help=help_text)
 
-    command = commands.add_parser("progress", help="exercises done, with dates")
-    command.add_argument("--reset", metavar="LAB", help="forget the progress of one lab")
-    command.add_argument("--merge", nargs="+", metavar="FILE", help="one table of many learners, by file name")
+    command, add = new("progress", help="exercises done, with dates")
+    add("--reset", metavar="LAB", help="forget the progress of one lab")
+    add("--merge", nargs="+", metavar="FILE", help="one table of many learners, by file name")
     for form, what in {"json": "for programs, and to hand in", "html": "as a page", "csv": "for a spreadsheet"}.items():
-        command.add_argument(f"--{form}", dest="form", action="store_const", const=form, help=what)
+        add(f"--{form}", dest="form", action="store_const", const=form, help=what)
 
     commands.add_parser("doctor", help="check the installation, with a remedy for each failure")
 
-    command = commands.add_parser("build", help="make notebooks from masters")
-    command.add_argument("labs", nargs="*", metavar="LAB", help="default: all")
-    command.add_argument("--check", action="store_true", help="write nothing; fail if a notebook is not up to date")
-    command.add_argument("--instructor", metavar="FOLDER", help="write the versions with solutions there")
-    command.add_argument("--nbgrader", metavar="FOLDER", help="write nbgrader assignments there")
-    command.add_argument("--lang", metavar="CODE", help="only the notebooks in this language, such as zh")
-    command.add_argument("--extract", action="store_true", help="with --lang: add new text to the translation's file")
+    command, add = new("build", help="make notebooks from masters")
+    add("labs", nargs="*", metavar="LAB", help="default: all")
+    add("--check", action="store_true", help="write nothing; fail if a notebook is not up to date")
+    add("--instructor", metavar="FOLDER", help="write the versions with solutions there")
+    add("--nbgrader", metavar="FOLDER", help="write nbgrader assignments there")
+    add("--lang", metavar="CODE", help="only the notebooks in this language, such as zh")
+    add("--extract", action="store_true", help="with --lang: add new text to the translation's file")
 
-    command = commands.add_parser("export", help="copy the course without its solutions, to hand out")
+    command, add = new("export", help="copy the course without its solutions, to hand out")
     which = command.add_mutually_exclusive_group(required=True)
     which.add_argument("--students", metavar="FOLDER", help="a new folder, or an earlier copy")
     which.add_argument("--colab", metavar="FOLDER", help="notebooks for Colab, which install lablib there")
-    command.add_argument(
-        "--package", default="", help="with --colab: what pip installs; default: the project's address"
-    )
+    add("--package", default="", help="with --colab: what pip installs; default: the project's address")
 
-    command = commands.add_parser("regrade", help="grade earlier submissions with today's checks; list what changes")
-    command.add_argument("folder", metavar="FOLDER", help="an nbgrader course folder, or any folder of notebooks")
+    command, add = new("regrade", help="grade earlier submissions with today's checks; list what changes")
+    add("folder", metavar="FOLDER", help="an nbgrader course folder, or any folder of notebooks")
 
-    command = commands.add_parser("new", help="make a folder for a lab of your own, which builds, runs and passes")
-    command.add_argument("number", metavar="NN", help="0 to 99")
-    command.add_argument("name", metavar="NAME", help="for example mixed_precision")
+    command, add = new("new", help="make a folder for a lab of your own, which builds, runs and passes")
+    add("number", metavar="NN", help="0 to 99")
+    add("name", metavar="NAME", help="for example mixed_precision")
 
-    command = commands.add_parser(
+    command, add = new(
         "prove", help="test a lab's checks with the solution, the stub, unusual right answers and wrong answers"
     )
-    command.add_argument("lab", metavar="LAB", help="number or name of a lab")
-    command.add_argument("exercise", nargs="?", default="", metavar="EXERCISE", help="default: all")
-    command.add_argument("--seeds", type=int, default=1, metavar="N", help="number of draws of the inputs; default 1")
+    add("lab", metavar="LAB", help="number or name of a lab")
+    add("exercise", nargs="?", default="", metavar="EXERCISE", help="default: all")
+    add("--seeds", type=int, default=1, metavar="N", help="number of draws of the inputs; default 1")
 
-    command = commands.add_parser("calibrate", help='measure this machine: the cluster "this-machine" of simulations')
-    command.add_argument("--backend", default="gloo", help="gloo (this CPU, the default) or nccl (its GPUs)")
-    command.add_argument(
-        "--ranks", type=int, default=4, help="processes that are busy at once; default 4; at most one per GPU"
-    )
-    command.add_argument("--quick", action="store_true", help="half a minute, rougher figures")
-    command.add_argument("--out", metavar="FILE.toml", help='output file; default: the profile of "this-machine"')
+    command, add = new("calibrate", help='measure this machine: the cluster "this-machine" of simulations')
+    add("--backend", default="gloo", help="gloo (this CPU, the default) or nccl (its GPUs)")
+    add("--ranks", type=int, default=4, help="processes that are busy at once; default 4; at most one per GPU")
+    add("--quick", action="store_true", help="half a minute, rougher figures")
+    add("--out", metavar="FILE.toml", help='output file; default: the profile of "this-machine"')
 
-    command = commands.add_parser(
+    command, add = new(
         "plan",
         help="the best plans for a model on a cluster, and reasons against the others",
         description="Predict every way to split a model over a cluster, print the fastest that fit, and reasons against"
@@ -493,26 +487,26 @@ def _parser() -> Parser:
     )
     _plan_arguments(command)
 
-    command = commands.add_parser("site", help="build the course as static pages, with the planner in the browser")
-    command.add_argument("labs", nargs="*", metavar="LAB", help="default: all")
-    command.add_argument("--out", metavar="FOLDER", required=True, help="a new folder, or an earlier site")
-    command.add_argument("--only", choices=("planner",), help="the planner's page alone, without Sphinx")
-    command.add_argument("--notebooks", metavar="FOLDER", help="keep the executed labs there, and take them from there")
-    command.add_argument("--jobs", type=int, default=2, metavar="N", help="labs executed at once; default 2")
-    command.add_argument("--pyodide", metavar="FOLDER", help="the files of Pyodide; default: the cache, filled by npm")
+    command, add = new("site", help="build the course as static pages, with the planner in the browser")
+    add("labs", nargs="*", metavar="LAB", help="default: all")
+    add("--out", metavar="FOLDER", required=True, help="a new folder, or an earlier site")
+    add("--only", choices=("planner",), help="the planner's page alone, without Sphinx")
+    add("--notebooks", metavar="FOLDER", help="keep the executed labs there, and take them from there")
+    add("--jobs", type=int, default=2, metavar="N", help="labs executed at once; default 2")
+    add("--pyodide", metavar="FOLDER", help="the files of Pyodide; default: the cache, filled by npm")
 
-    command = commands.add_parser(
+    command, add = new(
         "validate",
         help="compare predictions of the planner with published runs",
         description="Predict the runs of a file, and print the errors: predicted / measured - 1 of the step "
         "time, by source and in total, and of memory if stated. The head of lablib/validation/rows.py describes "
         "the fields of a row.",
     )
-    command.add_argument("file", nargs="?", metavar="FILE.jsonl", help="rows; default: the rows of lablib")
-    command.add_argument("--json", action="store_true", help="the errors in percent, for programs")
-    command.add_argument("--page", metavar="FILE.md", help="write the report there, with its picture next to it")
-    command.add_argument("--cross-validate", action="store_true", help="fit without each source in turn (minutes)")
-    command.add_argument("--readme", metavar="README.md", help="update picture and error between its validation marks")
+    add("file", nargs="?", metavar="FILE.jsonl", help="rows; default: the rows of lablib")
+    add("--json", action="store_true", help="the errors in percent, for programs")
+    add("--page", metavar="FILE.md", help="write the report there, with its picture next to it")
+    add("--cross-validate", action="store_true", help="fit without each source in turn (minutes)")
+    add("--readme", metavar="README.md", help="update picture and error between its validation marks")
     parser.commands = commands.choices
     return parser
 

@@ -106,12 +106,9 @@ class _File:
             holder = self._value(node.value, names, depth)
             if not isinstance(holder, _Made):
                 return _UNREAD
-            # A section that was not given has its defaults.
-            return (
-                holder.fields.setdefault(node.attr, _Made(""))
-                if node.attr in _PRICED
-                else holder.fields.get(node.attr, _UNREAD)
-            )
+            if node.attr in _PRICED:  # a section that was not given has its defaults
+                return holder.fields.setdefault(node.attr, _Made(""))
+            return holder.fields.get(node.attr, _UNREAD)
         if not isinstance(node, ast.Call):
             return _UNREAD
         name = ast.unparse(node.func)
@@ -144,7 +141,7 @@ def read_python(path: str | Path) -> tuple[dict[str, Any], list[Omission]]:
 def _tables(config: _Made, model: str, unread: list[str]) -> tuple[dict[str, Any], list[Omission]]:
     given = {name: config.fields.get(name) for name in _PRICED}
     sections = {name: dict(made.fields) for name, made in given.items() if isinstance(made, _Made)}
-    unread += [f"{name}" for name, made in given.items() if made is _UNREAD]
+    unread += [name for name, made in given.items() if made is _UNREAD]
     spec, made = given["model_spec"], sections.pop("model_spec", {})
     fields = {name: {k: v for k, v in each.items() if _is_plain(v)} for name, each in sections.items()}
     unread += [f"{name}.{each}" for name, section in sections.items() for each in section if each not in fields[name]]
@@ -174,9 +171,7 @@ def _tables(config: _Made, model: str, unread: list[str]) -> tuple[dict[str, Any
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
-    return value is not _UNREAD and not isinstance(value, _Made)
+    return all(map(_is_plain, value)) if isinstance(value, list) else not (value is _UNREAD or isinstance(value, _Made))
 
 
 def _converter(made: _Made) -> str:
@@ -201,10 +196,8 @@ def _count_sequences(training: dict[str, Any], parallelism: dict[str, Any]) -> N
     """Tokens of a forward pass, and of a step, as sequences."""
     if "seq_len" in training or "local_batch_size" in training:
         return  # older files
-    length, tokens = (
-        training.pop("max_context_length", 2048),
-        training.pop("num_tokens_per_microbatch_per_dp_rank", 16384),
-    )
+    length = training.pop("max_context_length", 2048)
+    tokens = training.pop("num_tokens_per_microbatch_per_dp_rank", 16384)
     step, count = training.pop("num_tokens_per_train_step", -1), parallelism.pop("num_pp_microbatches", 1)
     if tokens % length or step % length and step != -1:
         raise ValueError(

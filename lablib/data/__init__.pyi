@@ -9,8 +9,6 @@ from .tokenizer import (
     train_tokenizer as train_tokenizer,
     load_tokenizer as load_tokenizer,
     corpus_texts as corpus_texts,
-    split_into_pieces as split_into_pieces,
-    byte_letters as byte_letters,
 )
 from .token_file import (
     TokenFileError as TokenFileError,

@@ -179,29 +179,6 @@ def corpus_texts(corpus: Corpus) -> list[str]:
     return [bytes(corpus.tokens.numpy()).decode("utf-8", "replace")]
 
 
-@checked
-def split_into_pieces(text: str) -> list[bytes]:
-    """The pieces of a text that no merge crosses: words with the space before them, numbers, punctuation.
-
-    >>> split_into_pieces("low lower2")
-    [b'low', b' lower', b'2']
-    """
-    _check_text(text)
-    letters = byte_letters()
-    cut = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
-    return [bytes(letters[letter] for letter in piece) for piece, _ in cut]
-
-
-def byte_letters() -> dict[str, int]:
-    """The letter by which GPT-2's vocabulary files write each byte: itself if printable, otherwise from U+0100 on.
-
-    Radford et al. 2019, `bytes_to_unicode` of their code: a file of tokens stays readable text.
-    """
-    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printed]
-    return {chr(byte): byte for byte in printed} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
 def _tokenizer(library: hf.Tokenizer, corpus: str, corpus_sha256: str) -> Tokenizer:
     library.encode_special_tokens = True  # a text that has "<|endoftext|>" in it does not end there
     about: dict[str, Any] = json.loads(library.to_str())

@@ -204,10 +204,8 @@ def attention_norms(tensor_attention: Callable[..., Tensor]) -> str:
     (kv_heads, key), of_x = taken["key"], x.grad
     norms = [] if key.grad is None else key.grad.view(8, -1, 2).norm(dim=(0, 2)).tolist()
     of_heads = ", ".join(f"{norm:.3f} of head {head}" for head, norm in zip(kv_heads, norms, strict=False))
-    return (
-        f"query heads {taken['query'][0]}; gradients: keys {of_heads or 'none'}; "
-        f"x {'none' if of_x is None else format(float(of_x.norm()), '.3f')}"
-    )
+    of_x_norm = "none" if of_x is None else f"{float(of_x.norm()):.3f}"
+    return f"query heads {taken['query'][0]}; gradients: keys {of_heads or 'none'}; x {of_x_norm}"
 
 
 def _kept_after(num_layers: int, plan: Any, ranks: int, cluster: str) -> float:

@@ -120,10 +120,7 @@ def run_rows(run_row: Callable[..., Any], plan: Plan, cluster: str) -> str:
 def _row_of_rank(run_row: Callable[..., Any], plan: Plan, config: GPTConfig, dtype: torch.dtype, device: str) -> float:
     """Run this rank's row. Returns the largest difference from the gradients of one device, relative to the largest."""
     rank, count, length = dist.get_rank(), plan.num_microbatches, config.max_seq_len
-    first_of, last_of = (
-        {"F": 0, "B": plan.num_stages - 1},
-        {"F": plan.num_stages - 1, "B": 0},
-    )  # on the way of a message
+    first_of, last_of = {"F": 0, "B": plan.num_stages - 1}, {"F": plan.num_stages - 1, "B": 0}  # of a message's way
     with record_function("setup"):
         piece = cut(GPT(config, seed=0, device=device, dtype=dtype), plan.num_stages)[rank]
         texts = (torch.arange(count * (length + 1)) * 7 % config.vocab_size).view(count, 1, length + 1)

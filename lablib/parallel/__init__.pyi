@@ -260,6 +260,9 @@ from .experts.depth import (
 from .experts.bytes import (
     ExpertRanks as ExpertRanks,
     ExpertSizes as ExpertSizes,
+    expert_kept_bytes as expert_kept_bytes,
+    expert_sent_bytes as expert_sent_bytes,
+    expert_weights as expert_weights,
 )
 from .experts.overlap import overlap_experts as overlap_experts
 from .experts.balance import (

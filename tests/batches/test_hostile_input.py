@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lablib.batches.accumulation import summed_loss
-from lablib.batches.mup import coordinate_check, growth_exponent
+from lablib.batches.mup import coordinate_check
 from lablib.batches.noise_scale import estimate_from_parts, exact_noise, fit_steps_law
 from lablib.batches.packed_attention import attend_by_length, document_mask
 from lablib.models import GPTConfig
@@ -25,7 +25,6 @@ def check(tokens: torch.Tensor, **more):
     [
         lambda bad: fit_steps_law([1.0, bad], [2.0, 1.0]),
         lambda bad: fit_steps_law([1.0, 2.0], [bad, 1.0]),
-        lambda bad: growth_exponent([1.0, 2.0], [1.0, bad]),
     ],
 )
 def test_numbers_that_are_none_or_negative(call, bad):

@@ -7,6 +7,25 @@ Source: Sennrich, Haddow, Birch, 2016, arXiv 1508.07909, section 3.2 and algorit
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from tokenizers import pre_tokenizers
+
+
+def byte_letters() -> dict[str, int]:
+    """The letter by which GPT-2's vocabulary files write each byte: itself if printable, otherwise from U+0100 on.
+
+    Radford et al. 2019, `bytes_to_unicode` of their code: a file of tokens stays readable text.
+    """
+    printed = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printed]
+    return {chr(byte): byte for byte in printed} | {chr(256 + place): byte for place, byte in enumerate(others)}
+
+
+def split_into_pieces(text: str) -> list[bytes]:
+    """The pieces of a text that no merge crosses: words with the space before them, numbers, punctuation."""
+    letters = byte_letters()
+    cut = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
+    return [bytes(letters[letter] for letter in piece) for piece, _ in cut]
+
 
 def train_bpe(pieces: Mapping[bytes, int], vocab_size: int, first_tokens: Sequence[bytes] = ()) -> list[tuple]:
     """The merges in order; `first_tokens`, the 256 bytes by their numbers, decides between equal counts."""

@@ -13,12 +13,10 @@ from lablib.data.tokenizer import (
     FORMAT,
     ForeignTokensError,
     Tokenizer,
-    byte_letters,
     load_tokenizer,
-    split_into_pieces,
     train_tokenizer,
 )
-from tests.data.naive_bpe import encode_bpe, train_bpe
+from tests.data.naive_bpe import byte_letters, encode_bpe, split_into_pieces, train_bpe
 
 TEXTS = ["low low low lower newest newest widest", "def f(x):\n    return x + 1\n", "naïve café 东京 \U0001f600"] * 2
 TOKENIZER = train_tokenizer(TEXTS, 300, corpus="small")
@@ -83,11 +81,6 @@ def test_the_merges_of_a_small_text_by_hand():
     assert train_bpe({b"aaa": 1}, 257) == [(b"a", b"a")]
     assert encode_bpe(b"aaab", [(b"a", b"a")]) == [b"aa", b"a", b"b"]
     assert train_bpe({b"a": 9}, 300) == []  # nothing left to join
-
-
-@given(st.text())
-def test_pieces_are_all_of_the_text(text):
-    assert b"".join(split_into_pieces(text)) == text.encode()
 
 
 def test_training_is_deterministic_and_bytes_alone_are_one_byte_a_token():

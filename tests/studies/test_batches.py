@@ -3,9 +3,9 @@
 import math
 import statistics
 
+import numpy as np
 import pytest
 
-from lablib.batches.mup import growth_exponent
 from lablib.batches.noise_scale import fit_steps_law
 from lablib.models import GPT
 from lablib.studies.batches import (
@@ -45,9 +45,9 @@ def test_changes_by_width_are_those_of_the_coordinate_check():
     for parametrization, widths in recorded.items():
         assert list(widths) == [32, 64, 128, 256, 512] and {len(runs) for runs in widths.values()} == {3}
         exponents[parametrization] = {
-            name: growth_exponent(
-                list(map(float, widths)), [statistics.mean(r[name] for r in w) for w in widths.values()]
-            )
+            name: np.polyfit(
+                np.log(list(widths)), [math.log(statistics.mean(r[name] for r in w)) for w in widths.values()], 1
+            )[0]
             for name in widths[32][0]
         }
     standard, mup = exponents["standard"], exponents["mup"]

@@ -19,15 +19,16 @@ from lablib.parallel import (
     MixtureConfig,
     MixtureOfExperts,
     average_expert_gradients,
+    expert_kept_bytes,
+    expert_sent_bytes,
+    expert_weights,
     grouped_product,
     loop_product,
     mixtures,
 )
-from lablib.parallel.experts.bytes import exchanged_rows
 from lablib.parallel.experts.products import Product
 from lablib.run import Traffic
 from lablib.studies import PRODUCTS, expert_cost
-from tests.studies.expert_bytes import expert_weights, kept_bytes, sent_bytes
 
 THOROUGH = pytest.mark.thorough
 SIZES = ExpertSizes(64, 16, 32, 8, 2, num_shared=1)
@@ -89,7 +90,7 @@ def test_an_even_load_sends_what_the_closed_form_says(ranks: ExpertRanks, width:
     sizes = replace(SIZES, element_bytes=width)
     run = launch(step, sizes, ranks, True, ranks=number_of(ranks))
     for rank in range(number_of(ranks)):
-        assert sent_in_rings(run.traffic, rank) == sent_bytes(sizes, ranks).total
+        assert sent_in_rings(run.traffic, rank) == sum(expert_sent_bytes(sizes, ranks).values())
 
 
 @pytest.mark.parametrize("ranks", [ExpertRanks(4), ExpertRanks(2, data=2)], ids=str)
@@ -100,9 +101,9 @@ def test_a_real_routing_sends_what_its_counts_say(ranks: ExpertRanks):
     for rank in range(4):
         first = rank // ranks.expert * ranks.expert
         counts: Sequence[Sequence[int]] = run.values[first : first + ranks.expert]
-        expected = sent_bytes(sizes, ranks, counts, rank - first)
-        assert sent_in_rings(run.traffic, rank) == expected.total
-        sent.add(expected.rows)
+        expected = expert_sent_bytes(sizes, ranks, counts, rank - first)
+        assert sent_in_rings(run.traffic, rank) == sum(expected.values())
+        sent.add(expected["rows"])
     assert len(sent) > 1  # ranks differ, or nothing was tried
 
 
@@ -141,7 +142,7 @@ def kept(sizes: ExpertSizes, ranks: ExpertRanks) -> tuple[int, int]:
 )
 def test_what_is_kept_for_backward_is_what_autograd_saves(ranks: ExpertRanks, k: int, shared: int, width: int):
     sizes = replace(SIZES, k=k, num_shared=shared, element_bytes=width)
-    expected = (kept_bytes(sizes, ranks), expert_weights(sizes, ranks))
+    expected = (expert_kept_bytes(sizes, ranks), expert_weights(sizes, ranks))
     assert launch(kept, sizes, ranks, ranks=number_of(ranks)).values == [expected] * number_of(ranks)
 
 
@@ -149,8 +150,8 @@ def test_whole_experts_on_tensor_ranks_send_less_than_cut_ones():
     """Of the two ways beside tensor parallelism, as the head of expert_parallelize.py says; and keep less."""
     sizes, cut = ExpertSizes(4096, 2048, 1024, 64, 8), ExpertRanks(4, tensor=2)
     whole = replace(cut, cuts_experts=False)
-    assert sent_bytes(sizes, whole).total < sent_bytes(sizes, cut).total
-    assert kept_bytes(sizes, whole) < kept_bytes(sizes, cut)
+    assert sum(expert_sent_bytes(sizes, whole).values()) < sum(expert_sent_bytes(sizes, cut).values())
+    assert expert_kept_bytes(sizes, whole) < expert_kept_bytes(sizes, cut)
     assert expert_weights(sizes, whole) == expert_weights(sizes, cut)
 
 
@@ -159,8 +160,8 @@ def test_spreading_experts_sends_less_than_summing_their_gradients_up_to_some_to
     sizes = ExpertSizes(1, 2048, 1024, 64, 8)
     for tokens, is_less in ((0.9, True), (1.1, False)):
         one = replace(sizes, tokens=64 * round(tokens * 64 * 1024 / 8 / 64))
-        spread, copied = sent_bytes(one, ExpertRanks(8)), sent_bytes(one, ExpertRanks(1, data=8))
-        assert (spread.rows < copied.gradients) == is_less
+        spread, copied = expert_sent_bytes(one, ExpertRanks(8)), expert_sent_bytes(one, ExpertRanks(1, data=8))
+        assert (spread["rows"] < copied["gradients"]) == is_less
 
 
 # ---- seconds ----
@@ -172,8 +173,8 @@ OLMOE_LAYER = ExpertSizes(4096, 2048, 1024, 64, 8)
 @pytest.mark.parametrize("ranks", [ExpertRanks(8), ExpertRanks(4, tensor=2), ExpertRanks(4, 1, 2, False)], ids=str)
 def test_the_cost_has_the_bytes_of_the_closed_form_and_exposes_all_communication(ranks: ExpertRanks):
     cost = expert_cost(OLMOE_LAYER, CLUSTERS["dgx-h100"], ranks)
-    expected = sent_bytes(OLMOE_LAYER, ranks)
-    assert cost.sent_bytes == expected.total - expected.gradients
+    expected = expert_sent_bytes(OLMOE_LAYER, ranks)
+    assert cost.sent_bytes == sum(expected.values()) - expected["gradients"]
     assert cost.exposed_s == pytest.approx(cost.communication_s) and cost.exposed_s > 0
 
 
@@ -236,18 +237,19 @@ def test_a_mixture_without_a_cost_is_refused(arguments: Any, parts: int | None, 
 
 
 @pytest.mark.parametrize(
-    ("sizes", "ranks", "counts", "message"),
+    ("sizes", "ranks", "counts", "rank", "message"),
     [
-        (SIZES, ExpertRanks(3), None, "the experts must be a multiple of the ranks"),
-        (SIZES, ExpertRanks(2, tensor=3), None, "hidden width must be a multiple of the tensor ranks"),
-        (replace(SIZES, tokens=63), ExpertRanks(2, 1, 2, False), None, "tokens must be a multiple.*got 63.*try 64"),
-        (SIZES, ExpertRanks(2), [[16] * 8], "counts must be of 2 ranks and 8 experts: got 1"),
-        (SIZES, ExpertRanks(2), [[16] * 8, [1] * 8], r"must sum to 64 tokens x 2 choices: got \[128, 8\]"),
+        (SIZES, ExpertRanks(3), None, 0, "the experts must be a multiple of the ranks"),
+        (SIZES, ExpertRanks(2, tensor=3), None, 0, "hidden width must be a multiple of the tensor ranks"),
+        (replace(SIZES, tokens=63), ExpertRanks(2, 1, 2, False), None, 0, "tokens must be a multiple.*got 63.*try 64"),
+        (SIZES, ExpertRanks(2), [[16] * 8], 0, "counts must be of 2 ranks and 8 experts: got 1"),
+        (SIZES, ExpertRanks(2), [[16] * 8, [1] * 8], 0, r"must sum to 64 tokens x 2 choices: got \[128, 8\]"),
+        (SIZES, ExpertRanks(2), None, 2, "rank must be 0 to 1"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(sizes: Any, ranks: Any, counts: Any, message: str):
+def test_what_cannot_be_shared_is_refused(sizes: Any, ranks: Any, counts: Any, rank: int, message: str):
     with pytest.raises(ValueError, match=message):
-        exchanged_rows(sizes, ranks, counts)
+        expert_sent_bytes(sizes, ranks, counts, rank)
 
 
 def test_sizes_that_cannot_be_are_refused():

@@ -13,7 +13,7 @@ tokens, and experts are either
 Cost for R expert ranks, T tensor ranks, N tokens, w bytes per number, in addition to `experts/parallel.py`:
     time_s      a pass: cut: an all-reduce of N D w; whole: an all-gather of N D w
     peak bytes  weights 2 E / (R T) D F w, both ways
-    sent bytes  a pass: cut: 2 (T-1)/T N D w; whole: (T-1)/T N D w. tests/studies/expert_bytes.py has all
+    sent bytes  a pass: cut: 2 (T-1)/T N D w; whole: (T-1)/T N D w. `experts/bytes.py` has all, to the byte
 Shapes: N tokens of this rank, n = N / T of them if experts are whole, D width, E experts, F hidden, f = F / T if cut,
 k choices.
 Source: Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596, section 5.2 (expert with data and tensor

@@ -20,7 +20,7 @@ With F = 4 D and w = 2: 8 + 24/n, 4 + 28/n and 32/n times N D, plus the last two
 and 34/n: the difference are two dropout masks of N D bytes; and 5 N H T / n for scores, which flash attention does not
 keep (tests/parallel/tensor/test_bytes.py computes theirs from the same rows).
 
-2D tensor parallelism cuts both factors of a product. On a grid of q x q = n ranksit sends blocks of activations along
+2D tensor parallelism cuts both factors of a product. On a grid of q x q = n ranks it sends blocks of activations along
 rows and blocks of weights along columns: 3 (q-1)/n (7 S + 12 D^2 w) for a layer. The part of activations falls with q,
 while 8 (n-1)/n S of one dimension does not, so 2D sends less if a batch has many tokens:
 
