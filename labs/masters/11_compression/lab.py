@@ -20,7 +20,7 @@ local: int = 4  # ranks on each, 2 to 8
 link_gbits: float = 1.0  # Gbit/s between nodes, for each rank
 real_ranks: int = 2  # replicas that run as real processes on this machine, 2 or more
 interactive: bool = True  # widgets, or static figures
-quick: bool = True  # short trainings
+quick: bool = True  # short trainings, few repeats
 
 # %% [markdown] minutes=5
 # ## A slow link
@@ -441,7 +441,7 @@ print("guess:", my_guess_here)
 
 # %%
 real = "nccl" if backend == "nccl" else "gloo"
-num_numbers = 2**21 if real == "gloo" else 2**27  # on GPUs sixty-four times as many
+num_numbers = 2**21 if real == "gloo" else 2**24 if quick else 2**27  # more on GPUs
 WAYS_TO_SEND = {
     "32 bits": parallel.all_reduce_average,
     "8 bits": partial(lab11.quantized_all_reduce, quantizer=lab11.Int8()),
