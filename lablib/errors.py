@@ -14,15 +14,16 @@
 A message gives the rule, the value and the remedy.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from lablib.text.messages import safe_repr, safe_str, type_name
 
 if TYPE_CHECKING:
     from lablib.run import Run
+T = TypeVar("T")
 
 
 _LONGEST_NAME = 100  # longest name, in characters, for which suggestions are searched
@@ -156,6 +157,15 @@ class LaunchTimeoutError(LaunchError):
 
 class WorkerError(LaunchError):
     """A worker process of a real backend died, or the backend cannot run on this machine."""
+
+
+def find_named(kind: str, name: "str | T", catalogue: Mapping[str, T], record: type[T]) -> T:
+    """The record of that name; a record is returned as it is. Raises ValueError with the nearest names."""
+    if isinstance(name, record):
+        return name
+    if not isinstance(name, str) or name not in catalogue:
+        raise unknown_name(kind, name, list(catalogue))
+    return catalogue[name]
 
 
 def unknown_name(kind: str, name: object, valid: Sequence[str]) -> ValueError:

@@ -101,8 +101,7 @@ def accumulate(model: nn.Module, micro_batches: MicroBatches, scaler: LossScaler
             parameters for each, so all ranks need the same number.)
         scaler: scales the losses; unscale the gradients afterwards, and only then clip them.
 
-    Raises:
-        ValueError: no token with a loss, or a replica in hybrid sharding, which averages over two groups.
+    Raises ValueError: no token with a loss, or a replica in hybrid sharding, which averages over two groups.
     """
     replica = model if isinstance(model, Replica) else None
     if getattr(model, "replicate_group", None) is not None:

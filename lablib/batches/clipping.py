@@ -66,7 +66,8 @@ def clip_grad_norm_(
         ValueError: a replicated parameter is not one of `params`.
         RuntimeError: see `error_if_nonfinite`.
     """
-    params, shared = _listed(params), {id(param) for param in replicated}
+    params = [params] if isinstance(params, Tensor) else list(params)  # a tensor is one parameter, as in torch
+    shared = {id(param) for param in replicated}
     if not shared <= {id(param) for param in params}:
         raise ValueError("replicated must name parameters that are in params: got another tensor.")
     whole = _squared_norm([param for param in params if id(param) in shared])
@@ -90,11 +91,6 @@ def clip_grad_norm_(
 def named_nonfinite(named_params: Iterable[tuple[str, Tensor]]) -> list[str]:
     """Names of the parameters with an inf or a NaN in the gradient: `named_nonfinite(model.named_parameters())`."""
     return [name for name, param in named_params if param.grad is not None and not bool(param.grad.isfinite().all())]
-
-
-def _listed(params: Tensor | Iterable[Tensor]) -> list[Tensor]:
-    """A list of parameters; a single tensor is one parameter, as in torch, not its rows."""
-    return [params] if isinstance(params, Tensor) else list(params)
 
 
 def _squared_norm(params: Sequence[Tensor]) -> Tensor:

@@ -124,7 +124,6 @@ def coordinate_check(
 
 @torch.no_grad()
 def _activations(model: GPT, inputs_BT: Tensor) -> dict[str, Tensor]:
-    """Measurements of one forward pass."""
     seen: dict[str, Tensor] = {}
 
     def keep(name: str, module: nn.Module) -> RemovableHandle:

@@ -146,7 +146,6 @@ def cu_seqlens(packing: Packing) -> Int32[Tensor, " n"]:
 
 
 def _order(lengths: Sequence[int], block_size: int, longest_first: bool) -> list[int]:
-    """Documents in the order in which they are placed."""
     for document, length in enumerate(lengths):
         if not 1 <= length <= block_size:
             raise ValueError(

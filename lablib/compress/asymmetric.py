@@ -30,8 +30,7 @@ from lablib.signature import OneOf
 class Asymmetric(Blocks):
     """Codes of 0 to 2^bits - 1; see `Blocks` for the other settings.
 
-    Attributes:
-        bits: 8 or 4.
+    `bits`: 8 or 4.
     """
 
     bits: Annotated[int, OneOf((4, 8))] = 8  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -35,8 +35,7 @@ class ErrorFeedback(LossyAverage):
         compressor: its message must be closer to the gradient than zero. A compressor that scales its message up to be
             unbiased (`RandomK` by default) is not: its residual would grow from step to step.
 
-    Attributes:
-        residuals: index of the bucket -> the part omitted so far. Save it with a checkpoint.
+    `residuals`: index of the bucket -> the part omitted so far. Save it with a checkpoint.
     """
 
     def __init__(self, compressor: LossyAverage):

@@ -43,8 +43,7 @@ class PowerSGD(LossyAverage):
         rank: of the factors, at least 1.
         seed: of the first Q, the same on all ranks.
 
-    Attributes:
-        factors: index of the bucket -> the Q of each of its compressed matrices [c, r].
+    `factors`: index of the bucket -> the Q of each of its compressed matrices [c, r].
     """
 
     @checked
@@ -112,7 +111,6 @@ def is_compressed(shape: torch.Size, rank: int) -> bool:
 
 
 def _views(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-    """The tensors that are concatenated in a flat one."""
     parts = flat.view(-1).split([shape.numel() for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 

@@ -122,8 +122,7 @@ def in_blocks(x: Tensor, block: int) -> Tensor:
     """`x` (..., P) as float32 blocks (..., blocks, B): a view if B divides P, otherwise a copy that repeats the last
     number, which keeps the minimum and maximum of its block.
 
-    Raises:
-        ValueError: numbers that are not floating-point.
+    Raises ValueError: numbers that are not floating-point.
     """
     if not isinstance(x, Tensor) or not x.is_floating_point() or x.ndim == 0:
         got = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__

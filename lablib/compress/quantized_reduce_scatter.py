@@ -42,8 +42,7 @@ def quantized_reduce_scatter(
         group: None for all ranks.
         quantizer: the same on every rank.
 
-    Raises:
-        ValueError: sizes that do not fit, numbers that are not floating-point or not finite.
+    Raises ValueError: sizes that do not fit, numbers that are not floating-point or not finite.
     """
     n = dist.get_world_size(group)
     check_shards(full, shard, n)

@@ -124,7 +124,6 @@ def error_growth(
 
 
 def _sizes(parts: Sequence[Tensor]) -> tuple[int, int]:
-    """The numbers of ranks, and of elements on each."""
     sizes = {part.shape for part in parts}
     if len(sizes) != 1 or any(part.ndim != 1 for part in parts):
         raise ValueError(f"give one tensor [N] per rank, all of one size: got {len(parts)} of {len(sizes)} sizes.")

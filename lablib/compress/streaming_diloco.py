@@ -93,9 +93,8 @@ class StreamingDiLoCo:
                 "fragments must hold every parameter that is trained, and each once; use layer_fragments(...)."
             )
         broadcast_module(module, group)
-        self.fragments = [
-            Fragment(params, outer, group, reduce_for(reduce, index, params)) for index, params in enumerate(fragments)
-        ]
+        reduces = [reduce_for(reduce, index, params) for index, params in enumerate(fragments)]
+        self.fragments = [Fragment(params, outer, group, own) for params, own in zip(fragments, reduces, strict=True)]
         self._arrivals: list[tuple[int, Fragment]] = []
 
     def step(self) -> None:

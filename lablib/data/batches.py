@@ -60,8 +60,7 @@ def batches(
         device: where the batches shall be; None: torch's default device.
         start: global batches to leave out.
 
-    Raises:
-        ValueError: sizes that do not fit, at once and not at the first batch.
+    Raises ValueError: sizes that do not fit, at once and not at the first batch.
     """
     if batch_size % world_size:
         near = -(-batch_size // world_size) * world_size

@@ -150,9 +150,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def _check_state(state: Mapping[str, Any]) -> None:
     """Refuse places outside the epoch, which would be lost, or end it, silently."""
     names = ("num_samples", "seed", "epoch", "first")
-    right = all(fits(state.get(name), int) and state[name] >= 0 for name in names) and fits(
-        state.get("more"), Sequence[int]
-    )
+    right = all(fits(state.get(name), NonNegativeInt) for name in names) and fits(state.get("more"), Sequence[int])
     if not (right and state["first"] <= state["num_samples"]) or any(
         not state["first"] < place < state["num_samples"] for place in state["more"]
     ):

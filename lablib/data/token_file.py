@@ -40,15 +40,8 @@ FORMAT = "lablib tokens 1"
 VocabSize = Annotated[int, Range(ge=1, le=2**32)]  # at most four bytes per token
 TEXTS_AT_ONCE = 256  # texts encoded together: enough for every core
 CHECKED_AT_ONCE = 2**22  # tokens: a file may be larger than memory
-WHOLE = (
-    torch.int8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.uint8,
-    torch.uint16,
-    torch.uint32,
-)  # uint64 is wider than any
+# uint64 is wider than any
+WHOLE = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32)
 DTYPES = {"uint16": torch.uint16, "uint32": torch.uint32}
 
 

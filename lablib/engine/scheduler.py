@@ -30,8 +30,6 @@ _MAX_IDLE_POLLS = 10_000  # consecutive polls without progress that count as a d
 
 
 class _RankState:
-    """One rank and its wait."""
-
     __slots__ = ("clock", "has_finished", "is_polling", "joins", "time_is_up", "until_s", "waiting")
 
     def __init__(self, clock: RankClock):

@@ -191,9 +191,8 @@ def chart(
         if not is_column and number and panel.y == panels[0].y:
             y["title"] = {**y["title"], "text": ""}
         suffix = str(number + 1) if number else ""
-        whole |= {
-            f"{side}axis{suffix}": whole.get(f"{side}axis{suffix}", {}) | drawn for side, drawn in (("x", x), ("y", y))
-        }
+        for name, drawn in ((f"xaxis{suffix}", x), (f"yaxis{suffix}", y)):
+            whole[name] = whole.get(name, {}) | drawn
     style.lay_out(figure, whole)
     for panel, unit, where in zip(panels, units, places, strict=True):
         for rule in panel.rules:

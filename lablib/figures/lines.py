@@ -159,10 +159,8 @@ def figure_idle_shares(
         summary: one sentence; "": the ends of each line.
     """
     percent = {name: [100 * share for share in line] for name, line in shares.items()}
-    title = title or f"How long the device waits, by {control}"
-    return figure_lines(
-        counts, percent, control, "idle share of the device", y_unit="%", title=title, log_x=True, summary=summary
-    )
+    look = {"y_unit": "%", "title": title or f"How long the device waits, by {control}", "log_x": True}
+    return figure_lines(counts, percent, control, "idle share of the device", summary=summary, **look)
 
 
 @checked

@@ -109,11 +109,8 @@ def _cdn_script() -> str:
 
 def framed(figure: go.Figure, live_html: str) -> str:
     """Plotly's HTML of the figure, named for a screen reader, with the static picture until it is drawn."""
-    name, live = (
-        in_html(describe(figure) or "figure"),
-        f'<div class="lablib-live" style="display:none">{live_html}</div>',
-    )
-    static = f'<div class="lablib-static">{static_svg(figure)}</div>'
+    name, static = in_html(describe(figure) or "figure"), f'<div class="lablib-static">{static_svg(figure)}</div>'
+    live = f'<div class="lablib-live" style="display:none">{live_html}</div>'
     return f'<div class="lablib-figure" role="img" aria-label="{name}">{static}{live}{_SHOW_THE_LIVE_ONE}</div>'
 
 

@@ -67,7 +67,9 @@ def load_cluster(path: str | Path) -> Cluster:
         raise ValueError(f"{file}: cannot be read ({error.strerror}); give the path of a TOML file") from None
     except ValueError as error:
         raise ValueError(f"{file}: not TOML: {error}") from None
-    base = _base(table, _catalogue_clusters(), f"{file}", "cluster")
+    from lablib.hardware.catalogue import CLUSTERS  # which imports this file
+
+    base = _base(table, CLUSTERS, f"{file}", "cluster")
     is_unusual = table.pop("unusual", False)
     if not isinstance(is_unusual, bool):
         raise ValueError(f"{file}: unusual is true or false: got {is_unusual!r}")
@@ -117,12 +119,6 @@ def cluster_text(cluster: Cluster, file: str = "a cluster") -> str:
 
 
 # ---- reading ----
-
-
-def _catalogue_clusters() -> Mapping[str, Cluster]:
-    from lablib.hardware.catalogue import CLUSTERS  # which imports this file
-
-    return CLUSTERS
 
 
 def _base(table: Mapping[str, Any], known: Mapping[str, Any], where: str, kind: str) -> Any:

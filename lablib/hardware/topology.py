@@ -15,6 +15,7 @@ Simplified: minimal routes, no adaptive routing; congestion is the constant tape
 """
 
 from dataclasses import dataclass
+from math import prod
 from typing import Annotated, Protocol
 
 from lablib.hardware.checks import Seconds, check_places
@@ -106,11 +107,8 @@ class Torus:
             position.append(rest % extent)
             rest //= extent
         if rest:
-            size = 1
-            for extent in self.shape:
-                size *= extent
-            message = f"a torus of shape {self.shape} has {size} nodes: node {node} is outside; give a larger shape"
-            raise ValueError(message)
+            size = f"a torus of shape {self.shape} has {prod(self.shape)} nodes"
+            raise ValueError(f"{size}: node {node} is outside; give a larger shape")
         return tuple(reversed(position))
 
     def hops(self, node_a: int, node_b: int) -> int:

@@ -106,7 +106,6 @@ class _CannotTry(Exception):
 
 
 def _call(way: str, fn: Callable, args: tuple, jax_fn: Callable | None) -> Callable[[], Any]:
-    """The call that is timed."""
     if way == "jax":
         return _in_jax(args, jax_fn)
     if way == "torchscript":
@@ -117,7 +116,6 @@ def _call(way: str, fn: Callable, args: tuple, jax_fn: Callable | None) -> Calla
 
 
 def _kernels(way: str, fn: Callable, args: tuple) -> int | None:
-    """Kernels of a call, where they are known."""
     if way == "jax":
         return None
     return len(count_kernels(fn, *args)[1] if way == "inductor" else eager_operators(fn, *args))

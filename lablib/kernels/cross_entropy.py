@@ -84,8 +84,7 @@ def cross_entropy(
         target_T: int64; ids of words, or `ignore_index`.
         block: scores of a tile.
 
-    Raises:
-        ValueError: (on the CPU) a target outside the vocabulary.
+    Raises ValueError: (on the CPU) a target outside the vocabulary.
     """
     check_inputs("cross_entropy", x=x)
     check_contiguous("cross_entropy", target=target_T)

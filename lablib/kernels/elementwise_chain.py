@@ -141,8 +141,7 @@ def chain_timeline(costs: Mapping[str, ChainCost], device: Device) -> Timeline:
     spans, now_s = [], 0.0
     for name, cost in costs.items():
         end_s = now_s + chain_time_s(cost, device)
-        spans.append(
-            Span(0, "compute", name, "chain", now_s, end_s, float(cost.flops), float(cost.size_bytes), "float32")
-        )
+        amounts = float(cost.flops), float(cost.size_bytes)
+        spans.append(Span(0, "compute", name, "chain", now_s, end_s, *amounts, "float32"))
         now_s = end_s
     return Timeline.of(spans, 1)

@@ -65,8 +65,7 @@ def flash_attention(
         tiles: rows of a tile, forward and backward; chosen by dtype and width when None (tile_choice.py).
         passes: TRITON, the kernels, interpreted on a CPU; or TILED, the same loops in plain torch.
 
-    Raises:
-        ValueError: heads, dtypes or devices that do not fit each other, or a tile that the kernel cannot take.
+    Raises ValueError: heads, dtypes or devices that do not fit each other, or a tile that the kernel cannot take.
     """
     for name, x in (("q_BHTK", q_BHTK), ("k_BGSK", k_BGSK), ("v_BGSK", v_BGSK)):
         if x.ndim != 4:
@@ -101,8 +100,7 @@ def flash_attention_varlen(
         cu_seqlens_k: the same for the keys; cu_seqlens_q when None.
         others: see `flash_attention`.
 
-    Raises:
-        ValueError: as `flash_attention`, or cu_seqlens that do not begin with 0, that fall, or that do not end at T.
+    Raises ValueError: as `flash_attention`, or cu_seqlens that do not begin with 0, that fall, or that do not end at T.
     """
     starts_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     plan = AttentionPlan(_starts(cu_seqlens_q), _starts(starts_k), is_causal, tiles or AttentionTiles())

@@ -34,10 +34,8 @@ from lablib.kernels.kernel_source import rewritten
 LOCK = threading.RLock()
 _TO_TENSOR = partial(triton_interpreter.interpreter_semantic.to_tensor, check_type=False)
 _MIN_MAX = triton_interpreter.ReduceOps.min_max
-_QUIET: dict[Any, Any] = {
-    np.nanmax: np.fmax.reduce,
-    np.nanmin: np.fmin.reduce,
-}  # the same, without a warning where all are NaN
+# the same, without a warning where all are NaN
+_QUIET: dict[Any, Any] = {np.nanmax: np.fmax.reduce, np.nanmin: np.fmin.reduce}
 
 
 def interpret(

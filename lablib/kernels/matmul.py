@@ -83,8 +83,7 @@ def matmul(
         activation: a name of `ACTIVATIONS`; "gelu" is by erf.
         tiles: chosen by dtype, sizes and GPU when None (tile_choice.py).
 
-    Raises:
-        ValueError: shapes, dtypes or devices that do not fit, or a tile that a GPU's matrix units cannot take.
+    Raises ValueError: shapes, dtypes or devices that do not fit, or a tile that a GPU's matrix units cannot take.
     """
     _check(a_MK, b_KN, bias_N)
     return _Matmul.apply(a_MK, b_KN, bias_N, activation, tiles)

@@ -71,9 +71,8 @@ def checkpoint_sqrt(num_layers: Count, layer_bytes: Positive = 1.0, input_bytes:
     lengths = {min(max(1, length), num_layers) for length in range(int(nearest) - 1, ceil(nearest) + 2)}
     # ceil(n / k) jumps, so neighbours of the root may be better.
     lengths |= {ceil(num_layers / ceil(num_layers / length)) for length in lengths}
-    return checkpoint_every(
-        num_layers, min(lengths, key=lambda k: (ceil(num_layers / k) * input_bytes + k * layer_bytes, k))
-    )
+    best = min(lengths, key=lambda k: (ceil(num_layers / k) * input_bytes + k * layer_bytes, k))
+    return checkpoint_every(num_layers, best)
 
 
 @checked

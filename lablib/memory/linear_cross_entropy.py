@@ -101,7 +101,6 @@ class FusedLoss(torch.autograd.Function):
 
 
 def _chunks(num_chunks: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
-    """Each tensor, cut along the tokens."""
     num_tokens = len(tensors[0])
     if num_tokens == 0:
         raise ValueError("a mean over no tokens is undefined: got an empty batch.")

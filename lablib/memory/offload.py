@@ -97,7 +97,10 @@ class Mover:
     def send(self, flat: Tensor) -> OnHost:
         """Begin to copy a flat tensor to the host, after the kernels that compute it."""
         while len(self._leaving) >= self._num_ahead:
-            self._let_go(self._leaving.popleft())
+            # Free the device's memory once the copy has arrived: compute waits here if it is faster than the link.
+            gone = self._leaving.popleft()
+            self._wait_for(gone)
+            gone.on_device = None
         kept = OnHost(torch.empty(flat.shape, dtype=flat.dtype, device="cpu", pin_memory=True), flat.device)
         kept.on_device, kept.place = flat, len(self._sent)
         kept.arrived = self._copy(self._out, kept.host, flat)
@@ -120,11 +123,6 @@ class Mover:
             self._wait_for(kept)
         assert kept.on_device is not None
         return kept.on_device
-
-    def _let_go(self, kept: OnHost) -> None:
-        """Free the device's memory once the copy has arrived: compute waits here if it is faster than the link."""
-        self._wait_for(kept)
-        kept.on_device = None
 
     def _bring_back(self, kept: OnHost) -> None:
         kept.on_device = torch.empty(kept.host.shape, dtype=kept.host.dtype, device=kept.device)

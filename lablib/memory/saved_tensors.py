@@ -129,7 +129,6 @@ def _nodes(output: Tensor) -> Iterator[Any]:
 
 
 def _kept_by(node: Any) -> Iterator[tuple[str, Tensor]]:
-    """Names and tensors that a node keeps."""
     for attribute in dir(node):
         if not attribute.startswith("_raw_saved_"):
             continue

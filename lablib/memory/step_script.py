@@ -168,9 +168,14 @@ class StepScript:
 
     def _forward_layer(self, x: TracedAllocation, keeps: bool, stops: bool) -> tuple[Saved, TracedAllocation]:
         trace, m = self.trace, self.model
+
+        def drop(*blocks: TracedAllocation) -> None:
+            """Free what only backward needs."""
+            if not keeps:
+                trace.free(*blocks)
+
         norm1, stats1 = self._norm(x, "self.attention(self.attention_norm(x_BTD))")
-        if not keeps:
-            trace.free(stats1)
+        drop(stats1)
         heads = (self.stream(), self.stream(), self.stream())
         for head in heads:
             here = line_of(_GPT, "for linear in (self.query, self.key, self.value)")
@@ -179,18 +184,15 @@ class StepScript:
         here = line_of(_GPT, "F.scaled_dot_product_attention(")
         flops = 2 * self.seq_len**2 * m.d_model
         trace.op("aten.scaled_dot_product_attention", here, [mixed, logsumexp], heads, flops)
-        if not keeps:
-            trace.free(logsumexp)
+        drop(logsumexp)
         out, middle = self.stream(), self.stream()
         flops = self.product_flops(m.d_model, m.d_model)
         trace.op("aten.addmm", line_of(_GPT, "return self.out("), [out], [mixed], flops)
-        if not keeps:
-            trace.free(*heads, mixed, norm1)
+        drop(*heads, mixed, norm1)
         trace.op("aten.add", line_of(_GPT, "self.attention(self.attention_norm(x_BTD))"), [middle], [x, out])
         trace.free(out)
         norm2, stats2 = self._norm(middle, "self.mlp(self.mlp_norm(x_BTD))")
-        if not keeps:
-            trace.free(stats2)
+        drop(stats2)
         up, gelu = self.stream(columns=m.hidden_size), self.stream(columns=m.hidden_size)
         here, flops = line_of(_GPT, "F.gelu(self.up(x_BTD)"), self.product_flops(m.d_model, m.hidden_size)
         trace.op("aten.addmm", here, [up], [norm2], flops)
@@ -198,16 +200,13 @@ class StepScript:
         saved = Saved(x, norm1, stats1, heads, mixed, logsumexp, middle, norm2, stats2, up, gelu)
         if stops:
             return saved, x
-        if not keeps:
-            trace.free(up)
+        drop(up)
         down, y = self.stream(), self.stream()
         trace.op("aten.addmm", here, [down], [gelu], flops)
-        if not keeps:
-            trace.free(gelu, norm2)
+        drop(gelu, norm2)
         trace.op("aten.add", line_of(_GPT, "self.mlp(self.mlp_norm(x_BTD))"), [y], [middle, down])
         trace.free(down)
-        if not keeps:
-            trace.free(middle)
+        drop(middle)
         return saved, y
 
     def _norm(self, x: TracedAllocation, code: str) -> tuple[TracedAllocation, TracedAllocation]:
@@ -359,18 +358,14 @@ class StepScript:
         if self.kind.has_master:
             here, widened = line_of(_STEP, "master.grad = param.grad.float()"), []
             for numbers in sizes:
-                narrow, wide = (
-                    TracedAllocation("gradient", numbers * self.kind.width),
-                    TracedAllocation("gradient", 4 * numbers),
-                )
+                narrow, wide = (TracedAllocation("gradient", numbers * each) for each in (self.kind.width, 4))
                 trace.op("aten._to_copy", here, [wide], [narrow])
                 trace.free(narrow)
                 widened.append(wide)
             self.gradients = widened
-        states = [
-            TracedAllocation("other", sum(sizes) * self.kind.state_width) for _ in range(self.kind.num_moments + 2)
-        ]
-        temporary = TracedAllocation("other", sum(sizes) * self.kind.state_width * self.kind.temporary_share)
+        size = sum(sizes) * self.kind.state_width
+        states = [TracedAllocation("other", size) for _ in range(self.kind.num_moments + 2)]
+        temporary = TracedAllocation("other", size * self.kind.temporary_share)
         name = "aten._foreach_sqrt" if self.kind.temporary_share else "optimizer step"
         trace.op(name, line_of(_STEP, "optimizer.step()"), [temporary], states + states)
         trace.free(temporary)

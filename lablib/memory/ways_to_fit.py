@@ -196,7 +196,6 @@ def _record(layer: nn.Module, x: Tensor, devices: Sequence[Device]) -> Sequence[
 
 
 def _layer_cost(recorded: Sequence[_Operator], number: int, sizes: dict[str, int]) -> LayerWork:
-    """The sums for one of the devices."""
 
     def total(operators: Sequence[_Operator]) -> tuple[float, float]:
         costs = [one.costs[number] for one in operators]

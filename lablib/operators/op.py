@@ -221,11 +221,6 @@ def function_name(op: Any, args: tuple, kwargs: dict) -> str:
     return " ".join([_name(op), *words])
 
 
-def num_elements(args: tuple, kwargs: dict, out: Any) -> int:
-    """Elements of the largest operand or result."""
-    return max((t.numel() for t in tensors_in((*args, *kwargs.values(), out))), default=0)
-
-
 # ---- kinds of operators limited by memory ----
 
 _SUMS = frozenset(
@@ -279,7 +274,6 @@ def _layer_products(call: OperatorCall) -> list[tuple[int, int]]:
 
 
 def _layer_sizes(call: OperatorCall) -> tuple[int, int, int, int]:
-    """B, H, T and the width of a head."""
     x = call["src" if "src" in _signature(call.op) else "query"]
     heads = call["num_heads" if "num_heads" in _signature(call.op) else "num_head"]
     return x.shape[0], heads, x.shape[1], call["embed_dim"] // heads
@@ -391,12 +385,13 @@ def op_time_s(op: Any, args: tuple, kwargs: dict, out: Any, device: Device, size
     """
     size_bytes = op_bytes(op, args, kwargs, out) if size_bytes is None else size_bytes
     if has_arithmetic(op):
-        compute_s = _SECONDS.get(schema(op).name.removeprefix("aten::"), _plain)(
-            OperatorCall(op, args, kwargs, out), device
-        )
+        seconds = _SECONDS.get(schema(op).name.removeprefix("aten::"), _plain)
+        compute_s = seconds(OperatorCall(op, args, kwargs, out), device)
         time_s = max(compute_s, stream_time_s(size_bytes, device))
     else:
-        elements = num_elements(args, kwargs, out) if device.is_gpu or device.element_s else 0
+        elements = 0
+        if device.is_gpu or device.element_s:  # of the largest operand or result
+            elements = max((t.numel() for t in tensors_in((*args, *kwargs.values(), out))), default=0)
         kind = operator_kind(op, args, out) if device.is_gpu else ""
         time_s = operator_time_s(kind, size_bytes, elements, device)
         if device.element_s:

@@ -98,5 +98,4 @@ def _over_root(g: Tensor, state: State, weight: float, eps1: float) -> Tensor:
 
 
 def _rms(x: Tensor) -> Tensor:
-    """Root of the mean square."""
     return torch.linalg.vector_norm(x) / math.sqrt(x.numel())

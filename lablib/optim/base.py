@@ -121,9 +121,8 @@ class BatchedOptimizer(torch.optim.Optimizer):
                 check_saved_settings(type(self).__name__, self.defaults, saved)
         super().load_state_dict(state_dict)
         for _, param, _, (state, _) in self._beside(state_dict):
-            self.state[param] = {
-                key: value.to(param.device) if isinstance(value, Tensor) else value for key, value in state.items()
-            }
+            moved = {key: value.to(param.device) for key, value in state.items() if isinstance(value, Tensor)}
+            self.state[param] = state | moved
 
     def _beside(self, state_dict: Settings) -> Iterator[tuple[str, Tensor, Settings, tuple[State, Settings]]]:
         """Each parameter with a saved state: name, parameter, group, and the saved state and settings."""

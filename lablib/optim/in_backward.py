@@ -52,8 +52,7 @@ def step_in_backward(
         make_optimizer: the optimizer of one parameter, given as a list; of this package or of torch.
         params: frozen ones are left out.
 
-    Raises:
-        ValueError: a gradient is there already: it would be stepped with the next one added to it.
+    Raises ValueError: a gradient is there already: it would be stepped with the next one added to it.
     """
     trained = [param for param in params if param.requires_grad]
     if any(param.grad is not None for param in trained):

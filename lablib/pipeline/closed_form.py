@@ -108,9 +108,8 @@ def makespan_s(
         busiest: seconds of a rank with more layers than the mean; None: all ranks are equal.
     """
     formulas = _formulas(schedule)
-    sums = PipelineSums(
-        num_stages, num_microbatches, num_chunks, middle, first_extra, last_extra, send_s, overlap, busiest
-    )
+    counts = num_stages, num_microbatches, num_chunks
+    sums = PipelineSums(*counts, middle, first_extra, last_extra, send_s, overlap, busiest)
     longest_s = formulas.makespan(sums)
     if schedule in _OF_ONE_PIECE:
         # One piece on each rank is plain 1F1B.

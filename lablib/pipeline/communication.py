@@ -57,8 +57,7 @@ def with_communication(plan: Plan, costs: Costs | None = None, *, batched: bool 
         costs: of its actions, for the order of the messages; None: F, I and W take 1 s, B 2 s.
         batched: join messages without an action between them into one exchange.
 
-    Raises:
-        ValueError: the plan breaks a rule (validate.py), or the costs do not fit it.
+    Raises ValueError: the plan breaks a rule (validate.py), or the costs do not fit it.
     """
     check(plan)
     # The end of each action, and a count: an action of zero seconds still comes after its dependencies
@@ -89,7 +88,6 @@ def with_communication(plan: Plan, costs: Costs | None = None, *, batched: bool 
 
 
 def _joined(steps: list[Step]) -> tuple[Step, ...]:
-    """Neighbouring exchanges as one."""
     joined: list[Step] = []
     for are_exchanges, group in groupby(steps, key=lambda step: isinstance(step, Exchange)):
         if are_exchanges:

@@ -54,14 +54,11 @@ def find_deadlock(plan: Plan | CommunicationPlan, blocking_sends: bool = True) -
     stuck = {rank: at for rank, at in enumerate(_play(rows, needs)) if at < len(rows[rank])}
     if not stuck:
         return ()
-    done = {
-        event for rank, row in enumerate(rows) for step in row[: stuck.get(rank, len(row))] for event in _gives(step)
-    }
+    ended = (row[: stuck.get(rank, len(row))] for rank, row in enumerate(rows))
+    done = {event for row in ended for step in row for event in _gives(step)}
     # A rank that waits in an exchange has posted it.
     done |= {event for rank, at in stuck.items() for event in _posts(rows[rank][at])}
-    where = {
-        event: (rank, at) for rank, row in enumerate(rows) for at, step in enumerate(row) for event in _gives(step)
-    }
+    where = {e: (rank, at) for rank, row in enumerate(rows) for at, step in enumerate(row) for e in _gives(step)}
     waits = {}
     for rank, at in stuck.items():
         missing = next(event for event in needs(rows[rank][at]) if event not in done)

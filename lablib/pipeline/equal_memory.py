@@ -67,8 +67,7 @@ def equal_memory(
         max_chunks: the most pieces on a rank, for the schedules that can choose.
         forward_s, input_s, weight_s: F, I and W of a whole rank.
 
-    Raises:
-        ValueError: plans that are too large to replay.
+    Raises ValueError: plans that are too large to replay.
     """
     if num_stages * num_microbatches * max_chunks > MAX_SIZE:
         raise ValueError(

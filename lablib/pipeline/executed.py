@@ -11,7 +11,6 @@ Simplified: an action lasts from its first operator to its last; its cost is the
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 
 from lablib.pipeline.costs import Costs
@@ -34,7 +33,6 @@ def executed(timeline: Timeline, plan: Plan, step: int = -1) -> Timeline:
 
 
 def _actions(timeline: Timeline, plan: Plan, rank: int, step: int) -> list[Span]:
-    """The rank's row as spans."""
     row = plan.actions[rank]
     if not row:
         return []
@@ -87,7 +85,8 @@ def measured_costs(timeline: Timeline, plan: Plan, step: int = -1, send_s: float
     for rank, row in enumerate(plan):
         for action, span in zip(row, done.select(rank), strict=True):
             took[action.kind, action.stage].append(span.duration_s)
-    each = {kind: [_mean(took[kind, piece]) for piece in range(plan.num_pieces)] for kind in Kind}
+    means = {key: sum(seconds) / len(seconds) for key, seconds in took.items()}
+    each = {kind: [means.get((kind, piece), 0.0) for piece in range(plan.num_pieces)] for kind in Kind}
     # A piece has either B or the split actions I and W.
     whole = [b or i + w for b, i, w in zip(each[Kind.B], each[Kind.I], each[Kind.W], strict=True)]
     sends = [_send_s(timeline, a, b) for a, b in zip(plan.rank_of, plan.rank_of[1:], strict=False)]
@@ -99,7 +98,3 @@ def _send_s(timeline: Timeline, a: int, b: int) -> float:
     ways = [(rank, to) for rank, to in ((a, b), (b, a)) if a != b]
     spans = [(span, to) for rank, to in ways for span in timeline.select(rank) if span.is_communication]
     return min((span.duration_s for span, to in spans if span.name == f"send to {to}"), default=0.0)
-
-
-def _mean(numbers: Sequence[float]) -> float:
-    return sum(numbers) / len(numbers) if numbers else 0.0

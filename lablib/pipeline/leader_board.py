@@ -31,11 +31,8 @@ def leader_board(
     size = _size(simulate(_read(first), costs, max_in_flight).plan)  # an error in the first plan is raised
     rows = {name: _row(plan, costs, max_in_flight, size) for name, plan in plans.items()}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("plan")
-    return table.sort_values(["does not count", "makespan (s)"], kind="stable", key=_order)
-
-
-def _order(column: Any) -> Any:
-    return column != "" if column.name == "does not count" else column
+    order = ["does not count", "makespan (s)"]
+    return table.sort_values(order, kind="stable", key=lambda one: one != "" if one.name == order[0] else one)
 
 
 def _row(
@@ -66,7 +63,6 @@ def _size(plan: Plan) -> tuple[int, int]:
 
 
 def _reason(found: Simulation, size: tuple[int, int]) -> str:
-    """Why a plan does not count, or ""."""
     plan = found.plan
     if _size(plan) != size:
         wanted, got = (f"{plural(p, 'stages')} and {plural(m, 'micro-batches')}" for p, m in (size, _size(plan)))

@@ -63,12 +63,10 @@ def zb_v_s(sums: PipelineSums) -> Numbers:
     (f_s, i_s, w_s), e0, e1 = sums.halves, sums.e0, sums.e1
     p, m, c_s, held_s = sums.p, sums.m, sums.c_s - sums.held_s, sums.held_s
     fill_s = maximum(maximum((p - 1) * i_s, 2 * (p - 1) * (i_s - w_s)), (2 * p - 3) * f_s - (p - 2) * i_s)
-    first_s = (
-        maximum((p - 2) * w_s - p * (e0[1] + e0[2]) - e1[2] + 3 * (p - 1) * c_s, 0.0) + (3 * m + 2 * p - 1) * held_s
-    )
-    away_s = (
-        fill_s + (2 * p - 1) * e0[0] + e1[0] + e1[1] + (5 * p - 7) * c_s + where(p > 2, 6 * m - p - 1, 3 * m) * held_s
-    )
+    first_s = maximum((p - 2) * w_s - p * (e0[1] + e0[2]) - e1[2] + 3 * (p - 1) * c_s, 0.0)
+    first_s = first_s + (3 * m + 2 * p - 1) * held_s
+    away_s = fill_s + (2 * p - 1) * e0[0] + e1[0] + e1[1] + (5 * p - 7) * c_s
+    away_s = away_s + where(p > 2, 6 * m - p - 1, 3 * m) * held_s
     # Few micro-batches leave gaps: down the V and up, back the same way, and in between all I and W.
     (f_s, i_s, w_s), ends_s = sums.mid, e0[0] + e0[1] + e1[0] + e1[1]
     few_s = p * (f_s + i_s) + ends_s + w_s + (m - 1) * (i_s + w_s + e1[1] + e1[2]) + 4 * (p - 1) * sums.c_s
@@ -99,9 +97,8 @@ def v_half_s(sums: PipelineSums) -> Numbers:
     long_f_s = m * (2 * f_s - 2 * i_s - w_s + 2 * c_s) + (2 * p + 3 - 3 * odd) * i_s + (2 * p - 5 + odd) * f_s
     long_s = maximum(long_i_s, long_f_s) - (p - odd) / 2 * w_s + (5 * p - 8) * c_s
     fill_s = maximum(maximum(even_s, short_i_s), long_s)
-    away_s = (
-        fill_s + 2 * (e0[0] + e0[1]) + e0[2] + e1[0] + e1[1] + where(p > 2, 6 * m + 3.5 * p - 11, 3 * m + 1) * held_s
-    )
+    away_s = fill_s + 2 * (e0[0] + e0[1]) + e0[2] + e1[0] + e1[1]
+    away_s = away_s + where(p > 2, 6 * m + 3.5 * p - 11, 3 * m + 1) * held_s
     # On the first rank: the ways of the first and the last micro-batch, less the work done during them.
     half = (p - odd) / 2
     first_s = (3 * half - 1 + odd) * f_s - (half + 1) * w_s - half * (e0[0] + e0[1] + e0[2]) + e0[0] + e0[1] - e1[2]

@@ -118,9 +118,8 @@ class Replay:
     @cached_property
     def busy_s(self) -> tuple[float, ...]:
         """Seconds each rank computes."""
-        return tuple(
-            fsum(map(sub, plain(end), plain(start))) for start, end in zip(self.start_s, self.end_s, strict=True)
-        )
+        times = zip(map(plain, self.start_s), map(plain, self.end_s), strict=True)
+        return tuple(fsum(map(sub, end, start)) for start, end in times)
 
     @property
     def bubble_fraction(self) -> float:
@@ -176,12 +175,11 @@ class Replay:
     @cached_property
     def timeline(self) -> Timeline:
         """One span per action, named as in the plan ("1F0")."""
-        return Timeline(tuple(self._spans()), self.plan.num_stages)
-
-    def _spans(self) -> Iterator[Span]:
+        spans = []
         for rank, row in enumerate(self.plan):
-            for action, start, end in zip(row, plain(self.start_s[rank]), plain(self.end_s[rank]), strict=True):
-                yield Span(rank, COMPUTE, str(action), action.kind.phase, start, end)
+            times = zip(row, plain(self.start_s[rank]), plain(self.end_s[rank]), strict=True)
+            spans += [Span(rank, COMPUTE, str(action), action.kind.phase, a, b) for action, a, b in times]
+        return Timeline(tuple(spans), self.plan.num_stages)
 
     def figure(self, **options: Any) -> go.Figure:
         """The timeline above, the memory of each rank below."""

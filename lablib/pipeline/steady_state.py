@@ -134,7 +134,6 @@ def _repeats(small: Replay, large: Replay, period: int) -> bool:
 
 
 def _count_true(flags: Array) -> int:
-    """Number of leading true values."""
     return len(flags) if flags.all() else int(np.argmin(flags))
 
 

@@ -61,8 +61,7 @@ def validate(
         max_in_flight: for R6: limit of activations that a rank holds at once, one number for all ranks or one for each.
         blocking_sends: for R5: a send waits for its receive.
 
-    Raises:
-        ValueError: `max_in_flight` does not have one number for each rank.
+    Raises ValueError: `max_in_flight` does not have one number for each rank.
     """
     computed = plan if isinstance(plan, Plan) else plan.plan
     findings = [*rules.places(computed)]

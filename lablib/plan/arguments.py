@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated
 
-from lablib.errors import unknown_name
+from lablib.errors import find_named
 from lablib.hardware.catalogue import find_cluster
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.link import Link
@@ -32,6 +32,8 @@ NARROW = ("float8", "float4", "int8")
 TRAINABLE = ("all", "lora", "qlora")
 OFFLOAD = ("optimizer", "activations", "parameters")
 _AXES = ("data", "tensor", "pipeline", "context", "expert", "chunks", "replicas")
+# One machine for equal arguments, as it caches its groups and its layers' pieces.
+_machine = lru_cache(maxsize=64)(Machine)
 
 
 def setup_of(
@@ -53,7 +55,8 @@ def setup_of(
     host_link: str | Link = "pcie4",
 ) -> Setup:
     """The setup of one plan, names resolved; it may break rules (rules.py). Arguments and Raises as `predict`."""
-    model, cluster, host_link = find_model(model), find_cluster(cluster), _find_link(host_link)
+    model, cluster = find_model(model), find_cluster(cluster)
+    host_link = find_named("link", host_link, LINKS, Link)
     offload = tuple(offload) if isinstance(offload, list) else offload
     given = {"parallel": parallel, "batch": batch, "micro_batch": micro_batch, "seq_len": seq_len}
     given |= {"precision": precision, "schedule": schedule, "offload": offload, "trainable": trainable}
@@ -116,14 +119,6 @@ def _with_moments(optimizer: Optimizer, machine: Machine) -> Optimizer:
     return replace(optimizer, moment_bytes=machine.width) if is_narrow and optimizer.moment_bytes == 4 else optimizer
 
 
-def _find_link(host_link: str | Link) -> Link:
-    if isinstance(host_link, Link):
-        return host_link
-    if not isinstance(host_link, str) or host_link not in LINKS:
-        raise unknown_name("link", host_link, list(LINKS))
-    return LINKS[host_link]
-
-
 def _check_stack(stack: Stack, parallel: Parallel, precision: str) -> None:
     if stack.has_wide_shards and parallel.zero_stage != 3:
         raise ValueError(
@@ -152,9 +147,3 @@ def _find_compression(
             "give zero_stage=1 (ZeRO-3 has zero_plus_plus instead)"
         )
     return found
-
-
-@lru_cache(maxsize=64)
-def _machine(cluster: Cluster, stack: Stack, derating: Derating, precision: str) -> Machine:
-    """One machine for equal arguments, as it caches its groups and its layers' pieces."""
-    return Machine(cluster, stack, derating, precision)

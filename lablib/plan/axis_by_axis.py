@@ -93,8 +93,7 @@ def axis_by_axis(
         gpus: GPUs of the plan.
         options: of `predict`, the same for all steps: seq_len, stack, precision, optimizer, derating, ...
 
-    Raises:
-        ValueError: no plan of this walk fits; an option that the walk chooses; arguments that `predict` refuses.
+    Raises ValueError: no plan of this walk fits; an option that the walk chooses; arguments that `predict` refuses.
     """
     whole_number("batch", batch)
     whole_number("gpus", gpus)
@@ -104,17 +103,14 @@ def axis_by_axis(
 
 
 class _Walk:
-    """The walk, with the plan reached so far."""
-
     def __init__(self, model: Transformer, cluster: Cluster, batch: int, gpus: int, options: dict[str, Any]):
         self.model, self.cluster, self.batch, self.gpus, self.options = model, cluster, batch, gpus, options
         self.now = self.predicted(Parallel(), "none")
 
     def predicted(self, parallel: Parallel, recompute: str) -> Prediction:
         schedule = "interleaved" if parallel.chunks > 1 else "1f1b"
-        return predict(
-            self.model, self.cluster, parallel, self.batch, recompute=recompute, schedule=schedule, **self.options
-        )
+        options = {"recompute": recompute, "schedule": schedule, **self.options}
+        return predict(self.model, self.cluster, parallel, self.batch, **options)
 
     def tried(self, recompute: str | None = None, **changes: Any) -> Prediction | None:
         """The plan with these changes; None if it is impossible or needs more GPUs than there are."""
@@ -229,10 +225,8 @@ class _Walk:
                 faster = before.step_time_s / found.step_time_s
                 reason = f"{data} times the GPUs, {faster:.3g} times as fast (efficiency {faster / data:.0%}): "
                 reason += f"other sequences on each; gradients leave {_share(found, 'data')} of the step exposed, and "
-                reason += (
-                    f"the bubble is {found.bubble_fraction:.1%} with {plural(found.num_microbatches, 'micro-batches')}."
-                )
-                yield self._taken("data", found, reason)
+                batches = plural(found.num_microbatches, "micro-batches")
+                yield self._taken("data", found, f"{reason}the bubble is {found.bubble_fraction:.1%} with {batches}.")
                 return
 
     def _zero(self) -> Iterator[AxisStep]:

@@ -78,13 +78,7 @@ def sharded_layer(setup: Setup, parameters: ParametersPerRank, forward_s: Number
 
 
 def data_axis(setup: Setup, parameters: ParametersPerRank, one: StageTime, embedding_s: Numbers) -> AxisTime:
-    """Communication once per step.
-
-    Arguments:
-        parameters: of a layer, of the embedding and of the head, on one rank.
-        one: seconds of a layer for one micro-batch, behind which the traffic can hide.
-        embedding_s: seconds of the embedding's backward.
-    """
+    """Communication once per step, behind the passes of a layer for `one` micro-batch and the embedding's backward."""
     if not setup.has_weight_gradients and setup.zero_stage < 3:
         return AxisTime()
     outside = parameters.embedding + setup.has_both_ends * parameters.head

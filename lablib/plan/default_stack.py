@@ -38,8 +38,7 @@ class Software(NamedTuple):
 def default_stack(device: Device, year: int | None = None, is_megatron: bool = True) -> Software:
     """The usual software on a device in a year (None: today).
 
-    Arguments:
-        is_megatron: whether the program is Megatron, or a plan for the best software; False: any other program.
+    `is_megatron`: whether the program is Megatron, or a plan for the best software; False: any other program.
     """
     why = "usual today: none was named" if year is None else f"usual in {year}: none was named"
     if not device.is_gpu:

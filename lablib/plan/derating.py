@@ -75,20 +75,9 @@ class Derating:
 
 USUAL = Derating()
 IDEAL = Derating(
-    matmul_share=1.0,
-    memory_share=1.0,
-    intra_share=1.0,
-    inter_share=1.0,
-    collective_s=0.0,
-    rank_s=0.0,
-    node_s=0.0,
-    hop_s=0.0,
-    contention=0.0,
-    dispatch_s=0.0,
-    step_s=0.0,
+    **dict.fromkeys(("matmul_share", "memory_share", "intra_share", "inter_share"), 1.0),
+    **dict.fromkeys(("collective_s", "rank_s", "node_s", "hop_s", "contention", "dispatch_s", "step_s"), 0.0),
+    **dict.fromkeys(("base_bytes", "cached_share", "driver_bytes"), 0.0),
     is_power_limited=False,
     has_generations=False,
-    base_bytes=0.0,
-    cached_share=0.0,
-    driver_bytes=0.0,
 )

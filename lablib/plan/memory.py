@@ -165,8 +165,7 @@ def _buffers(setup: Setup, shared: Numbers, rank: Numbers) -> Numbers:
 def _gathered(setup: Setup, stage: Numbers, layer: Numbers, outside: Numbers, head: Numbers) -> tuple[Numbers, Numbers]:
     """ZeRO-3: gathered parameters and unsplit gradients, during a layer and during the loss.
 
-    Arguments:
-        stage, layer, outside, head: parameters of the stage's layers, of one, of both ends, of the head.
+    `stage`, `layer`, `outside`, `head`: parameters of the stage's layers, of one, of both ends, of the head.
     """
     machine = setup.machine
     gradient_bytes = machine.gradient_bytes if setup.has_weight_gradients else 0

@@ -86,12 +86,7 @@ def state_bytes(setup: Setup, own: Own) -> Numbers:
 
 
 def optimizer_step_s(setup: Setup, parameters: ParametersPerRank, passes_s: Numbers) -> Numbers:
-    """Seconds of one update of a stage's parameters; 0 if only adapters are trained.
-
-    Arguments:
-        parameters: of a layer, of the embedding and of the head, on one rank.
-        passes_s: seconds of all forward and backward passes of the step.
-    """
+    """Seconds of one update of a stage's parameters; 0 for adapters alone. `passes_s`: of all passes of the step."""
     machine, optimizer = setup.machine, setup.optimizer
     if not setup.has_weight_gradients:
         return 0.0 * setup.layers
@@ -191,6 +186,5 @@ def _shape_of_ends(optimizer: Optimizer, model: Transformer) -> tuple[int | None
 
 @lru_cache(maxsize=256)
 def _tensors_of_layer(model: Transformer) -> int:
-    """Tensors of a layer: its matrices, their biases, and the norms."""
     matrices = sum(matrix.count for matrix in layer_matrices(model, is_expert_layer=model.experts is not None))
     return matrices * (1 + model.has_bias) + model.num_norms * (2 if model.norm == "layer" else 1)

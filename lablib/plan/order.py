@@ -56,10 +56,8 @@ class PlacedMachine(Machine):
         net = self._network(ranks)
         if name != "broadcast in turn":
             return collective_cost(name, float(size_bytes), net).time_s
-        roots = range(len(ranks))
-        return sum(collective_cost("broadcast", float(size_bytes), net, root=root).time_s for root in roots) / len(
-            ranks
-        )
+        times_s = [collective_cost("broadcast", float(size_bytes), net, root=i).time_s for i in range(len(ranks))]
+        return sum(times_s) / len(ranks)
 
     def in_node(self, n: Numbers, stride: Numbers) -> Numbers:
         """As `Machine.in_node`."""
@@ -92,9 +90,8 @@ def placed_machine(
     """The machine with its ranks in an order from `checked_order`; one cached record for equal arguments."""
     sizes = tuple((axis, size) for axis, size in axis_sizes(parallel, "expert" in order).items())
     order = tuple(axis for axis, _ in sizes if axis not in order) + order
-    return PlacedMachine(
-        machine.cluster, machine.stack, machine.derating, machine.precision, sizes, order, has_free_messages
-    )
+    same = machine.cluster, machine.stack, machine.derating, machine.precision
+    return PlacedMachine(*same, sizes, order, has_free_messages)
 
 
 def axis_sizes(parallel: Parallel, has_expert_axis: bool = False) -> dict[str, int]:
@@ -102,19 +99,12 @@ def axis_sizes(parallel: Parallel, has_expert_axis: bool = False) -> dict[str, i
     sizes = {axis: getattr(parallel, axis) for axis in ORDER}
     if not has_expert_axis:
         return sizes
-    data, expert = sizes["data"] // parallel.expert, parallel.expert
-    return {"pipeline": sizes["pipeline"], "data": data, "expert": expert} | {
-        a: sizes[a] for a in ("context", "tensor")
-    }
+    split = {"data": sizes["data"] // parallel.expert, "expert": parallel.expert}
+    return {"pipeline": sizes["pipeline"], **split, "context": sizes["context"], "tensor": sizes["tensor"]}
 
 
 def checked_order(order: Sequence[str], parallel: Parallel) -> tuple[str, ...]:
-    """The order, if it fits this split.
-
-    Raises:
-        ValueError: not a sequence of names; an unknown axis; a repeated one; one with several ranks left out; an expert
-            axis together with a context axis, or with experts that share tensor ranks.
-    """
+    """The order, if it is of names of axes, each once, and fits this split; otherwise a ValueError."""
     if isinstance(order, str) or not isinstance(order, Sequence):
         raise ValueError(f"order is the axes, from far apart to neighbours: got {shown(order)}; try {ORDER}")
     for axis in order:

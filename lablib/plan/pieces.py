@@ -98,9 +98,7 @@ class _Table:
         )
 
 
-@lru_cache(maxsize=256)
-def _table(machine: Machine, model: Transformer, trainable: str, hides_experts: bool) -> _Table:
-    return _Table(machine, model, trainable, hides_experts)
+_table = lru_cache(maxsize=256)(_Table)
 
 
 def pieces_of(setup: Setup) -> Pieces:

@@ -78,8 +78,7 @@ def predict(
         order: the axes from the one with distant ranks to the one with neighbours (order.py); None: pipeline, data,
             context, tensor. "expert" may be among them, and then takes its ranks from the data axis.
 
-    Raises:
-        ValueError: unknown names, splits that do not divide, sizes below 1, an order without an axis.
+    Raises ValueError: unknown names, splits that do not divide, sizes below 1, an order without an axis.
     """
     setup = setup_of(
         *(model, cluster, parallel, batch, micro_batch, seq_len, precision, recompute, schedule, optimizer, stack),
@@ -94,9 +93,8 @@ def prediction_of(setup: Setup) -> Prediction:
     step.check_takes_time()
     model, machine, policy = setup.model, setup.machine, setup.recompute
     device, tokens = machine.device, setup.batch * setup.seq_len
-    useful, recomputed = _token_flops(
-        model, setup.seq_len, policy, machine.stack, setup.layers, setup.has_weight_gradients
-    )
+    trains = setup.has_weight_gradients
+    useful, recomputed = _token_flops(model, setup.seq_len, policy, machine.stack, setup.layers, trains)
     return Prediction(
         name=model.name,
         cluster=machine.cluster.name,

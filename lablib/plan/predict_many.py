@@ -111,9 +111,8 @@ def predict_many(
             if progress:
                 progress(done, length)
     driver_bytes = (USUAL if derating is None else derating).driver_bytes
-    return Predictions(
-        numbers, columns, fixed, **vars(found), memory_limit_bytes=cluster.device.memory_bytes - driver_bytes
-    )
+    limit = cluster.device.memory_bytes - driver_bytes
+    return Predictions(numbers, columns, fixed, **vars(found), memory_limit_bytes=limit)
 
 
 def _whole_numbers(name: str, given: Any) -> Array:
@@ -179,7 +178,10 @@ def _fill(found: Any, setup: Setup, plans: Array) -> None:
     step = step_of(setup)
     step.check_takes_time()
     tokens = setup.batch.astype(float) * setup.seq_len  # perhaps beyond 2^63
-    useful, hardware = _flops(setup, tokens)
+    # Model and hardware FLOPs, as in predict.py.
+    recomputed = setup.recompute.recomputed_flops(setup.model, setup.machine.stack, setup.layers, setup.seq_len)
+    useful = step_flops(setup.model, tokens, setup.seq_len, has_weight_gradients=setup.has_weight_gradients)
+    hardware = useful + tokens * recomputed
     peak = setup.machine.peak_flops_per_s * setup.num_ranks * step.step_s
     found.step_time_s[plans] = step.step_s
     found.tokens_per_s[plans] = tokens / step.step_s
@@ -196,11 +198,3 @@ def first_broken(setup: Setup) -> Array:
     for number in reversed(range(len(RULES))):
         broken[np.broadcast_to(RULES[number].is_broken(setup), broken.shape)] = number
     return broken
-
-
-def _flops(setup: Setup, tokens: Array) -> tuple[Array, Array]:
-    """Model and hardware FLOPs of the steps, as in predict.py."""
-    model, seq_len = setup.model, setup.seq_len
-    useful = step_flops(model, tokens, seq_len, has_weight_gradients=setup.has_weight_gradients)
-    recomputed = setup.recompute.recomputed_flops(model, setup.machine.stack, setup.layers, seq_len)
-    return useful, useful + tokens * recomputed

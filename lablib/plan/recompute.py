@@ -61,9 +61,8 @@ class Recompute(NamedTuple):
             return once if self.first is None else once.times(self.share(layers))
         if stack.selective == "products":
             # The other products and all cheap operators; outputs of attention and of collectives are kept.
-            return work.forward._replace(
-                product_s=(1 - KEPT_PRODUCTS) * work.forward.product_s, attention_s=0.0, tensor_s=0.0
-            )
+            product_s = (1 - KEPT_PRODUCTS) * work.forward.product_s
+            return work.forward._replace(product_s=product_s, attention_s=0.0, tensor_s=0.0)
         return work.core
 
     def recomputed_flops(self, model: Transformer, stack: Stack, layers: Numbers, seq_len: Numbers) -> Numbers:

@@ -71,8 +71,7 @@ def search(
         progress: called with the number of plans done and of all.
         others: as in `predict_many`, one value for all plans: precision, optimizer, stack, compression, derating, ...
 
-    Raises:
-        ValueError: unknown names, numbers below 1, values that no plan can have together.
+    Raises ValueError: unknown names, numbers below 1, values that no plan can have together.
     """
     model, cluster = find_model(model), find_cluster(cluster)
     total = _gpus(cluster, nodes, gpus)

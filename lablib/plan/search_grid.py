@@ -35,20 +35,13 @@ _MAX_CHUNKS = 12
 def splits_of(
     model: Transformer, cluster: Cluster, total: int, seq_len: int, given: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Array]:
-    """Tensor, pipeline, context and expert ranks that leave a whole number of data ranks.
+    """Of each axis its size in each split of `total` GPUs that leaves a whole number of data ranks.
 
-    Arguments:
-        total: GPUs.
-        seq_len: tokens of a sequence.
-        given: axis -> the sizes to try, empty for the default; an `expert_tensor` of 0 means equal to `tensor`.
-
-    Returns:
-        Axis -> its size in each split.
-
-    Raises:
-        ValueError: no such sizes multiply to the number of GPUs.
+    `given`: axis -> the sizes to try, empty for the default; an `expert_tensor` of 0 means equal to `tensor`.
+    ValueError: no such sizes multiply to the number of GPUs.
     """
-    divisors = _divisors(total)
+    small = [n for n in range(1, isqrt(total) + 1) if total % n == 0]
+    divisors = sorted({*small, *(total // n for n in small)})
     experts = model.experts.num_experts if model.experts else 1
     values = {
         "tensor": [n for n in divisors if n <= cluster.devices_per_node],
@@ -88,12 +81,7 @@ def grid_of(
 ) -> dict[str, Any]:
     """The columns of `predict_many`: every split with every schedule and its pieces, micro-batch, ZeRO stage and so on.
 
-    Arguments:
-        splits: as from `splits_of`.
-        schedules, chunks, micro_batches, stages, recompute: the values to try; empty chunks or stages: the default.
-
-    Raises:
-        ValueError: values that no plan can have together.
+    Empty chunks or stages mean the default. ValueError: values that no plan can have together.
     """
     pairs = _pairs(model, schedules, chunks)
     asked, stages = bool(stages), stages or SHARDING
@@ -137,14 +125,7 @@ def _pairs(model: Transformer, schedules: Sequence[str], chunks: Sequence[int]) 
     return pairs
 
 
-def _divisors(number: int) -> list[int]:
-    """All divisors, ascending."""
-    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})
-
-
 def _few(values: Iterable[int]) -> str:
-    """The first of some numbers, as text."""
     distinct = sorted({int(value) for value in values})
     shown = ", ".join(map(str, distinct[:6]))
     return shown + (", ..." if len(distinct) > 6 else "")

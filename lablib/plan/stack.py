@@ -48,7 +48,7 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from lablib.cost.efficiency import RATES
-from lablib.errors import unknown_name
+from lablib.errors import find_named
 from lablib.signature import Count, NonNegative, NonNegativeInt, OneOf, check_fields
 
 DISPATCHERS = ("alltoall", "deduplicated")
@@ -205,6 +205,7 @@ _HUGGING_FACE_2022: dict[str, Any] = _HUGGING_FACE | {
     "passes_activation": (35 + _WIDENED, 56 + _WIDENED),
     "loss_bytes": 46,  # without its last position: one more copy of the logits, and of their gradient with zeros
 }
+_NARROW: dict[str, Any] = {"gradient_bytes": 2, "narrow_gradient_bytes": 2}
 _LIGER: dict[str, Any] = _HUGGING_FACE | {
     **{"passes_norm": (2, 3), "passes_rms_norm": (2, 3), "passes_rotary": (2, 2), "passes_activation": (2, 3)},
     **{"loss_bytes": 8, "loss_peak_bytes": 0, "loss_saved_bytes": 0},
@@ -215,18 +216,6 @@ _FLASH_ATTN: dict[str, Any] = {
     "loss_bytes": 14,
     "loss_saved_bytes": 2,
     "loss_peak_bytes": 4,
-    "keeps_gradients": False,
-}
-_XLA: dict[str, Any] = {
-    "passes_norm": (1.5, 3),
-    "passes_residual": (1.5, 1),
-    "loss_bytes": 12,
-    "calls_per_kernel": 0,
-    "selective": "products",
-    # Sums are added within the adapters' products.
-    "passes_adapter_input": (1, 3),
-    "passes_adapter_output": (2, 2),
-    "stops_recomputation": True,
     "keeps_gradients": False,
 }
 
@@ -242,6 +231,7 @@ _COMPILED: dict[str, Any] = {
     "keeps_gradients": False,
 }
 
+_XLA: dict[str, Any] = _COMPILED | {"loss_bytes": 12, "calls_per_kernel": 0}
 STACKS: Mapping[str, Stack] = MappingProxyType(
     {
         stack.name: stack
@@ -279,23 +269,10 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
             Stack("torch-compile", **_COMPILED, loss_bytes=8, loss_saved_bytes=2, loss_peak_bytes=2),
             Stack("fsdp", **_EAGER, selective="products", stops_recomputation=True, split_loss_peak_bytes=12),
             Stack("flash-attention", **_FLASH_ATTN),
-            Stack(
-                "internevo",
-                **_FLASH_ATTN,
-                gradient_bytes=2,
-                narrow_gradient_bytes=2,
-                data_overlap=False,
-                owns_tensors=True,
-            ),
+            Stack("internevo", **_FLASH_ATTN, **_NARROW, data_overlap=False, owns_tensors=True),
             Stack("transformers-2022", **_HUGGING_FACE_2022),
             Stack("transformers", **_HUGGING_FACE),
-            Stack(
-                "transformers-deepspeed",
-                **_HUGGING_FACE,
-                gradient_bytes=2,
-                narrow_gradient_bytes=2,
-                gathers_matrices=True,
-            ),
+            Stack("transformers-deepspeed", **_HUGGING_FACE, **_NARROW, gathers_matrices=True),
             Stack(
                 "transformers-te",
                 attention_generation=4,
@@ -315,8 +292,7 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
                 loss_bytes=8,
                 loss_saved_bytes=2,
                 calls_per_kernel=1.0,
-                gradient_bytes=2,
-                narrow_gradient_bytes=2,
+                **_NARROW,
                 fused_accumulation=True,
             ),
             Stack(
@@ -338,8 +314,4 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
 
 def find_stack(name: str | Stack) -> Stack:
     """The stack of that name; a `Stack` is returned as it is. Raises ValueError with the nearest names."""
-    if isinstance(name, Stack):
-        return name
-    if not isinstance(name, str) or name not in STACKS:
-        raise unknown_name("stack", name, list(STACKS))
-    return STACKS[name]
+    return find_named("stack", name, STACKS, Stack)

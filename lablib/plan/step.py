@@ -253,20 +253,15 @@ def _offloaded_layer(setup: Setup, pieces: Pieces, forward_s: Numbers, backward_
     if not {"activations", "parameters"} & {*setup.offload}:
         return Waiting()
     saved = setup.recompute.saved_bytes(pieces.layer, setup.machine.stack, setup.entering_bytes, setup.layers)
-    saved, own = saved * ("activations" in setup.offload), setup.has_host_parameters * _own_layer(setup, pieces)
+    expert = pieces.parameters.expert_layer / setup.expert_shards if setup.model.experts else 0.0
+    own = setup.has_host_parameters * (pieces.parameters.layer / setup.shards + expert)
+    saved = saved * ("activations" in setup.offload)
     shard, gradient = own * setup.machine.width, own * setup.machine.gradient_bytes * setup.has_weight_gradients
     rate = setup.host_link.bandwidth_bytes_per_s
     again = shard * setup.reshard_after_forward
     in_forward, in_backward = maximum(saved, shard) / rate, maximum(saved + again, gradient) / rate
-    return Waiting(
-        maximum(in_forward - forward_s, 0.0), maximum(in_backward - backward_s, 0.0), in_forward + in_backward
-    )
-
-
-def _own_layer(setup: Setup, pieces: Pieces) -> Numbers:
-    """Parameters of a layer in one rank's shard."""
-    expert = pieces.parameters.expert_layer / setup.expert_shards if setup.model.experts else 0.0
-    return pieces.parameters.layer / setup.shards + expert
+    waits = maximum(in_forward - forward_s, 0.0), maximum(in_backward - backward_s, 0.0)
+    return Waiting(*waits, in_forward + in_backward)
 
 
 def _scaled(time: StageTime, n: Numbers) -> StageTime:

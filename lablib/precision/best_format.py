@@ -70,9 +70,8 @@ def best_format(device: Device | None = None, *, num_bits: Annotated[int, OneOf(
     if _speedup(device, BF16) > 1:
         return _choice(device, BF16, "bf16", "BF16 has the range of FP32, so that no loss scale is needed")
     if _speedup(device, FP16) > 1:
-        return _choice(
-            device, FP16, "fp16", "it has no BF16; FP16 is as fast, and its gradients need a loss scale", True
-        )
+        why = "it has no BF16; FP16 is as fast, and its gradients need a loss scale"
+        return _choice(device, FP16, "fp16", why, True)
     return _choice(device, FP32, "fp32", "no narrower format is faster on it")
 
 

@@ -121,8 +121,7 @@ def quantize(
         scale: of the whole tensor, if known in advance (`DelayedScale`); None: from `x`.
         generator: source of stochastic rounding.
 
-    Raises:
-        ValueError: the block does not divide the shape of `x`, or a scale is given to a recipe of blocks.
+    Raises ValueError: the block does not divide the shape of `x`, or a scale is given to a recipe of blocks.
     """
     if scale is not None and recipe.block:
         raise ValueError(f"a scale known beforehand is for a whole tensor: {recipe.name} scales blocks; leave it out.")

@@ -113,8 +113,7 @@ def train_on_text(
         tokens_per_step: N tokens in the mean of the loss; a multiple of the micro-batch's 512.
         watches: whether to count exponents of gradients.
 
-    Raises:
-        ValueError: `tokens_per_step` is not a multiple of 512.
+    Raises ValueError: `tokens_per_step` is not a multiple of 512.
     """
     batch_size, seq_len = 8, 64
     num_micro_batches, rest = divmod(tokens_per_step, batch_size * seq_len)

@@ -11,19 +11,8 @@ from collections.abc import Sequence
 from itertools import dropwhile
 from typing import TYPE_CHECKING
 
+from lablib import errors
 from lablib.engine.group import WHOSE_RANKS
-from lablib.errors import (
-    DeadlockError,
-    FaultError,
-    LaunchError,
-    NotOnNcclWarning,
-    OverlapWarning,
-    RankError,
-    ReadInFlightWarning,
-    UnwaitedWarning,
-    Wait,
-    WriteInFlightWarning,
-)
 from lablib.process.thread_frames import thread_frames
 from lablib.record.passes import with_phases
 from lablib.run import Run, Span, Timeline, Traffic, Transfer
@@ -40,17 +29,17 @@ _LAUNCHERS = tuple(os.path.join(os.path.dirname(os.path.dirname(__file__)), name
 _MOST_WAITS = 16
 _OURS = (*_LAUNCHERS, threading.__file__)
 _FINDINGS = {
-    UnwaitedWarning: unwaited_notes,
-    WriteInFlightWarning: written_notes,
-    ReadInFlightWarning: read_notes,
-    OverlapWarning: overlap_notes,
+    errors.UnwaitedWarning: unwaited_notes,
+    errors.WriteInFlightWarning: written_notes,
+    errors.ReadInFlightWarning: read_notes,
+    errors.OverlapWarning: overlap_notes,
 }
 
 
 def warn_of_findings(parts: Parts, stacklevel: int) -> list[str]:
     """Warn of values that are right by chance only: races, and calls that may hang on NCCL. Returns the notes."""
     found = [(note, kind) for kind, notes_of in _FINDINGS.items() for note in notes_of(parts.ranks)]
-    found += [(note, NotOnNcclWarning) for note in parts.nccl_notes]
+    found += [(note, errors.NotOnNcclWarning) for note in parts.nccl_notes]
     for note, kind in found:
         warnings.warn(note, kind, stacklevel=stacklevel + 1)
     return [note for note, _ in found]
@@ -96,16 +85,16 @@ def result_of(
 # ---- errors ----
 
 
-def error_of(parts: Parts, headline: str, waits: Sequence[Wait]) -> LaunchError:
+def error_of(parts: Parts, headline: str, waits: Sequence[errors.Wait]) -> errors.LaunchError:
     """The error for a run in which no rank can go on. Called while all ranks wait."""
     if cause := parts.group_orders.cause_of_deadlock():
         headline = f"{headline} {cause}"
     elif len(parts.groups) > 1 and any(group.has_unmet_messages for group in parts.groups.values()):
         headline = f"{headline} {WHOSE_RANKS}"
     if parts.faults is None:
-        return DeadlockError(headline, waits)
+        return errors.DeadlockError(headline, waits)
     error = parts.faults.error_of(headline, waits)
-    if isinstance(error, FaultError):
+    if isinstance(error, errors.FaultError):
         ends_s = [rank.clock_s for rank in parts.ranks] + [span[5] for rank in parts.ranks for span in rank.spans]
         unfinished = parts.faults.unfinished(parts.groups.values(), max(ends_s), len(parts.recorder.transfers))
         error.run = result_of(parts, parts.faults.notes(), *unfinished)
@@ -113,9 +102,9 @@ def error_of(parts: Parts, headline: str, waits: Sequence[Wait]) -> LaunchError:
 
 
 def as_launch_error(rank: int, error: BaseException) -> BaseException:
-    if issubclass(type(error), LaunchError):
+    if issubclass(type(error), errors.LaunchError):
         return error
-    wrapped = RankError(rank, error, traceback_text(error, _of_program) + "\n")
+    wrapped = errors.RankError(rank, error, traceback_text(error, _of_program) + "\n")
     wrapped.__cause__ = error
     return wrapped
 

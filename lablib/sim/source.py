@@ -19,9 +19,8 @@ from lablib.torch_compat import torch_file
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LABLIB = os.path.dirname(os.path.dirname(__file__)) + os.sep
-_DEPRECATION = os.path.join(  # wraps torch's deprecated functions
-    os.path.dirname(os.path.dirname(_TORCH)), "typing_extensions.py"
-)
+# wraps torch's deprecated functions
+_DEPRECATION = os.path.join(os.path.dirname(os.path.dirname(_TORCH)), "typing_extensions.py")
 _COMMUNICATION = (
     _LABLIB + "sim",
     torch_file("distributed", "distributed_c10d.py"),

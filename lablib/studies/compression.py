@@ -101,6 +101,5 @@ def _run(name: str, rows: list[dict[str, Any]]) -> CompressedRun:
     finals = [row for row in rows if row["part"] == "final"]
     lr = finals[-1]["lr"]
     losses = {row["seed"]: float(row["loss"]) for row in finals}
-    return CompressedRun(
-        name, lr, min(search) < lr < max(search), losses, finals[-1]["sent_bytes"], finals[-1]["every"]
-    )
+    last = finals[-1]
+    return CompressedRun(name, lr, min(search) < lr < max(search), losses, last["sent_bytes"], last["every"])

@@ -115,7 +115,11 @@ def against_dense(
         fastest, active, total = (one.best if len(one.order) else None for one in found)
         possible = found[0].plans.peak_memory_bytes[found[0].plans.is_possible]
         least_bytes = float(possible.min()) if len(possible) else float("inf")
-        rows = _rows_in(mixture, fastest) if fastest else None
+        rows = None
+        if fastest:  # tokens of its expert ranks, and of the ranks that cut it
+            split = fastest.parallel
+            tokens = fastest.micro_batch * fastest.seq_len * split.expert_tensor_ranks // split.tensor
+            rows = rows_of_an_expert(mixture, tokens, split.expert)
         compared.append(AgainstDense(n, fastest, active, total, least_bytes, rows))
     return compared
 
@@ -147,13 +151,6 @@ def rows_of_an_expert(model: Transformer, tokens: int, expert_ranks: int = 1) ->
     """
     experts = _experts_of(model)
     return tokens * expert_ranks * experts.num_active / experts.num_experts
-
-
-def _rows_in(model: Transformer, plan: Prediction) -> float:
-    """Rows per expert in a plan: tokens of its expert ranks, and of the ranks that cut it."""
-    split = plan.parallel
-    tokens = plan.micro_batch * plan.seq_len * split.expert_tensor_ranks // split.tensor
-    return rows_of_an_expert(model, tokens, split.expert)
 
 
 def _experts_of(model: Transformer) -> Experts:

@@ -59,9 +59,8 @@ def choose(
         margin: nats that may be lost for fewer bytes.
     """
     need = needed_bytes_per_parameter or {name: one.needed_bytes_per_parameter for name, one in results.items()}
-    out = {
-        name: _why_out(result, need[name], budget_bytes_per_parameter, slowest_step) for name, result in results.items()
-    }
+    limits = budget_bytes_per_parameter, slowest_step
+    out = {name: _why_out(result, need[name], *limits) for name, result in results.items()}
     left = sorted((name for name in results if not out[name]), key=lambda name: results[name].loss)
     choices: list[RankedOptimizer] = []
     place = 1

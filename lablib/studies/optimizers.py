@@ -188,13 +188,14 @@ def table(results: Mapping[str, OptimizerResult], reference: str = "adamw") -> "
     rows = []
     for name, result in results.items():
         apart = difference(result.losses, results[reference].losses)
+        verdict = "noise" if apart.is_noise else "less" if apart.mean < 0 else "more"
         rows.append(
             {
                 "optimizer": name,
                 "loss (nats)": result.loss,
                 f"less {reference}'s": apart.mean,
                 "+- 95%": apart.half_width,
-                "verdict": _verdict(result, results[reference]),
+                "verdict": "itself" if result is results[reference] else verdict,
                 "lr": result.lr,
                 "decay": result.weight_decay,
                 "trials": result.num_trials,
@@ -204,13 +205,6 @@ def table(results: Mapping[str, OptimizerResult], reference: str = "adamw") -> "
             }
         )
     return pd.DataFrame(rows).set_index("optimizer")
-
-
-def _verdict(first: OptimizerResult, second: OptimizerResult) -> str:
-    if first is second:
-        return "itself"
-    apart = difference(first.losses, second.losses)
-    return "noise" if apart.is_noise else "less" if apart.mean < 0 else "more"
 
 
 def _result(name: str, rows: Sequence[dict[str, Any]], settings: dict[str, Any]) -> OptimizerResult:

@@ -143,14 +143,10 @@ def place(
     step_calls(setup)  # raises for calls that it cannot count
     prediction = prediction_of(setup)
     exposed = {axis: prediction.communication[axis][1] for axis in AXES if axis != "pipeline"}
-    exposed["pipeline"] = prediction.step_time_s - _without_messages(setup, mesh).step_time_s
-    return PlacedMesh(mesh, found, prediction, exposed, setup)
-
-
-def _without_messages(setup: Setup, mesh: Mesh) -> Prediction:
-    """The same where messages between stages take no time."""
     machine = placed_machine(setup.machine, setup.parallel, mesh.axes, has_free_messages=True)
-    return prediction_of(replace(setup, machine=machine))
+    without_messages = prediction_of(replace(setup, machine=machine))
+    exposed["pipeline"] = prediction.step_time_s - without_messages.step_time_s
+    return PlacedMesh(mesh, found, prediction, exposed, setup)
 
 
 def placements(

@@ -131,9 +131,8 @@ def _pipeline(setup: Setup) -> Iterator[StepCall]:
 def _data(setup: Setup, step: StepTimes) -> Iterator[StepCall]:
     machine, parameters, m = setup.machine, step.pieces.parameters, setup.num_microbatches
     layers = setup.layers
-    kinds = [("data", parameters.layer)] + (
-        [("copies of experts", parameters.expert_layer)] if setup.model.experts else []
-    )
+    kinds = [("data", parameters.layer)]
+    kinds += [("copies of experts", parameters.expert_layer)] if setup.model.experts else []
     for kind, layer in kinds:
         yield from _reduced(setup, layer, layers, m, _WIDEST[kind], None)
     both = setup.has_both_ends
@@ -190,8 +189,6 @@ class StepTraffic:
 
 @dataclass(frozen=True, slots=True)
 class _Repeated:
-    """Routes of a communication that is repeated."""
-
     pairs: tuple[tuple[int, int, float], ...]
     network: GroupNetwork
 

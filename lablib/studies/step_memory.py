@@ -23,7 +23,7 @@ from typing import Annotated
 
 import numpy as np
 
-from lablib.errors import unknown_name
+from lablib.errors import find_named
 from lablib.hardware.device import Device
 from lablib.hardware.devices import DEVICES
 from lablib.memory.step_script import StepScript, is_plain
@@ -161,7 +161,7 @@ def memory_of_step(
     if sizes.positions == "learned" and seq_len > sizes.max_seq_len:
         rule = f"{sizes.name} has {sizes.max_seq_len:,} learned positions, and a sequence at most as many tokens"
         raise ValueError(f"{rule}: got {seq_len:,}; try {sizes.max_seq_len:,}.")
-    found = _device(device)
+    found = find_named("device", device, DEVICES, Device)
     kind = _kind(precision, optimizer, recompute, num_microbatches)
     step = _step(sizes, seq_len, kind)
     # The dtype of the products: with 16-bit weights the device's fastest.
@@ -189,14 +189,6 @@ def _kind(precision: str, optimizer: str, recompute: str, num_microbatches: int)
     # The third micro-batch and later ones hold as much as the second.
     every = 0 if policy.kind == "none" else policy.every
     return StepOptions(*PRECISIONS[precision], *OPTIMIZERS[optimizer], every, min(num_microbatches, 2))
-
-
-def _device(device: str | Device) -> Device:
-    if isinstance(device, Device):
-        return device
-    if device not in DEVICES:
-        raise unknown_name("device", device, list(DEVICES))
-    return DEVICES[device]
 
 
 @lru_cache(maxsize=32)

@@ -108,9 +108,8 @@ class _Prices:
     def shared_weights(self) -> tuple[float, float]:
         """Copies and all-reduces of the gradients of two norms and two biases."""
         size_bytes = float(self.layer.width * self.layer.element_bytes)
-        return 6 * self.touch(2 * self.layer.width), 6 * _collective_s(
-            "all_reduce", size_bytes, self.cluster, self.ranks
-        )
+        sum_s = _collective_s("all_reduce", size_bytes, self.cluster, self.ranks)
+        return 6 * self.touch(2 * self.layer.width), 6 * sum_s
 
     def message(self) -> float:
         chunk_bytes = self.layer.activation_bytes / self.ranks

@@ -89,11 +89,7 @@ MORE = (
 
 
 def transformer_of(row: PublishedRow, pads_vocabulary: bool) -> Transformer:
-    """The model of a row, by the rules above.
-
-    Raises:
-        ValueError: the sizes do not fit together, or the row names an unknown model and states no sizes.
-    """
+    """The model of a row, by the rules above. ValueError: sizes that do not fit together, or an unknown model's."""
     name = squeezed(row.model.get("name", ""))
     if NOT_TRANSFORMERS.search(row.model.get("name", "").lower()):
         raise ValueError(f"{row.model['name']} has layers that are not attention, which are not modelled; leave it out")
@@ -105,7 +101,10 @@ def transformer_of(row: PublishedRow, pads_vocabulary: bool) -> Transformer:
     else:
         model = _stated(row, name, known)
     model = replace(model, num_layers=model.num_layers + row.model.get("mtp_layers", 0))
-    return _padded(model, row.parallel.get("tp", 1)) if pads_vocabulary else model
+    if not pads_vocabulary:
+        return model
+    multiple = 128 * row.parallel.get("tp", 1)  # rule A5
+    return replace(model, vocab_size=-(-model.vocab_size // multiple) * multiple)
 
 
 def squeezed(name: str) -> str:
@@ -121,9 +120,8 @@ def _known(name: str) -> Transformer | None:
     """The published model with the longest name that is part of this one."""
     models = {squeezed(model.name): model for model in (*TRANSFORMERS.values(), *MORE)}
     # A number ends at a non-digit: "gpt2" is not part of "gpt20b" or "gpt2.7b".
-    names = [
-        key for key in models if re.search(rf"{re.escape(key)}(?!(?<=\d)\.?\d+[bm])", name) and re.search(r"\d", key)
-    ]
+    sized = [key for key in models if re.search(r"\d", key)]
+    names = [key for key in sized if re.search(rf"{re.escape(key)}(?!(?<=\d)\.?\d+[bm])", name)]
     return models[max(names, key=len)] if names else None
 
 
@@ -257,9 +255,3 @@ def _nearest_to_count(model: Transformer, row: PublishedRow) -> Transformer:
     ]
     # The first choice is by name: it stays unless the count clearly excludes it.
     return min(choices, key=lambda choice: max(0.0, abs(transformer_parameters(choice).total - count) - slack))
-
-
-def _padded(model: Transformer, tensor: int) -> Transformer:
-    """Rule A5."""
-    multiple = 128 * tensor
-    return replace(model, vocab_size=-(-model.vocab_size // multiple) * multiple)

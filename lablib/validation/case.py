@@ -115,11 +115,7 @@ class Case:
 
 
 def cases_of(row: PublishedRow) -> tuple[Case, ...]:
-    """All the runs that a row may describe: one, or several if a setting is open.
-
-    Raises:
-        ValueError: the row cannot be modelled, with the reason.
-    """
+    """All the runs that a row may describe: one, or several if a setting is open. ValueError: the reason for none."""
     cluster = cluster_of(row)
     stack = stack_of(row, cluster)
     data = data_ranks(row)

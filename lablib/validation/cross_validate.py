@@ -80,8 +80,7 @@ def cross_validate(
         predictor: called with the values of all constants, returns the `predict` of `score`.
         progress: called before each fit with the source that is left out, "none" first.
 
-    Raises:
-        ValueError: rows of a single source.
+    Raises ValueError: rows of a single source.
     """
     as_is = predictor({name: constant.value for name, constant in constants.items()})
     ready, refused = _settled(rows, as_is)

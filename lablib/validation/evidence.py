@@ -61,11 +61,7 @@ class Evidence:
 
 
 def evidence_of(prediction: Prediction) -> Evidence:
-    """Evidence for a prediction of `predict`, from the published runs of this package.
-
-    Raises:
-        ValueError: the prediction has no setup, as it is not from `predict`.
-    """
+    """Evidence for a prediction, from the published runs of this package. ValueError: it is not from `predict`."""
     return evidence_at(question_of(prediction), prediction.step_time_s, measured_runs())
 
 

@@ -164,8 +164,7 @@ def explain(
         measured: seconds of the step; a mapping, or a JSON file, of seconds by term with "step"; a trace of torch's
             profiler or of `to_perfetto`; or the `StepTerms` of one.
 
-    Raises:
-        ValueError: invalid arguments or measurement, or a term with an unknown name.
+    Raises ValueError: invalid arguments or measurement, or a term with an unknown name.
     """
     measured, names = measured_step(measured), list(signature(predict).parameters)
     for name in arguments:
@@ -238,9 +237,8 @@ def _terms(setup: Setup, step: StepTimes, of_kind: bool) -> dict[str, float]:
         "other kernels": step.memory_s + step.optimizer_s + step.data.copies_s + both * ends["other kernels"],
         "communication": sum(axis.exposed_s for axis in axes),
     }
-    return {name: float(time_s) for name, time_s in seconds.items()} | {
-        "idle": float(step.step_s - sum(seconds.values()))
-    }
+    seconds["idle"] = step.step_s - sum(seconds.values())
+    return {name: float(time_s) for name, time_s in seconds.items()}
 
 
 def _ends(setup: Setup) -> dict[str, Numbers]:

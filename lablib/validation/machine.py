@@ -59,11 +59,7 @@ _RACK, _WHOLE_TRAYS = 72, 64
 
 
 def cluster_of(row: PublishedRow) -> Cluster:
-    """The cluster of a row, by the rules above.
-
-    Raises:
-        ValueError: the GPU is not in the catalogue (the message has the nearest names).
-    """
+    """The cluster of a row, by the rules above. ValueError: a GPU that is not in the catalogue."""
     name = row.hardware["gpu"]
     if gpu_key(name) == "h100" and is_named(row.source.get("title", "").lower(), "torchtitan|torchao"):
         name = "H100-96GB-SXM-500W"  # M6

@@ -73,8 +73,7 @@ def measured_of(
         precision: of the products, a name of the device's peaks.
         recompute: "none", "selective" or "full".
 
-    Raises:
-        ValueError: a figure above the peak, or nearly 0 of it: probably another unit.
+    Raises ValueError: a figure above the peak, or nearly 0 of it: probably another unit.
     """
     memory = row.measured.get("memory_gib_per_gpu", row.measured.get("memory_gb_per_gpu"))
     memory_bytes = None if memory is None else memory * GIB

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from lablib.text.markup import in_markdown, link_in_markdown
+from lablib.validation import tables
 from lablib.validation.conditions import (
     CONDITIONS_HEADING,
     REFUSED_HEADING,
@@ -21,23 +22,6 @@ from lablib.validation.doubts import DOUBTS, MIXTURE_DOUBTS
 from lablib.validation.evidence import coverage
 from lablib.validation.measured_runs import measured_runs
 from lablib.validation.score import Scored, ScoreReport
-from lablib.validation.tables import (
-    HEADING,
-    HELD_OUT_HEADING,
-    MEMORY_HEADING,
-    MEMORY_TARGET,
-    MEMORY_TARGETS,
-    SOFTWARE_HEADING,
-    TARGETS,
-    WORST_HEADING,
-    held_out_lines,
-    held_out_means,
-    memory_lines,
-    software_lines,
-    time_lines,
-    worst_lines,
-    worst_memory_lines,
-)
 
 UNSEEN = "These are rows that its constants were fitted on."
 
@@ -103,11 +87,11 @@ def markdown(results: Results, picture: str) -> str:
         "times (1 + bubble). Settings that a source does not state follow numbered rules, never single rows. The rules "
         "are in `lablib/validation/`: `case.py` (C, the run), `architecture.py` (A, the model), `machine.py` (M, the "
         "cluster) and `measured.py` (S and Y, the measurements).",
-        _table(HEADING, time_lines(report)),
-        *_missed(report.groups(), TARGETS.get),
+        _table(tables.HEADING, tables.time_lines(report)),
+        *_missed(report.groups(), tables.TARGETS.get),
         *_conditions(results),
         "Assumed software, and the reason (rule C5):",
-        _table(SOFTWARE_HEADING, software_lines(report)),
+        _table(tables.SOFTWARE_HEADING, tables.software_lines(report)),
         *_memory(report),
         *_cross(held_out),
         *_mixtures(mixtures),
@@ -116,7 +100,7 @@ def markdown(results: Results, picture: str) -> str:
         "## Doubts",
         "\n".join(f"- {doubt}" for doubt in DOUBTS),
         "## The worst rows",
-        _table(WORST_HEADING, worst_lines(report, _WORST_ON_PAGE)),
+        _table(tables.WORST_HEADING, tables.worst_lines(report, _WORST_ON_PAGE)),
         "## Not scored",
         *([_table(REFUSED_HEADING, refused_lines(report.skipped))] if refused_lines(report.skipped) else []),
         _table(("row", "line", "why"), [(one.id, str(one.line), one.reason) for one in report.skipped])
@@ -135,8 +119,7 @@ def with_section(readme: str, results: Results, picture: str, page: str) -> str:
         readme: its text.
         picture, page: their paths from the README.
 
-    Raises:
-        ValueError: it has no marks.
+    Raises ValueError: it has no marks.
     """
     if not MARKED.search(readme):
         raise ValueError("it has no marks <!-- validation --> and <!-- /validation -->: write each on a separate line")
@@ -144,14 +127,19 @@ def with_section(readme: str, results: Results, picture: str, page: str) -> str:
     number = len(results.report.timed)
     words = f"Predicted against published step time of {number} runs, one point per row, coloured by source."
     link = f"By source, with memory and the worst rows: [{page}]({page})."
-    said = [_fitted_sentence(results), *([_held_out_sentence(held_out)] if held_out else [])]
+    said = [_fitted_sentence(results)]
+    if held_out:
+        _, fitted, without = tables.held_out_means(held_out)
+        off = f"In the mean of sources the planner is off by {fitted:.1f}%"
+        off += f" with constants fitted on all of them, and by {without:.1f}%"
+        said += [f"{off} on a source that was left out of the fit."]
     if held_out and results.without_software:
         means = [mean_over_rows(each)[1] for each in (held_out, results.without_software)]
         said += [
             "In the mean of rows it is {:.1f}% without the row's source, {:.1f}% without its software.".format(*means)
         ]
-    if default is not None and default.all()["rows"]:
-        said += [_default_sentence(default)]
+    if default is not None and (figures := default.all())["rows"]:
+        said += [f"With one default software for all rows{_refused(figures)} it is off by {_spread(figures)}."]
     said += [mixtures_sentence(mixtures)] if mixtures and mixtures.all()["rows"] else []
     said += [link]
     section = f"![{words}]({picture})\n\n{' '.join(said)}\n"
@@ -164,9 +152,8 @@ def _missed(groups: Mapping[str, Mapping[str, Any]], targets: Callable[[str], fl
     for name, figures in groups.items():
         target = targets(name)
         if target is not None and figures["mape"] > target:
-            missed.append(
-                f"- `{in_markdown(name)}` by {figures['mape'] - target:.1f} points (bias {figures['bias']:+.1f}%)"
-            )
+            gap = figures["mape"] - target
+            missed.append(f"- `{in_markdown(name)}` by {gap:.1f} points (bias {figures['bias']:+.1f}%)")
     return ["Targets that are missed:", "\n".join(missed)] if missed else []
 
 
@@ -177,23 +164,10 @@ def _memory(report: ScoreReport) -> list[str]:
     return [
         "## Memory",
         "Peak of the fullest GPU, and the rows that are furthest off.",
-        _table(MEMORY_HEADING, memory_lines(report)),
-        *_missed(memory["families"], lambda name: MEMORY_TARGETS.get(name, MEMORY_TARGET)),
-        _table(WORST_HEADING, worst_memory_lines(report, _WORST_ON_PAGE)),
+        _table(tables.MEMORY_HEADING, tables.memory_lines(report)),
+        *_missed(memory["families"], lambda name: tables.MEMORY_TARGETS.get(name, tables.MEMORY_TARGET)),
+        _table(tables.WORST_HEADING, tables.worst_memory_lines(report, _WORST_ON_PAGE)),
     ]
-
-
-def _held_out_sentence(held_out: Sequence[HeldOut]) -> str:
-    _, fitted, without = held_out_means(held_out)
-    return (
-        f"In the mean of sources the planner is off by {fitted:.1f}% with constants fitted on all of them, and by"
-        f" {without:.1f}% on a source that was left out of the fit."
-    )
-
-
-def _default_sentence(default: ScoreReport) -> str:
-    figures = default.all()
-    return f"With one default software for all rows{_refused(figures)} it is off by {_spread(figures)}."
 
 
 def _conditions(results: Results) -> list[str]:
@@ -227,7 +201,7 @@ def _cross(held_out: Sequence[HeldOut]) -> list[str]:
         " the present constants, with constants fitted on all sources, and with constants fitted on all other sources:"
         " if the last two are close, the constants describe machines, not rows. Every source has the same weight."
     )
-    return ["## Leave one source out", words, _table(HELD_OUT_HEADING, held_out_lines(held_out))]
+    return ["## Leave one source out", words, _table(tables.HELD_OUT_HEADING, tables.held_out_lines(held_out))]
 
 
 def mixtures_sentence(mixtures: ScoreReport) -> str:
@@ -250,18 +224,17 @@ def _mixtures(mixtures: ScoreReport | None) -> list[str]:
     return [
         "## Mixtures of experts",
         f"{mixtures_sentence(mixtures)} {words}",
-        _table(HEADING[:-1], [line[:-1] for line in time_lines(mixtures)]),
+        _table(tables.HEADING[:-1], [line[:-1] for line in tables.time_lines(mixtures)]),
         "\n".join([*(f"- {doubt}" for doubt in MIXTURE_DOUBTS), *skipped]),
-        _table(WORST_HEADING, worst_lines(mixtures, len(mixtures.timed))),
+        _table(tables.WORST_HEADING, tables.worst_lines(mixtures, len(mixtures.timed))),
     ]
 
 
 def others_sentence(others: ScoreReport) -> str:
     """The error of other programs and accelerators in one sentence."""
     of_all, sources = others.all(), {one.row.source.get("title", "") for one in others.timed}
-    by_source = [
-        fmean(abs(one.error) for one in others.timed if one.row.source.get("title", "") == title) for title in sources
-    ]
+    errors = [(abs(one.error), one.row.source.get("title", "")) for one in others.timed]
+    by_source = [fmean(error for error, source in errors if source == title) for title in sources]
     return (
         f"On {of_all['rows']} published runs of other programs and accelerators{_refused(of_all)}, from"
         f" {len(sources)} sources, it is off by {_spread(of_all)}; over the sources, without the refused rows,"
@@ -280,9 +253,9 @@ def _others(others: ScoreReport | None) -> list[str]:
         " 26.2% off. These records, a fixed time per collective, and the rates of B200, MI300X and TPU v6e were chosen"
         " with these rows at hand. Adapters, early ends of recomputation, products of integers, owners of tensors, a"
         " benchmark's router and Megatron of 2023 followed the largest errors here, from the programs' own sources.",
-        _table(HEADING[:-1], [line[:-1] for line in time_lines(others)]),
+        _table(tables.HEADING[:-1], [line[:-1] for line in tables.time_lines(others)]),
         _table(REFUSED_HEADING, refused_lines(others.skipped)),
-        _table(WORST_HEADING, worst_lines(others, _WORST_ON_PAGE)),
+        _table(tables.WORST_HEADING, tables.worst_lines(others, _WORST_ON_PAGE)),
     ]
 
 

@@ -82,11 +82,7 @@ def published_others() -> list[PublishedRow]:
 
 
 def read_rows(path: str | Path) -> list[PublishedRow]:
-    """The rows of a JSON Lines file, without blank lines.
-
-    Raises:
-        ValueError: the file cannot be read or has no row; or its first error, with file, line and field.
-    """
+    """The rows of a JSON Lines file, without blank lines. ValueError: no row, or the first error with its place."""
     path = Path(path)
     try:
         lines = read_text(path).split("\n")

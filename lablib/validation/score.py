@@ -223,8 +223,7 @@ def report(ready: Iterable[Prepared], predict: Predictor, skipped: Sequence[Skip
 def best(cases: Sequence[Case], predict: Predictor) -> tuple[Case, PredictionLike]:
     """Rule C11: the fastest case that fits the device's memory, or the one with least memory.
 
-    Raises:
-        ValueError: the predictor refuses every case; with the reason of the first.
+    Raises ValueError: the predictor refuses every case; with the reason of the first.
     """
     predictions, reasons = [], []
     for case in cases:
@@ -249,7 +248,6 @@ def _by(
     key: Callable[[PublishedRow], str],
     figures: Callable[[Sequence[Scored], int], Figures],
 ) -> dict[str, Figures]:
-    """Statistics of each group of rows, with its refused rows."""
     groups: dict[str, list[Scored]] = {}
     for one in ones:
         groups.setdefault(key(one.row), []).append(one)

@@ -79,11 +79,7 @@ def optimizer_of(row: PublishedRow) -> str:
 
 
 def offload_of(row: PublishedRow) -> tuple[str, ...]:
-    """Rule C14: the states kept by the host.
-
-    Raises:
-        ValueError: a text without any of the words, or with NVMe, which is not modelled.
-    """
+    """Rule C14: the states kept by the host. ValueError: none of the words, or NVMe, which is not modelled."""
     text = offload_named(row.parallel.get("offload", ""))
     found = tuple(name for name in OFFLOAD if is_named(text, f"{name.rstrip('s')}s?"))
     if is_named(text, r"param\w*|weights?") and "parameters" not in found:
@@ -112,11 +108,7 @@ def precision_of(row: PublishedRow, cluster: Cluster) -> str:
 
 
 def recompute_of(row: PublishedRow, stack: str) -> tuple[str, ...]:
-    """Rule C6: the possible recomputation policies, one if it is stated, all three if it is open.
-
-    Raises:
-        ValueError: a text that begins with none of the words.
-    """
+    """Rule C6: the possible recomputation policies, one if stated, all three if open. ValueError: another word."""
     text = recompute_named(row.text("recompute"))
     if not text:
         return ("none",) if stack in FLASH_MEGATRON else RECOMPUTE

@@ -21,11 +21,7 @@ def data_ranks(row: PublishedRow) -> int:
 
 
 def parallel_of(row: PublishedRow, data: int, stack: str, cluster: Cluster) -> Parallel:
-    """The split, with experts, sharding and sequence parallelism (rules C1, C8 and C9).
-
-    Raises:
-        ValueError: an unknown sharding, or axes that `Parallel` refuses.
-    """
+    """The split, with experts, sharding and sequence parallelism (rules C1, C8, C9). ValueError: as from `Parallel`."""
     axes = row.parallel
     sharding: dict[str, Any] = {"zero_stage": axes.get("zero_stage", 1 if stack in FLASH_MEGATRON else 0)}
     if (name := sharding_named(str(axes.get("fsdp", "none")))) != "none":

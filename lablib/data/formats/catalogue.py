@@ -19,6 +19,5 @@ from lablib.data.formats.records import ShardFormat
 from lablib.data.formats.tfrecord import TFRECORD
 from lablib.data.formats.webdataset import WEBDATASET
 
-FORMATS: Mapping[str, ShardFormat] = MappingProxyType(
-    {one.name: one for one in (PARQUET, WEBDATASET, TFRECORD, MEMORY_MAP)}
-)
+_ALL = (PARQUET, WEBDATASET, TFRECORD, MEMORY_MAP)
+FORMATS: Mapping[str, ShardFormat] = MappingProxyType({one.name: one for one in _ALL})

@@ -27,9 +27,8 @@ from lablib.data.formats.records import Damage, Numbered, Record, ShardFormat, n
 
 MAGIC = b"lablibmm"
 HEADER = struct.Struct("<8sQI8xI")  # magic, records, compression, (reserved), CRC of the fields before
-ENTRY = struct.Struct(
-    "<QQII4xI"
-)  # start, stored bytes, bytes of the id, CRC of the record, (reserved), CRC of the fields before
+# start, stored bytes, bytes of the id, CRC of the record, (reserved), CRC of the fields before
+ENTRY = struct.Struct("<QQII4xI")
 _COMPRESSIONS = ("none", "zstd")
 
 

@@ -140,8 +140,7 @@ class ShardFormat:
     ) -> Manifest:
         """Write the records, `shard_size` of them a shard, each there whole or not at all; the manifest comes last.
 
-        Arguments:
-            disk: wraps each file that is written to, for trying out a full one (`damage.FullDisk`).
+        `disk`: wraps each file that is written to, for trying out a full one (`damage.FullDisk`).
 
         Raises:
             ValueError: a compression that the format lacks, an id that is half a character.
@@ -160,7 +159,10 @@ class ShardFormat:
             _write_whole(path, content, disk, f"records {first} to {first + len(some) - 1} of the stream")
             shards.append(Shard(path, len(some), len(content)))
         manifest = Manifest(self.name, compression, tuple(shards))
-        _write_whole(folder / MANIFEST, _manifest_json(manifest), disk, "the manifest")
+        listed = [[shard.path.name, shard.num_records, shard.size_bytes] for shard in shards]
+        fields = {"format": self.name, "compression": compression, "shards": listed}
+        content = json.dumps(fields | {"crc32": manifest_crc(fields)}).encode()
+        _write_whole(folder / MANIFEST, content, disk, "the manifest")
         return manifest
 
     @checked
@@ -319,12 +321,6 @@ def _write_whole(path: Path, content: bytes, disk: Callable[[BinaryIO], BinaryIO
             (disk(file) if disk else file).write(content)
     except OSError as error:
         raise not_written(error, path, f"{what} cannot be written, all before are whole") from error
-
-
-def _manifest_json(manifest: Manifest) -> bytes:
-    shards = [[shard.path.name, shard.num_records, shard.size_bytes] for shard in manifest.shards]
-    fields = {"format": manifest.format, "compression": manifest.compression, "shards": shards}
-    return json.dumps(fields | {"crc32": manifest_crc(fields)}).encode()
 
 
 def manifest_crc(fields: dict[str, Any]) -> int:

@@ -63,9 +63,8 @@ def _scan(content: memoryview) -> Iterator[Numbered | Damage]:
         if length is None:
             is_cut = _has_length(content, place)
             yield Damage(f"{'the file ends in the' if is_cut else 'no length of a'} record at byte {place}")
-            place = next(
-                (at for at in range(place + 1, len(content)) if _length_at(content, at) is not None), len(content)
-            )
+            later = (at for at in range(place + 1, len(content)) if _length_at(content, at) is not None)
+            place = next(later, len(content))
             continue
         yield _record(content, place, length)
         place += HEAD + length + TAIL

@@ -108,7 +108,6 @@ class _Signals:
         self._again.start()
 
     def _ask(self) -> None:
-        """Raises if a worker has died."""
         self._is_late = False
         self._torchs(signal.SIGCHLD, None)
 

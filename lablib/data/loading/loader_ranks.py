@@ -46,8 +46,7 @@ def train_with_loader_ranks(
         prefetch: batches P that each loader may have ready.
         batch_bytes: bytes of a message.
 
-    Raises:
-        ValueError: fewer than two ranks.
+    Raises ValueError: fewer than two ranks.
     """
     loaders = dist.get_world_size() - 1
     if loaders < 1:

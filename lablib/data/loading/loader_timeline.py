@@ -42,11 +42,9 @@ def run_loop(
 ) -> LoadedRun:
     """Simulate the loop over some epochs, each of which ends before the next begins.
 
-    Arguments:
-        load_times_s, step_times_s: seconds to load each batch and of each step, of all epochs one after another.
+    `load_times_s`, `step_times_s`: seconds to load each batch and of each step, of all epochs one after another.
 
-    Raises:
-        ValueError: no batch, not one step for each, or batches that are no whole number of epochs.
+    Raises ValueError: no batch, not one step for each, or batches that are no whole number of epochs.
     """
     size = batches_per_epoch(load_times_s, step_times_s, epochs)
     device, starts, begin_s = _Device(loader), [], 0.0

@@ -55,8 +55,7 @@ def measure_loop(
         load_times_s, step_times_s: seconds of each batch of all epochs, as for `run_loop`; load times are equal in all
             epochs, as a data set does not know the epoch.
 
-    Raises:
-        ValueError: a copy to a device, or times that do not fit the epochs.
+    Raises ValueError: a copy to a device, or times that do not fit the epochs.
     """
     if loader.copy_s:
         raise ValueError(f"no copy to a device is measured: got batch_bytes of {loader.batch_bytes}; try 0.0.")

@@ -33,9 +33,8 @@ def figure_batch_splits(predictions: Sequence[Prediction], chosen: int = 0, titl
     names = [f"{one.micro_batch} x {one.num_microbatches}" for one in predictions]
     names[chosen] = f"<b>{names[chosen]}</b>"
     peaks = [max(one.stage_bytes) for one in predictions]
-    title = title or (
-        f"{here.micro_batch} x {here.num_microbatches} x {here.parallel.data} = {plural(here.batch, 'sequences')}"
-    )
+    sizes = f"{here.micro_batch} x {here.num_microbatches} x {here.parallel.data}"
+    title = title or f"{sizes} = {plural(here.batch, 'sequences')}"
     across = Axis("micro-batch x accumulations", "sequences", look={"type": "category", "showgrid": False})
     panels = [_memory(across, predictions, names, peaks), _time(across, predictions, names)]
     peak, limit = max(here.stage_bytes), here.memory_limit_bytes

@@ -29,9 +29,8 @@ def figure_communication(prediction: Prediction, title: str = "Communication of 
     hidden = [max(total - shown, 0.0) for total, shown in zip(totals, exposed, strict=True)]
     marks = []
     for look, name, seconds in ((EXPOSED, "exposed", exposed), (HIDDEN, HIDDEN.name, hidden)):
-        words = [
-            f"<b>{a} axis</b>, {name}<br>{format_quantity(s, 's', 4)}" for a, s in zip(names, seconds, strict=True)
-        ]
+        shown = zip(names, seconds, strict=True)
+        words = [f"<b>{axis} axis</b>, {name}<br>{format_quantity(s, 's', 4)}" for axis, s in shown]
         marks.append(bars(look, name, seconds, names, words, orientation="h", width=BAR))
     texts = [_label(name, *each) for name, each in axes.items()]
     marks.append(labels(totals, names, texts, "middle right"))

@@ -42,9 +42,7 @@ def _fat_tree(topology: FatTree, num_nodes: int) -> Picture:
     leaf_of = [node // topology.nodes_per_leaf for node in range(num_nodes)]
     pod_of = [leaf // topology.leaves_per_pod for leaf in range(leaf_of[-1] + 1)]
     x_leaf = [_mean([node for node in range(num_nodes) if leaf_of[node] == leaf]) for leaf in range(len(pod_of))]
-    x_pod = [
-        _mean([x_leaf[leaf] for leaf in range(len(pod_of)) if pod_of[leaf] == pod]) for pod in range(pod_of[-1] + 1)
-    ]
+    x_pod = [_mean([x for x, of in zip(x_leaf, pod_of, strict=True) if of == pod]) for pod in range(pod_of[-1] + 1)]
     things = [Node(str(node), node, 0, "node") for node in range(num_nodes)]
     things += [Node(f"L{leaf}", x, 1, "switch") for leaf, x in enumerate(x_leaf)]
     things += [Node(f"P{pod}", x, 2, "switch") for pod, x in enumerate(x_pod)]
@@ -106,11 +104,8 @@ def _torus(topology: Torus, num_nodes: int) -> Picture:
             if other < num_nodes and other != node:
                 links.append(DrawnLink(str(node), str(other), "wrap-around" if is_wrapped else "neighbours"))
     far = max(topology.hops(0, node) for node in range(num_nodes))
-    return (
-        things,
-        links,
-        f"{plural(num_nodes, 'nodes')} on a grid that closes at its edges; the farthest is {far} hops away.",
-    )
+    words = f"{plural(num_nodes, 'nodes')} on a grid that closes at its edges; the farthest is {far} hops away."
+    return things, links, words
 
 
 def _mean(values: list[float] | list[int]) -> float:

@@ -79,10 +79,9 @@ def draw_pipeline(
     seconds = unit_for(until_s, "s")
     strips = int(pixels(lanes) * 0.9)
     height = pixels(lanes) + GAP_PIXELS + strips
-    heading = (
-        title or f"{plan.name}, {plural(plan.num_stages, 'stages')}, {plural(plan.num_microbatches, 'micro-batches')}"
-    )
-    figure = go.Figure(layout=base_layout(heading, height + PAPER_PIXELS, barmode="overlay"))
+    sizes = f"{plural(plan.num_stages, 'stages')}, {plural(plan.num_microbatches, 'micro-batches')}"
+    title = title or f"{plan.name}, {sizes}"
+    figure = go.Figure(layout=base_layout(title, height + PAPER_PIXELS, barmode="overlay"))
     courses = {lane.rank: _course(replay, lane.rank, in_bytes) for lane in lanes}
     top = max((float(held.max()) for _, held in courses.values()), default=0.0)
     drawn = Drawn(figure, replay, lanes, seconds, in_bytes, max(top, room) or 1.0)
@@ -146,9 +145,8 @@ def _draw_strips(drawn: Drawn, courses: Mapping[int, tuple[np.ndarray, np.ndarra
         x += [0.0, *np.repeat(second * times_s, 2)[1:].tolist(), end, end, None]
         y += [bottom, *(bottom - np.repeat(held / drawn.top, 2) * lane.height).tolist(), bottom, None]
         for time_s, value in zip(times_s.tolist(), held.tolist(), strict=True):
-            hover += [
-                f"<b>rank {lane.rank}</b> holds {_amount(value, in_bytes)}<br>from {format_quantity(time_s, 's', 4)}"
-            ] * 2
+            amount, start = _amount(value, in_bytes), format_quantity(time_s, "s", 4)
+            hover += [f"<b>rank {lane.rank}</b> holds {amount}<br>from {start}"] * 2
         hover += [""] * 3
     look = MEMORY_LOOKS["activation"]
     drawn.figure.add_trace(
@@ -186,9 +184,8 @@ def _amount(value: float, in_bytes: bool) -> str:
 
 def pipeline_summary(drawn: Drawn) -> str:
     replay, ranks, in_bytes, plan = drawn.replay, drawn.ranks, drawn.in_bytes, drawn.replay.plan
-    text = (
-        f"{plan.name} takes {format_quantity(replay.makespan_s, 's')}, of which {replay.bubble_fraction:.1%} is bubble"
-    )
+    text = f"{plan.name} takes {format_quantity(replay.makespan_s, 's')}"
+    text += f", of which {replay.bubble_fraction:.1%} is bubble"
     fullest = max(range(plan.num_stages), key=lambda rank: (replay.in_flight[rank], -rank))
     text += f"; rank {fullest} holds the most, {format_quantity(replay.in_flight[fullest], 'micro-batches')} at once"
     if in_bytes:

@@ -71,12 +71,12 @@ def figure_topology(
                 raise ValueError(f"a link must join two nodes: got {end!r}, which is none of {list(by_name)}.")
     height = 320 + PAPER_PIXELS - 40
     figure = go.Figure(layout=base_layout(title, height, showlegend=True))
-    figure.add_traces(
-        [_links(links, level, number, by_name) for number, level in enumerate(_distinct(e.level for e in links))]
-    )
-    figure.add_traces([_kind(things, kind, number) for number, kind in enumerate(_distinct(n.kind for n in things))])
+    levels, kinds = _distinct(link.level for link in links), _distinct(node.kind for node in things)
+    traces: list[Any] = [_links(links, level, number, by_name) for number, level in enumerate(levels)]
+    traces += [_kind(things, kind, number) for number, kind in enumerate(kinds)]
+    figure.add_traces(traces)
     hidden: dict[str, Any] = {"visible": False}
-    axes = {f"{side}axis": hidden | _room([v for t in figure.data for v in t[side]]) for side in "xy"}
+    axes = {f"{side}axis": hidden | _room([v for trace in traces for v in trace[side]]) for side in "xy"}
     lay_out(figure, axes | {"margin": {"b": 48, "l": 20, "r": 20}})
     ends = {"from": [e.a for e in links], "to": [e.b for e in links], "level": [e.level for e in links]}
     return attach(figure, summary or _summary(things, links), ends)

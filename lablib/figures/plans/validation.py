@@ -124,7 +124,6 @@ def _mark(index: int, x: float, y: float, one: Scored | None) -> str:
 
 
 def _corners(symbol: str, x: float, y: float) -> list[tuple[float, float]]:
-    """The outline of a symbol of `series_look`."""
     r = _DOT
     if symbol in ("cross", "x"):
         third = r / 2.4

@@ -17,20 +17,9 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
+from lablib.figures import style
 from lablib.figures.describe import attach
-from lablib.figures.style import (
-    COMPUTE,
-    FAINT_INK,
-    INK,
-    LOOKS,
-    OTHER,
-    PAPER_PIXELS,
-    axis,
-    base_layout,
-    halo,
-    lay_out,
-    texts,
-)
+from lablib.figures.style import COMPUTE, FAINT_INK, INK, LOOKS, OTHER, PAPER_PIXELS
 from lablib.signature import checked
 from lablib.text.units import Unit, axis_title, format_quantity, plural, unit_for
 
@@ -84,11 +73,11 @@ def figure_waterfall(prediction: Prediction, title: str = "") -> go.Figure:
     rows = {part: row for row, part in enumerate([*parts, "step"])}
     unit, pieces = unit_for(p.step_time_s, "s"), _pieces(p, rows)
     title, height = title or f"Where the step of {p.name} goes", ROW_PIXELS * len(rows) + PAPER_PIXELS
-    figure = go.Figure(layout=base_layout(title, height, barmode="overlay", showlegend=True))
+    figure = go.Figure(layout=style.base_layout(title, height, barmode="overlay", showlegend=True))
     figure.add_traces([*_bars(pieces, unit), _steps(pieces, unit), _labels(pieces, unit, p.step_time_s)])
     ticks = {"tickvals": list(rows.values()), "ticktext": [*parts, "<b>step</b>"], "ticks": "", "showgrid": False}
-    across = axis(axis_title("time", unit), range=[0, 1.02 * unit.of(p.step_time_s)])
-    lay_out(figure, {"xaxis": across, "yaxis": axis("", range=[len(rows) - 0.45, -0.55], **ticks)})
+    across = style.axis(axis_title("time", unit), range=[0, 1.02 * unit.of(p.step_time_s)])
+    style.lay_out(figure, {"xaxis": across, "yaxis": style.axis("", range=[len(rows) - 0.45, -0.55], **ticks)})
     seconds = [p.parts[part] for part in parts]
     columns = {
         "part": parts,
@@ -132,10 +121,8 @@ def _pieces(prediction: Prediction, rows: dict[str, int]) -> list[_Piece]:
 
 def _hover(prediction: Prediction, part: str, time_s: float) -> str:
     step_s = prediction.step_time_s
-    text = (
-        f"<b>{part}</b><br>{format_quantity(time_s, 's', 4)} of "
-        f"{format_quantity(step_s, 's', 4)}, {time_s / step_s:.2%}"
-    )
+    of_step = f"{format_quantity(time_s, 's', 4)} of {format_quantity(step_s, 's', 4)}, {time_s / step_s:.2%}"
+    text = f"<b>{part}</b><br>{of_step}"
     total_s, exposed_s = prediction.communication.get(part.removesuffix(" axis").removesuffix(" link"), (0.0, 0.0))
     if kind_of_part(part) == "communication" and total_s > exposed_s * (1 + NOTHING):
         text += f"<br>besides, {format_quantity(total_s - exposed_s, 's', 4)} are hidden behind compute"
@@ -143,7 +130,6 @@ def _hover(prediction: Prediction, part: str, time_s: float) -> str:
 
 
 def _bars(pieces: Sequence[_Piece], unit: Unit) -> list[go.Bar]:
-    """One trace per kind."""
     traces = []
     for look in _DRAWN:
         own = [piece for piece in pieces if piece.kind == look.name]
@@ -199,11 +185,11 @@ def _labels(pieces: Sequence[_Piece], unit: Unit, step_s: float) -> go.Scatter:
         places.append((unit.of(place_s), piece.row))
         sides.append(side)
         inks.append(look.ink if is_inside else INK)
-        shadows.append(halo(look.color) if is_inside else "none")
+        shadows.append(style.halo(look.color) if is_inside else "none")
     across, down = [place for place, _ in places], [row for _, row in places]
     padded = [f"\N{NO-BREAK SPACE}{text}\N{NO-BREAK SPACE}" for text in labels]
     font = {"size": 12, "color": inks, "shadow": shadows}
-    return texts(across, down, padded, font, textposition=sides, cliponaxis=False)
+    return style.texts(across, down, padded, font, textposition=sides, cliponaxis=False)
 
 
 def _percent(piece: _Piece) -> str:

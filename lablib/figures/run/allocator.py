@@ -43,9 +43,8 @@ def figure_allocator(replay: AllocatorReplay, title: str = "Memory of the cachin
         rules.append(ReferenceLine(y=float(replay.capacity_bytes), text="capacity", place="top left"))
     if failed is not None:
         text = f"{format_quantity(failed.size_bytes, 'B')} do not fit"
-        rules.append(
-            ReferenceLine(x=failed.time_s, text=text, place="top left", line={"color": LOOKS["backward"].color})
-        )
+        look = {"color": LOOKS["backward"].color}
+        rules.append(ReferenceLine(x=failed.time_s, text=text, place="top left", line=look))
     sentence = f"The allocator has {replay}." if failed is None else f"{str(failed)[0].upper()}{str(failed)[1:]}."
     panel = Panel(Axis("time", "s"), Axis("memory", "B", span=(0, 1.1 * top)), marks, rules)
     columns = {

@@ -99,7 +99,6 @@ def stretches_of(bars: Bars, gap_s: float) -> Bars:
 
 
 def _one_each(spans: Sequence[Span], lanes: Mapping[tuple[int, str], int]) -> Bars:
-    """One bar per span, ordered by lane and start."""
     kinds: dict[tuple[str, str, bool], int] = {}
     for span in spans:
         if (span.stream, span.phase, span.is_recompute) not in kinds:
@@ -114,9 +113,8 @@ def _one_each(spans: Sequence[Span], lanes: Mapping[tuple[int, str], int]) -> Ba
     covered_s = np.concatenate(([-np.inf], _latest_end(lane, end_s)[:-1])) if len(lane) else end_s
     covered_s[_is_new(lane)] = -np.inf
     busy_s = np.maximum(0.0, end_s - np.maximum(start_s, covered_s))
-    return Bars(
-        lane, kind, start_s, end_s, busy_s, np.ones(len(lane), int), flops, size_bytes, order, np.ones(len(lane))
-    )
+    count, height = np.ones(len(lane), int), np.ones(len(lane))
+    return Bars(lane, kind, start_s, end_s, busy_s, count, flops, size_bytes, order, height)
 
 
 def _is_new(values: np.ndarray) -> np.ndarray:

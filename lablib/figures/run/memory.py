@@ -10,21 +10,11 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from lablib.figures import style
 from lablib.figures.describe import attach
 from lablib.figures.run.lanes import Lane, lanes_of, pixels
 from lablib.figures.run.timeline import drawing_of, lane_axis, lane_traces
-from lablib.figures.style import (
-    FAINT_INK,
-    GRID,
-    INK,
-    MEMORY_LOOKS,
-    PAPER_PIXELS,
-    axis,
-    base_layout,
-    empty_axis,
-    lay_out,
-    shares_in_words,
-)
+from lablib.figures.style import FAINT_INK, GRID, INK, MEMORY_LOOKS, PAPER_PIXELS
 from lablib.hardware.device import Device
 from lablib.record.memory import Memory
 from lablib.record.memory_text import NOT_RECORDED, explain
@@ -72,17 +62,19 @@ def figure_memory(
     lanes = lanes_of([timeline], [rank]) if timeline else []
     top = pixels(lanes) + GAP_PIXELS if lanes else 0
     heading = title or f"Memory of rank {rank}"
-    figure = go.Figure(layout=base_layout(heading, top + PLOT_PIXELS + PAPER_PIXELS, barmode="overlay"))
-    lay_out(figure, {"showlegend": True, "margin": {"b": figure.layout.margin.b + (22 if lanes else 0)}})  # pyright: ignore
+    figure = go.Figure(layout=style.base_layout(heading, top + PLOT_PIXELS + PAPER_PIXELS, barmode="overlay"))
+    style.lay_out(figure, {"showlegend": True, "margin": {"b": figure.layout.margin.b + (22 if lanes else 0)}})  # pyright: ignore
     steps = _steps(times_s, held, window)
     if len(times_s):
         _draw(figure, steps, window, seconds, device)
     else:
         title = axis_title("time since launch", seconds)
-        across = axis(title, range=[seconds.of(edge) for edge in window]) if end_s > window[0] else empty_axis(title)
-        lay_out(figure, {"xaxis": across, "yaxis": empty_axis("memory (B)")})
-        if end_s > window[0]:  # plotly leaves out axes without a trace
+        across = style.empty_axis(title)
+        if end_s > window[0]:
+            across = style.axis(title, range=[seconds.of(edge) for edge in window])
+            # plotly leaves out axes without a trace
             figure.add_scatter(x=[seconds.of(window[0])], y=[0], opacity=0, showlegend=False, hoverinfo="skip")
+        style.lay_out(figure, {"xaxis": across, "yaxis": style.empty_axis("memory (B)")})
     if timeline and lanes:
         _draw_above(figure, timeline, rank, lanes, seconds, top / (top + PLOT_PIXELS))
     return attach(
@@ -173,8 +165,9 @@ def _draw(figure: go.Figure, steps: Curve, window: tuple[float, float], seconds:
         line: dict[str, Any] = {"line": {"dash": "dot", "color": FAINT_INK, "width": 1.5}, "annotation": label}
         figure.add_hline(y=unit.of(device.memory_bytes), annotation_position="top left", **line)
     ends = [seconds.of(window[0]), seconds.of(window[1]) or 1.0]
-    across = axis(axis_title("time since launch", seconds), range=ends)
-    lay_out(figure, {"xaxis": across, "yaxis": axis(axis_title("memory", unit), range=[0, unit.of(ceiling) or 1.0])})
+    across = style.axis(axis_title("time since launch", seconds), range=ends)
+    up = style.axis(axis_title("memory", unit), range=[0, unit.of(ceiling) or 1.0])
+    style.lay_out(figure, {"xaxis": across, "yaxis": up})
 
 
 def _longest(times_s: np.ndarray, is_thick: np.ndarray, at_least_s: float) -> float | None:
@@ -218,7 +211,7 @@ def _draw_above(
         "yaxis": {"domain": [0, lowest]},
         "yaxis2": lane_axis(lanes) | {"domain": [lowest + share * GAP_PIXELS / (pixels(lanes) + GAP_PIXELS), 1]},
     }
-    lay_out(figure, axes)
+    style.lay_out(figure, axes)
 
 
 def _summary(
@@ -250,7 +243,7 @@ def _peak(memory: Memory, rank: int, origin_s: float) -> str:
     peak_bytes = memory.peak_bytes(rank)
     if not peak_bytes:
         return f"Rank {rank} held nothing."
-    parts = shares_in_words(memory.at_peak(rank), peak_bytes)
+    parts = style.shares_in_words(memory.at_peak(rank), peak_bytes)
     phase = memory.peak_phase(rank)
     when = format_quantity(memory.peak_at_s(rank) - origin_s, "s") + (f", in {phase}" if phase else "")
     text = f"At its peak ({when}) rank {rank} held {format_quantity(peak_bytes, 'B')}: {parts}"
@@ -265,7 +258,6 @@ def _peak(memory: Memory, rank: int, origin_s: float) -> str:
 
 
 def _columns(held: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
-    """One row per category."""
     names = [name for name, size_bytes in held.items() if size_bytes.any()]
     total = _total(held)
     peak = int(np.argmax(total)) if len(total) else 0

@@ -38,15 +38,12 @@ def figure_metrics(
         hover = [f"{v:.4g}<br>at {format_quantity(t, 's')}" for t, v in zip(times_s, values, strict=True)]
         marks = [line(0, metric, times_s, known, hover)]
         spans = [(start_s, end_s) for name, _, start_s, end_s in firing if name == metric]
-        loud = [
-            v if any(start_s <= t < end_s for start_s, end_s in spans) else None
-            for t, v in zip(times_s, known, strict=True)
-        ]
         if spans:
+            is_loud = [any(start_s <= t < end_s for start_s, end_s in spans) for t in times_s]
+            loud = [v if fires else None for v, fires in zip(known, is_loud, strict=True)]
             look = {"mode": "lines+markers", "line": {"color": ALARM, "width": 5}}
-            marks.append(
-                Mark("firing", times_s, loud, (), look=look | {"marker": {"symbol": "x", "size": 8, "color": ALARM}})
-            )
+            look |= {"marker": {"symbol": "x", "size": 8, "color": ALARM}}
+            marks.append(Mark("firing", times_s, loud, (), look=look))
         rules = [
             ReferenceLine(
                 y=limit, text=f"alert {when} {limit:g}", place="top right" if when == "above" else "bottom right"

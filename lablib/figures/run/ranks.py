@@ -17,11 +17,6 @@ _SHADES = ("#CC79A7", "#8E4A70", "#E8BFD5", "#A85C86", "#D99BBD", "#6B3353")
 _PATTERNS = (".", "/", "", "x", "\\", "-")
 
 
-def _across(num_ranks: int) -> Axis:
-    ticks: dict[str, Any] = {"tickmode": "linear", "dtick": 1} if num_ranks <= 32 else {}
-    return Axis("rank", "number", look={"showgrid": False, **ticks})
-
-
 @checked
 def figure_traffic(
     traffic: Traffic, num_ranks: Annotated[int, Range(ge=1, le=100_000)], title: str = "Bytes sent by each rank"
@@ -41,10 +36,9 @@ def figure_traffic(
         look = replace(LOOKS["communication"], color=_SHADES[index % 6], pattern=_PATTERNS[index % 6])
         marks.append(bars(look, f"{name} ({plural(traffic.count(name), 'calls')})", ranks, values, words))
     columns = {"rank": ranks} | {f"{name} (B)": values for name, values in sent.items()} | {"total (B)": totals}
-    panel, summary = (
-        Panel(_across(num_ranks), Axis("bytes sent", "B", from_zero=True), marks),
-        _sent_in_words(traffic, totals),
-    )
+    ticks: dict[str, Any] = {"tickmode": "linear", "dtick": 1} if num_ranks <= 32 else {}
+    across = Axis("rank", "number", look={"showgrid": False, **ticks})
+    panel, summary = Panel(across, Axis("bytes sent", "B", from_zero=True), marks), _sent_in_words(traffic, totals)
     return chart(title, panel, summary, columns, traffic.notes, PLOT_PIXELS, barmode="stack", bargap=0.35)
 
 

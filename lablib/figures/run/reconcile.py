@@ -114,9 +114,8 @@ def _seconds(timeline: Timeline) -> dict[str, float]:
     spans = [span for span in timeline if not span.is_waiting]
     lanes = {key: index for index, key in enumerate(sorted({(s.rank, s.stream) for s in spans}))}
     bars = picture_of(spans, lanes, 0.0).bars
-    parts = {
-        kind: float(bars.busy_s[bars.kind == i].sum()) / num_ranks for i, kind in enumerate(KINDS) if kind != "idle"
-    }
+    busy_s = {kind: float(bars.busy_s[bars.kind == i].sum()) for i, kind in enumerate(KINDS)}
+    parts = {kind: seconds / num_ranks for kind, seconds in busy_s.items() if kind != "idle"}
     states = [timeline.states(rank) for rank in range(timeline.num_ranks)]
     for name, state in (("exposed communication", "exposed"), ("waiting", "waiting"), ("idle", "idle")):
         parts[name] = sum(length(of_rank[state]) for of_rank in states) / num_ranks
@@ -141,10 +140,8 @@ def _summary(
     if not first or not second:
         empty = labels[0] if not first else labels[1]
         return f"The {empty} timeline has no spans, so there is nothing to compare."
-    text = (
-        f"{labels[0].capitalize()} takes {format_quantity(first, 's')} and {labels[1]} {format_quantity(second, 's')} "
-    )
-    text += f"(ratio {first / second:.3g}, error {_percent(first / second - 1)})"
+    text = f"{labels[0].capitalize()} takes {format_quantity(first, 's')} and {labels[1]} "
+    text += f"{format_quantity(second, 's')} (ratio {first / second:.3g}, error {_percent(first / second - 1)})"
     gaps = [
         (abs(a - b), part, a - b)
         for part, a, b in list(zip(*list(columns.values())[:3], strict=True))

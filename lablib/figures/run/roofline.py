@@ -221,7 +221,6 @@ def _hover(point: Point, total_s: float, device: Device) -> str:
 
 
 def _reached(point: Point, device: Device) -> float:
-    """The reached share of its roof."""
     if point.flops:
         roof = min(device.peak(point.dtype or "float32"), device.memory_bandwidth_bytes_per_s * point.intensity)
         return point.flops / point.seconds / roof

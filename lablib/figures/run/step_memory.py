@@ -119,7 +119,6 @@ def _outline(step: StepMemory, shown: np.ndarray, unit: Unit, seconds: Unit) -> 
 
 
 def _peak_mark(step: StepMemory, unit: Unit, seconds: Unit) -> go.Scatter:
-    """The peak as a clickable point."""
     index = step.peak_index
     return go.Scatter(
         name="peak",

@@ -127,10 +127,8 @@ def state_bars(timeline: Timeline, drawing: Drawing, **trace: Any) -> list[go.Ba
         ]
         if drawn:
             times = [(start_s, end_s - start_s) for _, start_s, end_s in drawn]
-            hover = [
-                _state_hover(waits[lane.rank], lane.rank, look.name, start_s, end_s) for lane, start_s, end_s in drawn
-            ]
             rows = [lane for lane, _, _ in drawn]
+            hover = [_state_hover(waits[lane.rank], lane.rank, look.name, *ends) for lane, *ends in drawn]
             bar = _background(look, rows, times, drawing.unit, hovertext=hover, hoverinfo="text")
             traces.append(bar.update(legendrank=2000 + number, **trace))
     return traces
@@ -321,11 +319,8 @@ def _summary(
     timeline: Timeline, ranks: Sequence[int], num_wanted: int, picture: DrawnBars, window: tuple[float, float] | None
 ) -> str:
     if not len(timeline):
-        when = (
-            ""
-            if window is None
-            else f" between {format_quantity(window[0], 's')} and {format_quantity(window[1], 's')}"
-        )
+        ends = " and ".join(format_quantity(end_s, "s") for end_s in window or ())
+        when = f" between {ends}" if ends else ""
         return f"No spans were recorded on the {plural(timeline.num_ranks, 'ranks')}{when}."
     which, makespan_s = _which(ranks, num_wanted, timeline.num_ranks), timeline.makespan_s
     died = "".join(f" Rank {r} died at {format_quantity(at_s, 's')}." for r, at_s in timeline.deaths if r in ranks)
@@ -343,12 +338,8 @@ def _summary(
             timeline.waiting_s,
         )
     )
-    part = (
-        f", {format_quantity(makespan_s, 's')} of the run"
-        if timeline.window
-        else f", makespan {format_quantity(makespan_s, 's')}"
-    )
-    text = f"{which}{part}: a rank computes "
+    took = format_quantity(makespan_s, "s")
+    text = f"{which}, {f'{took} of the run' if timeline.window else f'makespan {took}'}: a rank computes "
     text += f"{busy_s / makespan_s:.0%} of it" if makespan_s else "none of it"
     if comm_s:
         hidden = 1 - exposed_s / comm_s
@@ -388,7 +379,6 @@ def _which(ranks: Sequence[int], num_wanted: int, num_ranks: int) -> str:
 
 
 def _columns(picture: DrawnBars, lanes: Sequence[Lane]) -> dict[str, list[Any]]:
-    """One row for each rank, stream and kind."""
     bars = picture.bars
     columns: dict[str, list[Any]] = {
         name: []

@@ -300,9 +300,7 @@ def _inner_sizes(mesh: Mapping[str, int], block: int) -> Iterator[int]:
 def _summary(traffic: Traffic, sent: np.ndarray, block: int, devices_per_node: int | None, names: Sequence[str]) -> str:
     total = float(sent.sum())
     if not total:
-        return (
-            f"Nothing was sent between the {len(sent)} ranks." if len(sent) > 1 else "Nothing was sent between ranks."
-        )
+        return f"Nothing was sent between {f'the {len(sent)} ranks' if len(sent) > 1 else 'ranks'}."
     a, b = (int(i) for i in np.unravel_index(np.argmax(sent), sent.shape))
     text = f"{len(sent)} ranks send {format_quantity(total, 'B')} to each other over {np.count_nonzero(sent):,} pairs; "
     text += f"the most between two, {format_quantity(float(sent[a, b]), 'B')}, goes from rank {names[a]} to {names[b]}"

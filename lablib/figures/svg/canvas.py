@@ -87,9 +87,8 @@ class Canvas:
         name = f"h{sum(map(ord, f'{shape}{color}{ink}'))}-{_HATCHES[shape].count('M')}-{color.strip('#')}"
         stroke = f'<path d="{_HATCHES[shape]}" stroke-width="1.2" {paint("none", ink)}/>'
         ground = f'<rect width="7" height="7" {paint(color)}/>'
-        self.defs[name] = (
-            f'<pattern id="{name}" width="7" height="7" patternUnits="userSpaceOnUse">{ground}{stroke}</pattern>'
-        )
+        size = 'width="7" height="7" patternUnits="userSpaceOnUse"'
+        self.defs[name] = f'<pattern id="{name}" {size}>{ground}{stroke}</pattern>'
         return paint(f"url(#{name})", edge, 0.6)
 
     def clip(self, x: SvgAxis, y: SvgAxis, points: Sequence[tuple[float, float]]) -> str:

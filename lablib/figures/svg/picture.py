@@ -121,7 +121,6 @@ def _legend(canvas: Canvas) -> tuple[list[str], float]:
 
 
 def _swatch(canvas: Canvas, trace: dict[str, Any], a: float, b: float) -> Iterator[str]:
-    """The legend's symbol of a trace."""
     line = trace.get("line", {})
     if trace["type"] == "bar":
         yield f'<rect x="{a:.1f}" y="{b - 6:.1f}" width="14" height="12" {canvas.fill(trace.get("marker", {}))}/>'

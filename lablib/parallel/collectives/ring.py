@@ -79,7 +79,6 @@ def ring_all_gather(chunks: Sequence[Tensor], ring: Sequence[int], group: dist.P
 
 
 def _place(ring: Sequence[int], group: dist.ProcessGroup | None) -> int:
-    """This rank's place in the ring."""
     rank = dist.get_rank(group)
     if rank not in ring:
         of = "the world" if group is None else "this group"

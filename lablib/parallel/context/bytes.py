@@ -74,16 +74,11 @@ def context_sent_bytes(sizes: ContextSizes, ranks: Count, way: Way, heads_ranks:
     if u > 1:
         one = sizes.head_bytes(sizes.seq_len // ranks)
         sent += 2 * (u - 1) * (2 * sizes.heads + 2 * max(sizes.kv_heads, u)) * one // u
-    keys = keys_bytes(sizes, ring, u)
+    keys = 2 * max(sizes.kv_heads, u) // u * sizes.head_bytes(sizes.seq_len // ring)  # S, of this rank's share of heads
     sent += 2 * (ring - 1) * keys
     if way in ("ring", "both") and ring > 1:
         sent += ring * keys * sizes.sum_bytes // sizes.element_bytes
     return sent
-
-
-def keys_bytes(sizes: ContextSizes, ring: int, heads_ranks: int) -> int:
-    """S: bytes of the keys and values of one rank of a ring, with its share of heads."""
-    return 2 * max(sizes.kv_heads, heads_ranks) // heads_ranks * sizes.head_bytes(sizes.seq_len // ring)
 
 
 def can_share_heads(sizes: ContextSizes, ranks: int) -> bool:

@@ -64,8 +64,7 @@ def check_context(
 ) -> Order:
     """Check sizes before any rank starts, and return the order of the tokens.
 
-    Arguments:
-        heads_ranks: ranks that share heads inside a ring, for `UlyssesRing`; `order` is then the ring's.
+    `heads_ranks`: ranks that share heads inside a ring, for `UlyssesRing`; `order` is then the ring's.
 
     Raises:
         ValueError: a sequence too short for its order, or an order for other tokens or ranks; heads that cannot be
@@ -137,8 +136,7 @@ class ContextParallel:
             others: further tensors [B, T].
             documents_BT: the number of each token's document, below 0 for padding; None: each sequence is one.
 
-        Raises:
-            ValueError: a sequence too short for its order, or tensors of another shape.
+        Raises ValueError: a sequence too short for its order, or tensors of another shape.
         """
         for other in (*others, documents_BT):
             if other is not None and other.shape[:2] != tokens_BT.shape:
@@ -194,11 +192,8 @@ class ContextAttention(nn.Module):
         self.rope_base: float | None = None
         self.num_kv_heads, self.d_head = self.num_heads, self.query.in_features // self.num_heads
         if isinstance(attention, GroupedAttention):
-            self.num_kv_heads, self.d_head, self.rope_base = (
-                attention.num_kv_heads,
-                attention.d_head,
-                attention.rope_base,
-            )
+            self.num_kv_heads, self.d_head = attention.num_kv_heads, attention.d_head
+            self.rope_base = attention.rope_base
 
     def forward(self, x_BtD: Float[Tensor, "B t D"]) -> Float[Tensor, "B t D"]:
         q_BHtK, k_BGtK, v_BGtK = (

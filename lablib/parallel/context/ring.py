@@ -127,8 +127,7 @@ def ring_attention(
         is_causal: whether a query sees only keys up to its own position.
         passes: functions that compute one block.
 
-    Raises:
-        ValueError: an order for another number of ranks, or another number of tokens than it assigns to this rank.
+    Raises ValueError: an order for another number of ranks, or another number of tokens than it assigns to this rank.
     """
     require_shard(q_BHtK, k_BGtK, order, group)
     return _Ring.apply(q_BHtK, k_BGtK, v_BGtK, order, group, (documents, is_causal, passes))  # pyright: ignore

@@ -42,8 +42,7 @@ def nested_order(outer: Order, heads_ranks: Count) -> Order:
     >>> [nested_order(zigzag_order(8, 2), 2).tokens(rank) for rank in range(4)]
     [[0, 1], [6, 7], [2, 3], [4, 5]]
 
-    Raises:
-        ValueError: a rank of the outer order with fewer tokens than parts.
+    Raises ValueError: a rank of the outer order with fewer tokens than parts.
     """
     if min(outer.lengths) < heads_ranks:
         raise ValueError(
@@ -58,7 +57,6 @@ def nested_order(outer: Order, heads_ranks: Count) -> Order:
 
 
 def _part(pieces: tuple[range, ...], first: int, end: int) -> tuple[range, ...]:
-    """The tokens at places first to end."""
     found, start = [], 0
     for piece in pieces:
         found.append(piece[max(0, first - start) : max(0, end - start)])

@@ -94,12 +94,22 @@ class _KeptBuffer:
 
 
 @dataclass
-class _Backward:
-    """State of one backward pass: gradients missing in each bucket, and buckets in flight."""
+class BucketBackward:
+    """State of one backward pass: gradients missing in each bucket, and communication in flight."""
 
     num_missing: list[int]
     seen: set[Tensor] = field(default_factory=set)
-    launched: list[Handle] = field(default_factory=list)
+    num_launched: int = 0
+    under_way: list[Any] = field(default_factory=list)
+
+    def complete(self, param: Tensor, name: str, bucket: int) -> Iterator[int]:
+        """Count a gradient; the buckets to launch now. In order: all ranks must issue the same collectives in it."""
+        require_once(name, param in self.seen)
+        self.seen.add(param)
+        self.num_missing[bucket] -= 1
+        while self.num_launched < len(self.num_missing) and self.num_missing[self.num_launched] == 0:
+            self.num_launched += 1
+            yield self.num_launched - 1
 
 
 class Synchronizing(nn.Module):
@@ -138,8 +148,7 @@ class DataParallel(Synchronizing):
         reduce: averages a bucket; see `Reduce`, `data/hierarchical.py` and `lablib.compress`. If it has
             `for_bucket(index, params)`, that makes the `Reduce` of each bucket.
 
-    Raises:
-        ValueError: no parameter requires a gradient; in backward, a parameter without a gradient.
+    Raises ValueError: no parameter requires a gradient; in backward, a parameter without a gradient.
     """
 
     def __init__(
@@ -152,19 +161,15 @@ class DataParallel(Synchronizing):
         super().__init__()
         self.module, self.group = module, group
         # `named_parameters` lists a tied parameter once, and autograd sums its uses before the hook runs.
-        self._names: dict[Tensor, str] = {
-            param: name for name, param in module.named_parameters() if param.requires_grad
-        }
+        self._names: dict[Tensor, str] = {p: name for name, p in module.named_parameters() if p.requires_grad}
         if not self._names:
             raise ValueError("DataParallel needs a parameter to train: no parameter of the module requires a gradient.")
         params = [param for param in module.parameters() if param.requires_grad]
         self.buckets = [[params[i] for i in plan] for plan in plan_buckets(params, bucket_bytes)]
-        self._bucket_of: dict[Tensor, int] = {
-            param: index for index, bucket in enumerate(self.buckets) for param in bucket
-        }
+        self._bucket_of: dict[Tensor, int] = {p: i for i, bucket in enumerate(self.buckets) for p in bucket}
         self.reduces = [reduce_for(reduce, index, bucket) for index, bucket in enumerate(self.buckets)]
         self._kept_buffers = [_KeptBuffer() for _ in self.buckets]
-        self._backward: _Backward | None = None
+        self._backward: BucketBackward | None = None
         broadcast_module(module, group)
         for param in params:
             param.register_post_accumulate_grad_hook(self._on_gradient)
@@ -180,23 +185,13 @@ class DataParallel(Synchronizing):
         if not self._is_synchronizing:
             return
         if self._backward is None:
-            self._backward = _Backward([len(bucket) for bucket in self.buckets])
+            self._backward = BucketBackward([len(bucket) for bucket in self.buckets])
             queue_callback(self._on_backward_end)
-        now = self._backward
-        require_once(self._names[param], param in now.seen)
-        now.seen.add(param)
-        now.num_missing[self._bucket_of[param]] -= 1
-        # In order: all ranks must issue the same collectives in the same order.
-        while len(now.launched) < len(self.buckets) and now.num_missing[len(now.launched)] == 0:
-            self._launch_next(now)
-
-    # ---- 2. a bucket is launched ----
-
-    def _launch_next(self, now: _Backward) -> None:
-        index = len(now.launched)
-        buffer = self._kept_buffers[index].pack(self.buckets[index])
-        unpack(buffer, self.buckets[index])  # frees the gradients that backward has made
-        now.launched.append(self.reduces[index](buffer, self.group))  # no wait: backward continues
+        for index in self._backward.complete(param, self._names[param], self._bucket_of[param]):
+            # ---- 2. a bucket is launched ----
+            buffer = self._kept_buffers[index].pack(self.buckets[index])
+            unpack(buffer, self.buckets[index])  # frees the gradients that backward has made
+            self._backward.under_way.append(self.reduces[index](buffer, self.group))  # no wait: backward continues
 
     # ---- 3. backward ends ----
 
@@ -205,5 +200,5 @@ class DataParallel(Synchronizing):
         assert now is not None
         unused = [name for param, name in self._names.items() if param not in now.seen]
         require_no_unused(unused)
-        for handle in now.launched:
+        for handle in now.under_way:
             handle.wait()

@@ -88,9 +88,8 @@ def place_in_order(num_experts: Count, num_ranks: Count, slots_a_rank: Count | N
         )
     share = num_experts // num_ranks
     slots = check_slots(num_experts, num_ranks, share if slots_a_rank is None else slots_a_rank)
-    return ExpertPlacement(
-        tuple(tuple(r * share + i % share for i in range(slots)) for r in range(num_ranks)), num_experts
-    )
+    held = tuple(tuple(r * share + i % share for i in range(slots)) for r in range(num_ranks))
+    return ExpertPlacement(held, num_experts)
 
 
 @checked

@@ -133,8 +133,7 @@ def exchanged_rows(
         counts: for each of the n ranks that share the experts, its rows for each expert; None: an even load, as from
             `route(balanced=True)`.
 
-    Raises:
-        ValueError: sizes that ranks do not divide (`check_experts`), or counts of other ranks or experts.
+    Raises ValueError: sizes that ranks do not divide (`check_experts`), or counts of other ranks or experts.
     """
     t = ranks.tensor
     options = {"d_ff": sizes.d_ff, "tensor_ranks": t, "cuts_experts": ranks.cuts_experts}

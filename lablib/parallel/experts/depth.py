@@ -83,8 +83,7 @@ def with_depths(model: GPT, capacity: Count, *, every: Count = 2, seed: int = 0)
         every: 1 for all blocks; 2 for every other one, beginning with the second.
         seed: of the routers' first weights, N(0, 0.02).
 
-    Raises:
-        ValueError: a capacity above the model's `max_seq_len`; too few blocks for `every`.
+    Raises ValueError: a capacity above the model's `max_seq_len`; too few blocks for `every`.
     """
     longest = model.config.max_seq_len
     if capacity > longest:

@@ -65,8 +65,7 @@ def expert_capacity(num_tokens: Count, k: Count, num_experts: Count, factor: flo
         num_tokens: N, of one rank: slots are per rank.
         factor: 1 has room for an even load; 1.25 to 2 are usual.
 
-    Raises:
-        ValueError: a share below one token; k above E.
+    Raises ValueError: a share below one token; k above E.
     """
     check_choices(num_experts, k)
     share = num_tokens * k / num_experts
@@ -132,8 +131,7 @@ def sort_by_expert(routing: Routing, capacity: Count | None = None, drop: Drop =
         capacity: most rows C of an expert; None: dropless.
         drop: the choices that a full expert drops.
 
-    Raises:
-        ValueNeededError: under fidelity="shapes", a routing that is not balanced.
+    Raises ValueNeededError: under fidelity="shapes", a routing that is not balanced.
     """
     counts, experts_X = routing.counts(), routing.experts_Nk.T.flatten()
     if capacity is not None and capacity < max(counts):

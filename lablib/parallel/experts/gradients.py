@@ -66,8 +66,7 @@ class ExpertReduce:
         model: as `ExpertParallel.parallelize` returned it.
         everyone: ranks with different tokens, along data and expert together; None: all ranks.
 
-    Raises:
-        ValueError: a model without mixtures.
+    Raises ValueError: a model without mixtures.
     """
 
     def __init__(self, model: nn.Module, everyone: Group = None):

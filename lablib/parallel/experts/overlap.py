@@ -111,10 +111,8 @@ class OverlappedMixture(ParallelMixture):
         group, own = self.parallel.group, _parts_of(routing, self.parts)
         # ---- sort, send counts, start ----
         permutations = [sort_by_expert(part) for part in own]
-        exchanges = [
-            exchange_counts(one.counts, group, is_balanced=routing.is_balanced, device=x_ND.device)
-            for one in permutations
-        ]
+        options = {"is_balanced": routing.is_balanced, "device": x_ND.device}
+        exchanges = [exchange_counts(one.counts, group, **options) for one in permutations]
         there = [
             _started(dispatch(x_nD, permutation), exchange.sent, exchange.from_ranks, group)
             for x_nD, permutation, exchange in zip(x_ND.chunk(self.parts), permutations, exchanges, strict=True)
@@ -178,8 +176,7 @@ def overlap_experts(model: nn.Module, parts: Count = 2) -> Any:
         model: as `ExpertParallel.parallelize` returned it.
         parts: at least 2; more parts overlap better.
 
-    Raises:
-        ValueError: no `ParallelMixture`, or one with tensor parallelism or with a capacity.
+    Raises ValueError: no `ParallelMixture`, or one with tensor parallelism or with a capacity.
     """
     spread = [mixture for mixture in mixtures(model) if isinstance(mixture, ParallelMixture)]
     if not spread:

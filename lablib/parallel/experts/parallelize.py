@@ -38,14 +38,8 @@ from lablib.parallel.experts.exchange import check_experts
 from lablib.parallel.experts.layer import ExpertMLPs, MixtureOfExperts, mixtures
 from lablib.parallel.experts.parallel import expert_parallel
 from lablib.parallel.experts.routing import Routing
-from lablib.parallel.tensor.regions import (
-    Group,
-    copy_to_ranks,
-    gather_from_ranks,
-    reduce_from_ranks,
-    scatter_to_ranks,
-    shard_of,
-)
+from lablib.parallel.tensor import regions
+from lablib.parallel.tensor.regions import Group
 from lablib.signature import check_type
 
 
@@ -121,7 +115,7 @@ class ExpertShards(ExpertMLPs):
         for dims, group in cuts:
             for key, dim in zip(weights, dims, strict=True):
                 made[key].append((dim, weights[key].shape[dim], group))
-                weights[key] = shard_of(weights[key], dim, group)
+                weights[key] = regions.shard_of(weights[key], dim, group)
         super().__init__(weights["up"].clone(), weights["down"].clone(), whole.product)
         self.up.requires_grad_(whole.up.requires_grad)
         self.down.requires_grad_(whole.down.requires_grad)
@@ -159,11 +153,11 @@ class ParallelMixture(MixtureOfExperts):
             return self._with_shared(x_ND, self._routed(x_ND, routing))
         if self.parallel.cuts_experts:
             # f at every input of the region, g at its output, the sum over tensor ranks.
-            x_ND = copy_to_ranks(x_ND, tensor_group)
-            routing = replace(routing, weights_Nk=copy_to_ranks(routing.weights_Nk, tensor_group))
-            return reduce_from_ranks(self._with_shared(x_ND, self._routed(x_ND, routing)), tensor_group)
-        y_nD = self._routed(scatter_to_ranks(x_ND, 0, tensor_group), _own_part(routing, tensor_group))
-        return self._with_shared(x_ND, gather_from_ranks(y_nD, 0, len(x_ND), tensor_group))
+            x_ND = regions.copy_to_ranks(x_ND, tensor_group)
+            routing = replace(routing, weights_Nk=regions.copy_to_ranks(routing.weights_Nk, tensor_group))
+            return regions.reduce_from_ranks(self._with_shared(x_ND, self._routed(x_ND, routing)), tensor_group)
+        y_nD = self._routed(regions.scatter_to_ranks(x_ND, 0, tensor_group), _own_part(routing, tensor_group))
+        return self._with_shared(x_ND, regions.gather_from_ranks(y_nD, 0, len(x_ND), tensor_group))
 
     def _routed(self, x_ND: Tensor, routing: Routing) -> Tensor:
         permutation = sort_by_expert(routing, self.capacity(routing), self.config.drop)
@@ -175,7 +169,6 @@ class ParallelMixture(MixtureOfExperts):
 
 
 def _own_part(routing: Routing, tensor_group: Group) -> Routing:
-    """The routing of this tensor rank's part of the tokens."""
     ranks = dist.get_world_size(tensor_group)
     if routing.is_balanced and routing.num_tokens * routing.k % (ranks * routing.num_experts):
         raise ValueError(
@@ -185,8 +178,8 @@ def _own_part(routing: Routing, tensor_group: Group) -> Routing:
         )
     return replace(
         routing,
-        experts_Nk=shard_of(routing.experts_Nk, 0, tensor_group),
-        weights_Nk=scatter_to_ranks(routing.weights_Nk, 0, tensor_group),
-        scores_NE=shard_of(routing.scores_NE.detach(), 0, tensor_group),  # losses use the routing of all tokens
-        logits_NE=shard_of(routing.logits_NE.detach(), 0, tensor_group),
+        experts_Nk=regions.shard_of(routing.experts_Nk, 0, tensor_group),
+        weights_Nk=regions.scatter_to_ranks(routing.weights_Nk, 0, tensor_group),
+        scores_NE=regions.shard_of(routing.scores_NE.detach(), 0, tensor_group),  # losses use the routing of all tokens
+        logits_NE=regions.shard_of(routing.logits_NE.detach(), 0, tensor_group),
     )

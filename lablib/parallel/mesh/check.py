@@ -36,16 +36,7 @@ from lablib.parallel.context.model import Attend, MakeOrder, check_context
 from lablib.parallel.context.order import zigzag_order
 from lablib.parallel.context.ring import ring_attention
 from lablib.parallel.mesh.mesh import Mesh
-from lablib.parallel.tensor.plan import (
-    GPT_PLAN,
-    GPT_SEQUENCE_PLAN,
-    LLAMA_PLAN,
-    LLAMA_SEQUENCE_PLAN,
-    Uneven,
-    Vocabulary,
-    check_plan,
-)
-from lablib.parallel.tensor.plan import Plan as TensorPlan
+from lablib.parallel.tensor import plan as tensor_plans
 from lablib.parallel.tensor.vocabulary import padded_vocabulary
 from lablib.pipeline.balance import balanced_cut
 from lablib.pipeline.communication import with_communication
@@ -73,7 +64,7 @@ class Combination:
     num_chunks: Count = 1  # pieces of the model on each rank, for schedules that take it
     sequence_parallel: bool = False  # norms and the residual stream cut over the tensor axis
     # for a vocabulary that the tensor ranks do not divide: "refuse", "chunk" or "pad"
-    uneven_vocabulary: Uneven = "refuse"
+    uneven_vocabulary: tensor_plans.Uneven = "refuse"
     # order, attention: of the context axis; attention is `ring_attention` or a function with the same arguments
     order: MakeOrder = zigzag_order
     attention: Attend = ring_attention
@@ -98,7 +89,7 @@ class Combination:
         with disable_current_modes():  # without simulated time and memory within a launch
             model = model_of(self.config, device="meta")
             if self.size(TENSOR) > 1:
-                check_plan(model, self.tensor_plan, self.size(TENSOR))
+                tensor_plans.check_plan(model, self.tensor_plan, self.size(TENSOR))
             costs = [flops_of(unit, self.seq_len) for unit in units_of(model)]
         object.__setattr__(self, "units", balanced_cut(costs, plan.num_pieces))
 
@@ -108,12 +99,15 @@ class Combination:
         return with_communication(make(self.schedule, self.size(PIPELINE), self.num_micro_batches, self.num_chunks))
 
     @cached_property
-    def tensor_plan(self) -> TensorPlan:
+    def tensor_plan(self) -> tensor_plans.Plan:
         """The cuts of modules over the tensor axis."""
-        plans = {False: (GPT_PLAN, GPT_SEQUENCE_PLAN), True: (LLAMA_PLAN, LLAMA_SEQUENCE_PLAN)}
+        plans = {
+            False: (tensor_plans.GPT_PLAN, tensor_plans.GPT_SEQUENCE_PLAN),
+            True: (tensor_plans.LLAMA_PLAN, tensor_plans.LLAMA_SEQUENCE_PLAN),
+        }
         plan = plans[isinstance(self.config, LlamaConfig)][self.sequence_parallel]
         return {
-            name: replace(style, uneven=self.uneven_vocabulary) if isinstance(style, Vocabulary) else style
+            name: replace(style, uneven=self.uneven_vocabulary) if isinstance(style, tensor_plans.Vocabulary) else style
             for name, style in plan.items()
         }
 

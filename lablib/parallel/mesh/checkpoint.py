@@ -43,20 +43,8 @@ from torch import Tensor
 from lablib.parallel.mesh.optimizer import Buffer, Owned
 from lablib.parallel.mesh.step import CombinedStep
 from lablib.parallel.tensor.regions import shard_range
-from lablib.parallel.zero.checkpoint_files import (
-    PARAMETER,
-    Box,
-    LocalBox,
-    agreed,
-    entries_of,
-    look,
-    optimizer_description,
-    read_boxes,
-    require_same_optimizer,
-    restore,
-    save_entries,
-    state_tensors,
-)
+from lablib.parallel.zero import checkpoint_files as files
+from lablib.parallel.zero.checkpoint_files import PARAMETER, Box, LocalBox
 from lablib.signature import NonNegativeInt, checked, shown
 
 META = "combined"  # the key of the description
@@ -69,7 +57,7 @@ def save_checkpoint(step: CombinedStep, path: str | Path, num_steps: NonNegative
     All ranks call it; `path`: a folder that they share, `num_steps`: steps taken so far. ValueError: the folder has a
     checkpoint, or the optimizer has state that cannot be cut.
     """
-    save_entries(path, num_steps, checkpoint_entries(step, num_steps))
+    files.save_entries(path, num_steps, checkpoint_entries(step, num_steps))
 
 
 @checked
@@ -85,7 +73,7 @@ def checkpoint_entries(step: CombinedStep, num_steps: NonNegativeInt) -> dict[st
         "num_steps": num_steps,
         "scaler": None if step.scaler is None else step.scaler.state_dict(),
     }
-    return entries_of(META, boxes, description)
+    return files.entries_of(META, boxes, description)
 
 
 @checked
@@ -97,8 +85,8 @@ def load_checkpoint(step: CombinedStep, path: str | Path) -> int:
     """
     buffers, optimizer = step.sharded.buffers, step.sharded.optimizer
     # ---- 1. check ----
-    saved, meta = look(path, META)
-    agreed(lambda: _require_same(meta, _description(step)))
+    saved, meta = files.look(path, META)
+    files.agreed(lambda: _require_same(meta, _description(step)))
 
     # ---- 2. read ----
     new: list[dict[str, Tensor]] = [
@@ -108,11 +96,11 @@ def load_checkpoint(step: CombinedStep, path: str | Path) -> int:
     own = [box for buffer, tensors in zip(buffers, new, strict=True) for box in boxes_of_buffer(step, buffer, tensors)]
     owned = [one for buffer in buffers for one in buffer.owned]
     numels = {(part, name_in_model(step, one)): _whole_numel(one) for one in owned for part in meta["parts"]}
-    read_boxes(own, numels, saved, meta["checksums"], path)
+    files.read_boxes(own, numels, saved, meta["checksums"], path)
 
     # ---- 3. take over ----
     for buffer, tensors in zip(buffers, new, strict=True):
-        restore(optimizer, buffer.unit.master, tensors, meta["counts"])
+        files.restore(optimizer, buffer.unit.master, tensors, meta["counts"])
     optimizer.param_groups[0].update(meta["settings"])
     if step.scaler is not None and meta["scaler"] is not None:
         step.scaler.load_state_dict(meta["scaler"])
@@ -179,14 +167,14 @@ def name_in_model(step: CombinedStep, one: Owned) -> str:
 
 def _tensors(step: CombinedStep, buffer: Buffer) -> dict[str, Tensor]:
     """By part: parameters, and optimizer state with one number per parameter, as shards."""
-    return {PARAMETER: buffer.unit.master, **state_tensors(step.sharded.optimizer, buffer.unit.master)}
+    return {PARAMETER: buffer.unit.master, **files.state_tensors(step.sharded.optimizer, buffer.unit.master)}
 
 
 def _description(step: CombinedStep) -> dict[str, Any]:
     """Model, dtype and optimizer, which must match on loading; and the dtypes of the parts."""
     buffer = step.sharded.buffers[0]
     return {
-        **optimizer_description(step.sharded.optimizer, buffer.unit.master),
+        **files.optimizer_description(step.sharded.optimizer, buffer.unit.master),
         "model": asdict(step.how.config),
         "dtype": buffer.unit.master.dtype,
         "parts": {part: tensor.dtype for part, tensor in _tensors(step, buffer).items()},
@@ -194,7 +182,6 @@ def _description(step: CombinedStep) -> dict[str, Any]:
 
 
 def _require_same(meta: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the checkpoint is of the same model and kind of optimizer."""
     for name, value in own["model"].items():
         if meta["model"].get(name) != value:
             raise ValueError(
@@ -206,7 +193,7 @@ def _require_same(meta: Mapping[str, Any], own: Mapping[str, Any]) -> None:
             f"the checkpoint must be of the same dtype: it was {shown(meta['dtype'])}, and is "
             f"{shown(own['dtype'])} here."
         )
-    require_same_optimizer(meta, own)
+    files.require_same_optimizer(meta, own)
 
 
 def _whole_numel(one: Owned) -> int:

@@ -42,8 +42,7 @@ class Mesh:
     >>> mesh.coordinates(6), mesh.rank(data=1, tensor=2), mesh.groups("data")
     ({'data': 1, 'tensor': 2}, 6, ((0, 4), (1, 5), (2, 6), (3, 7)))
 
-    Raises:
-        ValueError: no axis, or a size that is not a whole number from 1.
+    Raises ValueError: no axis, or a size that is not a whole number from 1.
     """
 
     def __init__(self, **sizes: int):
@@ -122,11 +121,9 @@ class Mesh:
     def device_mesh(self, device: str = "") -> DeviceMesh:
         """torch's mesh of these axes. Communicates, to make a group for each axis; all ranks call it.
 
-        Arguments:
-            device: "cpu" or "cuda"; empty: cuda if the ranks are on GPUs.
+        `device`: "cpu" or "cuda"; empty: cuda if the ranks are on GPUs.
 
-        Raises:
-            ValueError: the product of the axes is not the number of running ranks.
+        Raises ValueError: the product of the axes is not the number of running ranks.
         """
         self.require(dist.get_world_size())
         device = device or ("cuda" if "nccl" in dist.get_backend() and torch.cuda.is_available() else "cpu")
@@ -164,7 +161,6 @@ class Mesh:
         return [axis for axis in self.axes if axis not in axes]
 
     def _places(self, axes: list[str]) -> Iterator[dict[str, int]]:
-        """Every place on these axes."""
         return (dict(zip(axes, at, strict=True)) for at in product(*(range(self.sizes[axis]) for axis in axes)))
 
     def _members(self, axes: tuple[str, ...], others: dict[str, int]) -> tuple[int, ...]:

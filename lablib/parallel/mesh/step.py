@@ -87,8 +87,7 @@ class CombinedStep:
 
     Communicates, to make groups; all ranks of the mesh call it.
 
-    Raises:
-        ValueError: another number of ranks than the mesh, another model, or one with frozen parameters.
+    Raises ValueError: another number of ranks than the mesh, another model, or one with frozen parameters.
     """
 
     def __init__(
@@ -227,7 +226,6 @@ class CombinedStep:
         return summed * parts / self.num_tokens.clamp(min=1)
 
     def _shapes(self, tokens_bt: Tensor) -> list[Shape]:
-        """Shapes of the residual stream between pieces."""
         num_tokens = tokens_bt.shape[1] // (self.how.size(TENSOR) if self.how.sequence_parallel else 1)
         shape = (tokens_bt.shape[0], num_tokens, self.how.config.d_model)
         return [(shape, self._dtype)] * (len(self.how.units) - 1)

@@ -160,8 +160,7 @@ def tensor_attention(
         columns = [F.linear(x_BTD, weight, bias) for weight, bias in zip(weights, biases, strict=True)]
     # ---- 3. attend ----
     q_BhTK, k_BgTK, v_BgTK = (column.unflatten(-1, (-1, d_head)).transpose(1, 2) for column in columns)
-    y_BhTK = F.scaled_dot_product_attention(
-        q_BhTK, k_BgTK, v_BgTK, is_causal=True, enable_gqa=q_BhTK.shape[1] != k_BgTK.shape[1]
-    )
+    is_grouped = q_BhTK.shape[1] != k_BgTK.shape[1]
+    y_BhTK = F.scaled_dot_product_attention(q_BhTK, k_BgTK, v_BgTK, is_causal=True, enable_gqa=is_grouped)
     # ---- 4. leave ----
     return row_linear(y_BhTK.transpose(1, 2).flatten(-2), shard.out_Dh, shard.out_bias_D, group, region)

@@ -122,8 +122,7 @@ class RowLinear(nn.Module):
         region: exit of the sum.
         multiple_of: inputs that stay together, as in the column layer before it.
 
-    Attributes:
-        weight, bias: [D, f], [D]; the bias is whole.
+    `weight`, `bias`: [D, f], [D]; the bias is whole.
     """
 
     def __init__(self, linear: nn.Linear, group: Group = None, region: Region = TENSOR, *, multiple_of: int = 1):

@@ -55,8 +55,7 @@ def parallelize(
         plan: pattern of names -> cut of the modules.
         broadcasts: False if all ranks already hold the same model.
 
-    Raises:
-        ValueError: as in `check_plan`, or a mesh of several axes.
+    Raises ValueError: as in `check_plan`, or a mesh of several axes.
     """
     group = _group_of(mesh)
     # ---- 1. match ----
@@ -80,7 +79,6 @@ def parallelize(
 
 
 def _made(match: Match, group: Group, entrances: dict[nn.Module, Entrance]) -> nn.Module:
-    """The replacement of a module named by the plan."""
     module, style = match.module, match.style
     if isinstance(style, OnTokens):
         is_norm = not isinstance(module, nn.Embedding)

@@ -166,7 +166,6 @@ def check_plan(model: nn.Module, plan: Plan, ranks: Count) -> list[Match]:
 
 
 def _styles_of(names: Names, plan: Plan) -> dict[nn.Module, Style]:
-    """The style of every module that the plan names."""
     if not plan:
         raise ValueError("a plan must name a module: got an empty one; try GPT_PLAN.")
     patterns: dict[nn.Module, str] = {}
@@ -196,7 +195,6 @@ def fits(name: str, pattern: str) -> bool:
 
 
 def _check_style(match: Match, ranks: int) -> None:
-    """Check the style against the kind of module, and the ranks against its sizes."""
     name, module, style = match.names[0], match.module, match.style
     kinds: dict[type, tuple[type, ...]] = {
         Column: (nn.Linear,),
@@ -241,7 +239,6 @@ def _check_units(name: str, match: Match, units: str, ranks: int) -> None:
 
 
 def _check_shared(names: Names, styles: Mapping[nn.Module, Style]) -> None:
-    """Check that a parameter of two layers is cut the same way in both."""
     seen: dict[nn.Parameter, tuple[str, object]] = {}
     for module in names:
         for key, param in module.named_parameters(recurse=False):
@@ -255,7 +252,6 @@ def _check_shared(names: Names, styles: Mapping[nn.Module, Style]) -> None:
 
 
 def _cut_of(style: Style | None, key: str) -> object:
-    """The cut of a parameter by a style; None: not cut."""
     if isinstance(style, Column):
         return ("rows", style.units)
     if isinstance(style, Row):

@@ -48,8 +48,7 @@ def padded_vocabulary(vocab_size: Count, world_size: Count, multiple_of: Count =
     >>> padded_vocabulary(50257, 8), padded_vocabulary(50257, 8, multiple_of=128)
     (50264, 51200)
 
-    Arguments:
-        multiple_of: of each rank's rows; 128 suits the tiles of matrix products.
+    `multiple_of`: of each rank's rows; 128 suits the tiles of matrix products.
     """
     return chunk_size(vocab_size, world_size, multiple_of) * world_size
 
@@ -157,8 +156,6 @@ class VocabularyHead(nn.Module):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """One loss a token."""
-
     @staticmethod
     def forward(
         ctx: Any, x_Nv: Tensor, targets_N: Tensor, vocab_size: int, first: int, num_words: int, group: Group

@@ -28,6 +28,7 @@ random generators and the position in the data.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -36,20 +37,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lablib.parallel.zero.checkpoint_files import (
-    PARAMETER,
-    Box,
-    LocalBox,
-    agreed,
-    entries_of,
-    look,
-    optimizer_description,
-    read_boxes,
-    require_same_optimizer,
-    restore,
-    save_entries,
-    state_tensors,
-)
+from lablib.parallel.zero import checkpoint_files as files
+from lablib.parallel.zero.checkpoint_files import PARAMETER, Box, LocalBox
 from lablib.parallel.zero.module import Zero, first_names
 from lablib.parallel.zero.shards import FlatUnit
 from lablib.signature import NonNegativeInt, checked
@@ -64,7 +53,7 @@ def save_checkpoint(zero: Zero, path: str | Path, step: NonNegativeInt) -> None:
     All ranks call it; `path`: a folder that they share, `step`: steps taken so far. ValueError: the folder has a
     checkpoint, or the optimizer has state that cannot be cut into pieces.
     """
-    save_entries(path, step, checkpoint_entries(zero, step))
+    files.save_entries(path, step, checkpoint_entries(zero, step))
 
 
 @checked
@@ -74,9 +63,9 @@ def checkpoint_entries(zero: Zero, step: NonNegativeInt) -> dict[str, Any]:
     For `lablib.train.Checkpoints`, which copies and writes it in the background. ValueError: as `save_checkpoint`.
     """
     others = whole_tensors(zero) if dist.get_rank() == 0 else {}
-    shards = [(unit, {PARAMETER: unit.master, **state_tensors(zero.optimizer, unit.master)}) for unit in zero.units]
-    boxes = chain(_whole(others), *(_pieces(unit, tensors) for unit, tensors in shards))
-    return entries_of(_META, boxes, {**_description(zero), "step": step})
+    shards = [{PARAMETER: one.master, **files.state_tensors(zero.optimizer, one.master)} for one in zero.units]
+    boxes = chain(_whole(others), *map(_pieces, zero.units, shards))
+    return files.entries_of(_META, boxes, {**_description(zero), "step": step})
 
 
 @checked
@@ -87,28 +76,26 @@ def load_checkpoint(zero: Zero, path: str | Path) -> int:
     module or optimizer, or an incomplete or damaged one. Then nothing has changed on any rank.
     """
     # ---- 1. check ----
-    saved, meta = look(path, _META)
-    agreed(lambda: _require_same(meta, _description(zero)))
+    saved, meta = files.look(path, _META)
+    files.agreed(lambda: _require_same(meta, _description(zero)))
 
     # ---- 2. read ----
-    others = {
-        name: torch.empty_like(tensor, memory_format=torch.contiguous_format)
-        for name, tensor in whole_tensors(zero).items()
-    }
+    new_like = partial(torch.empty_like, memory_format=torch.contiguous_format)
+    others = {name: new_like(tensor) for name, tensor in whole_tensors(zero).items()}
     new: list[dict[str, Tensor]] = []
     for unit in zero.units:
         dtypes = {PARAMETER: unit.master.dtype, **(meta["dtypes"] if unit.is_trainable else {})}
         new.append({part: torch.zeros_like(unit.master.detach(), dtype=dtype) for part, dtype in dtypes.items()})
     own = [*_whole(others), *chain(*map(_pieces, zero.units, new))]
     numels = {(part, name): torch.Size(meta["shapes"][name]).numel() for part, name, *_ in own}
-    read_boxes(own, numels, saved, meta["checksums"], path)
+    files.read_boxes(own, numels, saved, meta["checksums"], path)
 
     # ---- 3. take over ----
     with torch.no_grad():
         for name, tensor in whole_tensors(zero).items():
             tensor.copy_(others[name])
     for unit, tensors in zip(zero.units, new, strict=True):
-        restore(zero.optimizer, unit.master, tensors, meta["counts"] if unit.is_trainable else {})
+        files.restore(zero.optimizer, unit.master, tensors, meta["counts"] if unit.is_trainable else {})
     zero.optimizer.param_groups[0].update(meta["settings"])
     zero.sharded.after_step()
     return meta["step"]
@@ -143,15 +130,14 @@ def _description(zero: Zero) -> dict[str, Any]:
         shapes.update(zip(unit.layout.names, unit.layout.shapes, strict=True))
         dtypes.update(dict.fromkeys(unit.layout.names, unit.master.dtype))
     return {
-        **optimizer_description(zero.optimizer, master),
+        **files.optimizer_description(zero.optimizer, master),
         "shapes": shapes,
         "dtype": dtypes,
-        "dtypes": {part: tensor.dtype for part, tensor in state_tensors(zero.optimizer, master).items()},
+        "dtypes": {part: tensor.dtype for part, tensor in files.state_tensors(zero.optimizer, master).items()},
     }
 
 
 def _require_same(meta: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Raise ValueError unless the checkpoint is of the same module and kind of optimizer."""
     if odd := sorted(meta["shapes"].keys() ^ own["shapes"].keys()):
         where = "checkpoint" if odd[0] in meta["shapes"] else "module"
         raise ValueError(f"the checkpoint must be of the same module: {odd[0]} is in the {where} only.")
@@ -167,4 +153,4 @@ def _require_same(meta: Mapping[str, Any], own: Mapping[str, Any]) -> None:
                 f"the checkpoint must be of the same precision: {name} was kept in "
                 f"{meta['dtype'][name]}, and is in {dtype} here."
             )
-    require_same_optimizer(meta, own)
+    files.require_same_optimizer(meta, own)

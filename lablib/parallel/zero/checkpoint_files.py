@@ -147,10 +147,8 @@ def _sizes_of(path: str | Path) -> dict[str, torch.Size]:
     """The entries of a checkpoint, and the shape of each ([0] of the description)."""
     try:
         entries = FileSystemReader(str(path)).read_metadata().state_dict_metadata
-        return {
-            key: entry.size if isinstance(entry, TensorStorageMetadata) else torch.Size([0])
-            for key, entry in entries.items()
-        }
+        sizes = {key: one.size for key, one in entries.items() if isinstance(one, TensorStorageMetadata)}
+        return {key: sizes.get(key, torch.Size([0])) for key in entries}
     except Exception as error:  # a damaged file may fail in any way
         raise ValueError(
             f"there is no checkpoint that can be read in {path}: {type(error).__name__}; give the folder of one that "
@@ -173,7 +171,6 @@ def _description_in(path: str | Path, key: str) -> dict[str, Any]:
 
 
 def _require_listed(entries: Set[str], checksums: Mapping[str, int], path: str | Path) -> None:
-    """Check that the checkpoint lists the saved tensors."""
     for key in sorted(entries ^ checksums.keys()):
         problem = "was saved and is not listed" if key in checksums else "is listed and was not saved"
         raise ValueError(f"the checkpoint in {path} is damaged: {shown(key)} {problem}; use another one.")
@@ -259,9 +256,7 @@ def require_same_optimizer(saved: Mapping[str, Any], own: Mapping[str, Any]) -> 
             )
 
 
-def restore(
-    optimizer: torch.optim.Optimizer, shard: Tensor, tensors: dict[str, Tensor], counts: dict[str, Any]
-) -> None:
+def restore(optimizer: torch.optim.Optimizer, shard: Tensor, tensors: dict[str, Any], counts: dict[str, Any]) -> None:
     """Overwrite the shard and its state with the tensors that were read, by part."""
     with torch.no_grad():
         shard.copy_(tensors.pop(PARAMETER))

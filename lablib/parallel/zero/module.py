@@ -72,8 +72,7 @@ class Zero(nn.Module):
         units: the flat units; the optimizer updates the `master` of each.
         optimizer: the result of `optimizer_fn`; learning-rate schedules take it.
 
-    Raises:
-        ValueError: an option that the stage does not have, or as raised by the stage.
+    Raises ValueError: an option that the stage does not have, or as raised by the stage.
     """
 
     def __init__(
@@ -88,9 +87,8 @@ class Zero(nn.Module):
         **options: Any,
     ):
         super().__init__()
-        check_types(
-            "Zero", [("module", module, nn.Module), ("optimizer_fn", optimizer_fn, Callable), ("stage", stage, Stage)]
-        )
+        given = [("module", module, nn.Module), ("optimizer_fn", optimizer_fn, Callable), ("stage", stage, Stage)]
+        check_types("Zero", given)
         for name, one in (("group", group), ("replicate_group", replicate_group)):
             require_in_group(name, one)
         if replicate_group is not None:

@@ -192,12 +192,10 @@ def _apply(params: list[Tensor], directions: list[Tensor], shapes: Sequence[Shap
 
 
 def _meet(by_rank: Sequence[Sequence[Tensor]], sharded: Sequence[Sharded]) -> list[Tensor]:
-    """Whole matrices from each rank's pieces of them."""
     return [torch.cat([of[i] for of in by_rank]).view(each.shape) for i, each in enumerate(sharded)]
 
 
 def _cut(whole: Tensor, sharded: Sharded) -> tuple[Tensor, ...]:
-    """Each rank's piece of a matrix, flat."""
     return whole.flatten().split(sharded.counts)
 
 

@@ -153,7 +153,8 @@ class FlatUnit:
         reduce_dtype: torch.dtype | None = None,
         multiple_of: Count = 1,
     ):
-        require_dtype("param_dtype", param_dtype)
+        if param_dtype is not None and not param_dtype.is_floating_point:
+            raise ValueError(f"param_dtype must be a floating-point dtype: got {param_dtype}; try torch.bfloat16.")
         names, params = zip(*named_params, strict=True)
         shapes = tuple(tuple(param.shape) for param in params)
         self.group, self.params, self.is_trainable = group, params, params[0].requires_grad
@@ -161,7 +162,11 @@ class FlatUnit:
         master_dtype: torch.dtype = params[0].dtype
         param_dtype = param_dtype or master_dtype
         self.reduce_dtype = reduce_dtype or param_dtype
-        require_reduce_dtype(self.reduce_dtype, param_dtype, master_dtype)
+        if self.reduce_dtype not in (param_dtype, master_dtype):
+            raise ValueError(
+                f"reduce_dtype must be the dtype of computing, {param_dtype}, or of the master parameters, "
+                f"{master_dtype}: got {self.reduce_dtype}."
+            )
         own = self.layout.shard_of(dist.get_rank(group))
         with torch.no_grad():
             flat = _joined(params, self.layout.padded_numel)
@@ -232,21 +237,6 @@ def _joined(tensors: Sequence[Tensor | None], numel: int) -> Tensor:
 
 
 # ---- checks ----
-
-
-def require_dtype(name: str, dtype: torch.dtype | None) -> None:
-    """Computing needs floating-point numbers."""
-    if dtype is not None and not dtype.is_floating_point:
-        raise ValueError(f"{name} must be a floating-point dtype: got {dtype}; try torch.bfloat16.")
-
-
-def require_reduce_dtype(reduce_dtype: torch.dtype, param_dtype: torch.dtype, master_dtype: torch.dtype) -> None:
-    """Raise ValueError unless gradients have the dtype of one of the shards."""
-    if reduce_dtype not in (param_dtype, master_dtype):
-        raise ValueError(
-            f"reduce_dtype must be the dtype of computing, {param_dtype}, or of the master parameters, {master_dtype}: "
-            f"got {reduce_dtype}."
-        )
 
 
 def require_in_group(name: str, group: Any) -> None:

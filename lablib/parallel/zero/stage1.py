@@ -25,7 +25,7 @@ Simplified: all parameters are gathered before the next forward; buffers are bro
 every rank.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,17 +33,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lablib.parallel.data.bucketed import BUCKET_BYTES, plan_buckets
-from lablib.parallel.data.naive import broadcast_module, require_no_unused, require_once
-from lablib.parallel.data.overlapped import Handle, Synchronizing
-from lablib.parallel.zero.shards import (
-    AllGather,
-    FlatUnit,
-    ReduceScatter,
-    all_gather_shards,
-    reduce_scatter_average,
-    require_same_ranks,
-    require_shardable,
-)
+from lablib.parallel.data.naive import broadcast_module, require_no_unused
+from lablib.parallel.data.overlapped import BucketBackward, Handle, Synchronizing
+from lablib.parallel.zero import shards
+from lablib.parallel.zero.shards import AllGather, FlatUnit, ReduceScatter, all_gather_shards, reduce_scatter_average
 from lablib.torch_compat import queue_callback, tree_leaves, tree_map_only
 
 
@@ -55,16 +48,6 @@ class Reduction:
     full: Tensor
     shard: Tensor
     handle: Handle
-
-
-@dataclass
-class _Backward:
-    """State of one backward pass: gradients missing in each bucket, and buckets launched."""
-
-    num_missing: list[int]
-    seen: set[Tensor] = field(default_factory=set)
-    num_launched: int = 0
-    under_way: list[Reduction] = field(default_factory=list)
 
 
 class Zero1(Synchronizing):
@@ -103,11 +86,11 @@ class Zero1(Synchronizing):
         multiple_of: int = 1,
     ):
         super().__init__()
-        require_shardable(module, group)
+        shards.require_shardable(module, group)
         self.module, self.group, self.param_dtype = module, group, param_dtype
         self.world_size = dist.get_world_size(group)
         self._reduce_scatter, self._all_gather = reduce_scatter, all_gather
-        self._backward: _Backward | None = None
+        self._backward: BucketBackward | None = None
         broadcast_module(module, group)
         named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
         self.units = [
@@ -132,7 +115,7 @@ class Zero1(Synchronizing):
                 param.register_post_accumulate_grad_hook(self._on_gradient)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        require_same_ranks(self.group, self.world_size)
+        shards.require_same_ranks(self.group, self.world_size)
         for reduction in self._backward.under_way if self._backward else ():
             reduction.handle.wait()
         self._backward = None  # discard the state of a backward that raised
@@ -152,24 +135,23 @@ class Zero1(Synchronizing):
         self._on_backward_begin()
         now = self._backward
         assert now is not None
-        require_once(self._names[param], param in now.seen)
-        now.seen.add(param)
-        now.num_missing[self._unit_of[param]] -= 1
-        # In order: all ranks must issue the same collectives in the same order.
-        while now.num_launched < len(self.units) and now.num_missing[now.num_launched] == 0:
-            self._launch(self.units[now.num_launched], now)
-            now.num_launched += 1
+        for index in now.complete(param, self._names[param], self._unit_of[param]):
+            self._launch(self.units[index], now)
 
     def _on_backward_begin(self, grad: Tensor | None = None) -> None:
         # The gradient of the module's output comes first, before any nested backward, which ends separately.
         if self._is_synchronizing and self._backward is None:
-            self._backward = _Backward([len(unit.params) for unit in self.units])
+            self._backward = BucketBackward([len(unit.params) for unit in self.units])
             queue_callback(self._on_backward_end)
 
     # ---- 2. a bucket is launched ----
 
-    def _launch(self, unit: FlatUnit, now: _Backward) -> None:
-        require_not_reduced(unit)
+    def _launch(self, unit: FlatUnit, now: BucketBackward) -> None:
+        if unit.gradient is not None:  # the mean is stored among local gradients, so nothing can be added
+            raise ValueError(
+                f"stage 1 reduces gradients once per step: {unit.layout.names[0]} is reduced; run all backward passes "
+                "but the last under no_sync(), and zero_grad() after each step."
+            )
         full = unit.pack_gradients(unit.params)
         if full.dtype == unit.full.dtype:  # the bucket is the gradient; in another dtype both are kept
             for param, view in zip(unit.params, unit.layout.views(full), strict=True):
@@ -226,15 +208,6 @@ def cast_floating(tree: Any, dtype: torch.dtype | None) -> Any:
     if dtype is None:
         return tree
     return tree_map_only(Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, tree)
-
-
-def require_not_reduced(unit: FlatUnit) -> None:
-    """Raise ValueError if reduced: in stage 1 the mean is stored among local gradients, so nothing can be added."""
-    if unit.gradient is not None:
-        raise ValueError(
-            f"stage 1 reduces gradients once per step: {unit.layout.names[0]} is reduced; run all backward passes "
-            "but the last under no_sync(), and zero_grad() after each step."
-        )
 
 
 def require_reduced(units: list[FlatUnit]) -> None:

@@ -18,14 +18,15 @@ Source: Rajbhandari et al., "ZeRO", SC 2020, arXiv 1910.02054, sections 5.2 and 
 Simplified: as stage 1.
 """
 
+from lablib.parallel.data.overlapped import BucketBackward
 from lablib.parallel.zero.shards import FlatUnit, num_under_way
-from lablib.parallel.zero.stage1 import Reduction, Zero1, _Backward
+from lablib.parallel.zero.stage1 import Reduction, Zero1
 
 
 class Zero2(Zero1):
     """A replica with sharded optimizer state and gradients. As `Zero1`, but backward may run many times per step."""
 
-    def _launch(self, unit: FlatUnit, now: _Backward) -> None:
+    def _launch(self, unit: FlatUnit, now: BucketBackward) -> None:
         # One in flight, after the time of a whole bucket of backward; free its buffer before the next.
         while len(now.under_way) >= num_under_way(self._reduce_scatter):
             self._finish(now.under_way.pop(0))

@@ -40,14 +40,13 @@ from torch import Tensor, nn
 
 from lablib.parallel.data.naive import broadcast_module, require_no_unused
 from lablib.parallel.data.overlapped import Synchronizing
+from lablib.parallel.zero import shards
 from lablib.parallel.zero.shards import (
     AllGather,
     ReduceScatter,
     all_gather_shards,
     num_under_way,
     reduce_scatter_average,
-    require_same_ranks,
-    require_shardable,
 )
 from lablib.parallel.zero.stage1 import Reduction, cast_floating, require_reduced
 from lablib.parallel.zero.units import GatheredUnit, Use, default_units, mark_inputs, parameters_by_unit
@@ -66,8 +65,7 @@ class Zero3(Synchronizing):
         prefetch: start the gather of the next unit before this unit computes.
         backward_all_gather: the all-gather of parameters in backward, if not as in forward.
 
-    Raises:
-        ValueError: as `Zero1`; a unit that is not in the module.
+    Raises ValueError: as `Zero1`; a unit that is not in the module.
     """
 
     def __init__(
@@ -86,7 +84,7 @@ class Zero3(Synchronizing):
         multiple_of: int = 1,
     ):
         super().__init__()
-        require_shardable(module, group)
+        shards.require_shardable(module, group)
         self.module, self.group, self.param_dtype = module, group, param_dtype
         self.world_size = dist.get_world_size(group)
         self._reshards, self._prefetches = reshard_after_forward, prefetch
@@ -98,9 +96,8 @@ class Zero3(Synchronizing):
         modules = default_units(module) if units is None else list(units)
         options: dict[str, Any] = dict(param_dtype=param_dtype, reduce_dtype=reduce_dtype, multiple_of=multiple_of)
         names = {param: name for name, param in module.named_parameters()}
-        self._gathered_units = [
-            GatheredUnit(owned, names, group, options) for owned in parameters_by_unit(module, modules).values()
-        ]
+        owners = parameters_by_unit(module, modules).values()
+        self._gathered_units = [GatheredUnit(owned, names, group, options) for owned in owners]
         self.units = [flat for unit in self._gathered_units for flat in unit.flats]
         self._order: list[GatheredUnit] = []
         self._last_order = self._gathered_units
@@ -111,7 +108,7 @@ class Zero3(Synchronizing):
                 param.register_post_accumulate_grad_hook(partial(self._on_gradient, unit))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        require_same_ranks(self.group, self.world_size)
+        shards.require_same_ranks(self.group, self.world_size)
         if self._is_in_backward and graph_task_id() == -1:
             self._reset()  # discard the state of a backward that raised
         self._last_order, self._order = self._order or self._last_order, []

@@ -96,16 +96,14 @@ class Actions:
         later = WeightGradients() if (stage, microbatch) in self._is_split else None
         seed = None if self._seed_of is None else self._seed_of(stage, microbatch)
         with _putting_off(later), _seeded(seed, x.device):
-            y = self._run(self._pieces[stage], x)
+            piece = self._pieces[stage]
+            y: Any = checkpoint(piece, x, use_reentrant=False) if self._recompute else piece(x)
             if stage == self._last:
                 y = self._loss_fn(y, self._batch.targets[microbatch])
                 self.losses[microbatch] = y.detach()
                 return _Held(x, _edge(y), later)
         self._messages.give(PipelineMessage(stage, MessageKind.SEND_F, microbatch), y.detach())
         return _Held(x, _edge(y), later)  # y is not held
-
-    def _run(self, piece: nn.Module, x: Tensor) -> Any:
-        return checkpoint(piece, x, use_reentrant=False) if self._recompute else piece(x)
 
     def _backward(self, stage: int, microbatch: int, held: _Held) -> None:
         if stage < self._last:

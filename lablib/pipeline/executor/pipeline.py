@@ -64,13 +64,11 @@ class Pipeline:
         shapes_of: maps a micro-batch's input to the output shape and dtype of each piece but the last; None: found by
             running the pieces on "meta", which does not work for pieces that communicate (tensor parallelism).
 
-    Attributes:
-        pieces: the pieces of this rank, by number.
+    `pieces`: the pieces of this rank, by number.
 
     Communicates: one number, so that NCCL connects all ranks.
 
-    Raises:
-        ValueError: ranks or pieces do not match the plan, a piece has no layers, or the plan breaks a rule.
+    Raises ValueError: ranks or pieces do not match the plan, a piece has no layers, or the plan breaks a rule.
     """
 
     @checked
@@ -127,8 +125,7 @@ class Pipeline:
         Returns:
             On the last piece's rank each micro-batch's loss, without its weight; on other ranks an empty list.
 
-        Raises:
-            ValueError: not as many micro-batches, targets or weights as the plan has; unequal shapes and no weights.
+        Raises ValueError: not as many micro-batches, targets or weights as the plan has; unequal shapes and no weights.
         """
         # ---- 1. check ----
         batch = MicroBatches(inputs, targets, check_micro_batches(self.plan, inputs, targets, weights))

@@ -33,6 +33,5 @@ def block(num_stages: int) -> BuildingBlock:
     """The steps of a micro-batch: each pass as early as possible without collisions modulo 6."""
     p = num_stages
     wait = 0 if p % 2 else 3  # before I1 starts down again: without it I0 would meet F1 where p is even
-    return BuildingBlock(
-        F0=Pass(0, +2), F1=Pass(3 * p - 2, -1), I1=Pass(3 * p - 1 + wait, +2), I0=Pass(6 * p - 2 + wait, -1)
-    )
+    forward = {"F0": Pass(0, +2), "F1": Pass(3 * p - 2, -1)}
+    return BuildingBlock(**forward, I1=Pass(3 * p - 1 + wait, +2), I0=Pass(6 * p - 2 + wait, -1))

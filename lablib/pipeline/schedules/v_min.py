@@ -34,6 +34,5 @@ def block(num_stages: int) -> BuildingBlock:
     """The steps of a micro-batch: each pass as early as possible without collisions modulo 6."""
     p = num_stages
     wait = 0 if p % 3 else 2  # before I1 starts down again: without it I1 would meet F0 where p is a multiple of 3
-    return BuildingBlock(
-        F0=Pass(0, +1), F1=Pass(2 * p - 1, -1), I1=Pass(2 * p + wait, +1), I0=Pass(4 * p - 1 + wait, -1)
-    )
+    forward = {"F0": Pass(0, +1), "F1": Pass(2 * p - 1, -1)}
+    return BuildingBlock(**forward, I1=Pass(2 * p + wait, +1), I0=Pass(4 * p - 1 + wait, -1))

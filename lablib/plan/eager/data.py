@@ -42,8 +42,7 @@ class Buckets(NamedTuple):
 def reduced(setup: Setup, parameters: ParametersPerRank, backward_s: Numbers, embedding_s: Numbers) -> AxisTime:
     """DDP's sums and copies per step, with ZeRO-1's broadcasts; 0 for one rank.
 
-    Arguments:
-        backward_s, embedding_s: of the layers' backward, and of the embedding's after it.
+    `backward_s`, `embedding_s`: of the layers' backward, and of the embedding's after it.
     """
     machine = setup.machine
     n, outside = setup.data * setup.context, _outside(setup, parameters)
@@ -75,9 +74,8 @@ def reduced(setup: Setup, parameters: ParametersPerRank, backward_s: Numbers, em
     model = setup.model
     norms, biases = model.num_norms * (2 if model.norm == "layer" else 1), model.has_bias * len(tensors)
     copies = setup.layers * (sum(count for *_, count in tensors) + norms + biases) + 5
-    experts_s = (
-        _experts_s(setup, setup.layers * parameters.expert_layer * machine.width) if setup.model.experts else 0.0
-    )
+    expert_bytes = setup.layers * parameters.expert_layer * machine.width
+    experts_s = _experts_s(setup, expert_bytes) if setup.model.experts else 0.0
     return AxisTime(
         is_split * (first_s + others_s + last_s + spread_s) + experts_s,
         is_split * (shown_s + spread_s) + experts_s,
@@ -145,9 +143,8 @@ def _broadcasts_s(setup: Setup, parameters: ParametersPerRank) -> Numbers:
     def one_s(numbers: Numbers, name: str = "broadcast in turn") -> Numbers:
         return machine.collective_s(name, numbers * machine.width + 0.0 * n, n, setup.tensor)
 
-    layer_s = sum(
-        count * one_s(rows * columns / setup.tensor) for rows, columns, count in layer_tensors(setup, has_experts=False)
-    )
+    tensors = layer_tensors(setup, has_experts=False)
+    layer_s = sum(count * one_s(rows * columns / setup.tensor) for rows, columns, count in tensors)
     vectors = len(layer_tensors(setup, has_experts=False)) + 4
     ends_s = one_s(parameters.embedding, "broadcast") + one_s((setup.pipeline == 1) * parameters.head)
     ends_s = ends_s + 3 * one_s(setup.model.d_model)
@@ -169,9 +166,8 @@ def scattered_s(setup: Setup, numbers: Numbers) -> tuple[Numbers, Numbers]:
     """The same to sum and scatter gradients."""
     machine, size = setup.machine, numbers * setup.machine.shard_width
     wires_s = machine.collective_s("reduce_scatter", size, setup.shards, setup.tensor)
-    wires_s = wires_s + machine.collective_s(
-        "all_reduce", size / setup.shards, setup.replicas, setup.tensor * setup.shards
-    )
+    share, stride = size / setup.shards, setup.tensor * setup.shards
+    wires_s = wires_s + machine.collective_s("all_reduce", share, setup.replicas, stride)
     return wires_s, machine.stream_s(numbers * machine.width + size) + machine.device.queued_s
 
 
@@ -188,9 +184,8 @@ def sharded_layer_s(
     wires_s = (gather_s, regathered * gather_s + trained * scatter_s)
     copies_s = (apart_s, regathered * apart_s + trained * together_s + added_s)
     hidden_s = (forward_s, backward_s) if machine.stack.data_overlap else (0.0, 0.0)
-    shown_s = [
-        machine.exposed_s(wire, hidden) + copy for wire, hidden, copy in zip(wires_s, hidden_s, copies_s, strict=True)
-    ]
+    passes = zip(wires_s, hidden_s, copies_s, strict=True)
+    shown_s = [machine.exposed_s(wire, hidden) + copy for wire, hidden, copy in passes]
     # No layer before the first one hides its gather.
     shown_s[0] = shown_s[0] + minimum(gather_s, hidden_s[0]) * setup.pipeline / setup.model.num_layers
     return shown_s[0], shown_s[1], sum(wires_s), sum(copies_s)

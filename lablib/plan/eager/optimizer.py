@@ -96,10 +96,8 @@ def layer_pass(setup: Setup, size: float, shards: Numbers = 1, has_experts: bool
     """One operator per tensor of a layer, or per share of it on this rank: it moves `size` bytes per number."""
     model, tensors = setup.model, layer_tensors(setup, has_experts)
     vectors = model.num_norms * (2 if model.norm == "layer" else 1) + model.has_bias * len(tensors)
-    ops = [
-        Op("matrix", size_bytes=rows * columns / (setup.tensor * shards) * size, times=count)
-        for rows, columns, count in tensors
-    ]
+    split = setup.tensor * shards
+    ops = [Op("matrix", size_bytes=rows * columns / split * size, times=count) for rows, columns, count in tensors]
     return [*ops, Op("vectors", kernels=vectors)]
 
 

@@ -33,20 +33,9 @@ gathers it again in backward; the sum of the norms' gradients over the tensor ra
 
 from lablib.cost.arrays import Numbers, maximum, minimum
 from lablib.models.transformer import Experts, Latent
+from lablib.plan.layer import parts
 from lablib.plan.layer.attention import core_attention
 from lablib.plan.layer.op import EXCHANGE, FORWARD, INPUT, Cut, Op
-from lablib.plan.layer.parts import (
-    columns,
-    exchange,
-    gathered,
-    inner_mlp,
-    linear,
-    norm,
-    passes,
-    residual,
-    streams,
-    summed,
-)
 from lablib.plan.layer.work import Sizes
 
 _INTEGER = 8
@@ -75,21 +64,21 @@ def attention(cut: Cut) -> list[Op]:
     keeps = 1.0 * (stack.attention == "unfused" and not cut.is_eager)
     copies = 0 if cut.is_eager else 2 * stack.copies
     return [
-        *norm(cut, keeps_input),
+        *parts.norm(cut, keeps_input),
         *(_latents(cut, model.latent) if model.latent else _heads(cut)),
-        *(passes(cut, "copies", cut.rows * heads * model.head_size, copies, copies) if copies else ()),
+        *(parts.passes(cut, "copies", cut.rows * heads * model.head_size, copies, copies) if copies else ()),
         *core_attention(cut),
-        *linear(cut, "output", cut.rows, heads * model.value_size, model.d_model, keeps=keeps),
+        *parts.linear(cut, "output", cut.rows, heads * model.value_size, model.d_model, keeps=keeps),
         *_to_other_ranks(cut),
-        *(residual(cut) if model.block == "sequential" or cut.is_eager else ()),
+        *(parts.residual(cut) if model.block == "sequential" or cut.is_eager else ()),
     ]
 
 
 def _to_other_ranks(cut: Cut) -> list[Op]:
     """Of attention next to an MLP, whose output is one sum with its own: only what enters norms of two kinds."""
     if cut.model.block == "sequential":
-        return exchange(cut)
-    return [*gathered(cut), *summed(cut, INPUT)] if cut.model.block == "parallel" else []
+        return parts.exchange(cut)
+    return [*parts.gathered(cut), *parts.summed(cut, INPUT)] if cut.model.block == "parallel" else []
 
 
 def _heads(cut: Cut) -> list[Op]:
@@ -98,12 +87,13 @@ def _heads(cut: Cut) -> list[Op]:
     q = model.num_heads / sizes.tensor * model.head_size
     kv = maximum(model.kv_heads / sizes.tensor, 1) * model.head_size
     kept = cut.rows * (q + 2 * kv) * cut.machine.width
-    made = columns(cut, "queries, keys, values", cut.rows, (q, kv, kv), cut.kept_share, is_joined=stack.is_megatron)
+    share, is_joined = cut.kept_share, stack.is_megatron
+    made = parts.columns(cut, "queries, keys, values", cut.rows, (q, kv, kv), share, is_joined=is_joined)
     made[0] = made[0]._replace(saves=made[0].saves + kept)
     if cut.is_eager and stack.is_megatron:
-        made += streams("stack, clone", INPUT, 2 * kept, 2 * kept)
+        made += parts.streams("stack, clone", INPUT, 2 * kept, 2 * kept)
     if model.positions == "rotary":
-        made += passes(cut, "rotation", cut.rows * (q + kv), *((6, 6) if cut.is_eager else stack.passes_rotary))
+        made += parts.passes(cut, "rotation", cut.rows * (q + kv), *((6, 6) if cut.is_eager else stack.passes_rotary))
     return made
 
 
@@ -114,28 +104,28 @@ def _latents(cut: Cut, latent: Latent) -> list[Op]:
     key_width, down, rank = latent.d_plain + latent.d_rotary, latent.kv_rank + latent.d_rotary, latent.query_rank
     kept = rows * heads * (2 * key_width + latent.d_value) * width
     if rank:
-        queries = linear(cut, "latents of queries", rows, d_model, rank, keeps=0.0)
-        queries += passes(cut, "norm of latents", rows * rank, 2, 3)
-        queries += linear(cut, "queries", rows, rank, heads * key_width)
+        queries = parts.linear(cut, "latents of queries", rows, d_model, rank, keeps=0.0)
+        queries += parts.passes(cut, "norm of latents", rows * rank, 2, 3)
+        queries += parts.linear(cut, "queries", rows, rank, heads * key_width)
     else:
-        queries = linear(cut, "queries", rows, d_model, heads * key_width, keeps=0.0)
+        queries = parts.linear(cut, "queries", rows, d_model, heads * key_width, keeps=0.0)
     return [
-        *linear(cut, "latents of keys, values", rows, d_model, down),
+        *parts.linear(cut, "latents of keys, values", rows, d_model, down),
         *queries,
-        *passes(cut, "norm of latents", rows * down, 2, 3, saves=rows * down * width),
-        *linear(cut, "keys, values", rows, latent.kv_rank, heads * (latent.d_plain + latent.d_value)),
-        *passes(cut, "heads", rows * heads * 2 * key_width, 2, 2, saves=kept),
+        *parts.passes(cut, "norm of latents", rows * down, 2, 3, saves=rows * down * width),
+        *parts.linear(cut, "keys, values", rows, latent.kv_rank, heads * (latent.d_plain + latent.d_value)),
+        *parts.passes(cut, "heads", rows * heads * 2 * key_width, 2, 2, saves=kept),
     ]
 
 
 def mlp(cut: Cut) -> list[Op]:
     """Norm, the MLP, residual. Next to attention the norm's input is kept already, or the output of a shared one."""
     hidden, block = cut.model.hidden_size / cut.sizes.tensor, cut.model.block
-    first = norm(cut, block == "sequential")
+    first = parts.norm(cut, block == "sequential")
     if block == "shared norm":  # two gradients of its output; an eager program adds two of its input less
-        first = [] if cut.is_eager else streams("gradients added", INPUT, 3 * cut.rows * cut.row_bytes)
-    inner = inner_mlp(cut, "MLP", cut.rows, hidden, 0.0 if block == "shared norm" else cut.kept_share)
-    ops = [*first, *inner, *exchange(cut), *residual(cut)]
+        first = [] if cut.is_eager else parts.streams("gradients added", INPUT, 3 * cut.rows * cut.row_bytes)
+    inner = parts.inner_mlp(cut, "MLP", cut.rows, hidden, 0.0 if block == "shared norm" else cut.kept_share)
+    ops = [*first, *inner, *parts.exchange(cut), *parts.residual(cut)]
     return _stopped(cut, ops, ("MLP down", "all-reduce", "reduce-scatter", "residual"))
 
 
@@ -152,19 +142,20 @@ def experts(cut: Cut, mixture: Experts) -> list[Op]:
     # Fused, also the gradients of the experts' inputs and outputs.
     hidden, moving = mixture.d_ff / sizes.expert_tensor, 2 * arrived * cut.row_bytes
     ops = [
-        *norm(cut),
-        *linear(cut, "router", rows, cut.model.d_model, mixture.num_experts, machine.plain, has_bias=False),
+        *parts.norm(cut),
+        *parts.linear(cut, "router", rows, cut.model.d_model, mixture.num_experts, machine.plain, has_bias=False),
         *_on_wires(cut, mixture, load * rows, arrived, is_own),
         *move(cut, mixture, sent, arrived, is_own),
-        *inner_mlp(cut, "experts", arrived, hidden, 1.0, local, moving),
+        *parts.inner_mlp(cut, "experts", arrived, hidden, 1.0, local, moving),
     ]
     summed = 1 - is_own
     if mixture.num_shared:
         summed, hidden = 1.0, mixture.num_shared * mixture.d_ff / sizes.tensor
         # The router has kept their input, though not in 8 bits.
         keeps = 1 / sizes.sequence_shards if cut.is_eager or machine.is_narrow else 0.0
-        ops += inner_mlp(cut._replace(is_eager=False), "shared experts", cut.rows, hidden, keeps)
-    return _stopped(cut, [*ops, *exchange(cut, summed), *residual(cut)], ("sum over experts", "residual"))
+        ops += parts.inner_mlp(cut._replace(is_eager=False), "shared experts", cut.rows, hidden, keeps)
+    ops += [*parts.exchange(cut, summed), *parts.residual(cut)]
+    return _stopped(cut, ops, ("sum over experts", "residual"))
 
 
 def load_of(mixture: Experts, sizes: Sizes) -> Numbers:
@@ -193,9 +184,8 @@ def _moved_at_once(cut: Cut, mixture: Experts, sent: Numbers, arrived: Numbers, 
     is_sorted = 1.0 * (mixture.num_experts > cut.sizes.expert)  # more than one expert on a rank
     copied = 2 * sent * (1 + 1 / mixture.num_active) + 4 * arrived * is_sorted
     kernels = 4 + 2 * is_sorted + 2 * is_own * (cut.sizes.expert_tensor > 1)
-    return [
-        Op("tokens in order", phase, size_bytes=copied * cut.row_bytes, kernels=kernels) for phase in (FORWARD, INPUT)
-    ]
+    size = copied * cut.row_bytes
+    return [Op("tokens in order", phase, size_bytes=size, kernels=kernels) for phase in (FORWARD, INPUT)]
 
 
 def _moved_one_by_one(cut: Cut, mixture: Experts, sent: Numbers, arrived: Numbers, is_own: Numbers) -> list[Op]:
@@ -207,18 +197,18 @@ def _moved_one_by_one(cut: Cut, mixture: Experts, sent: Numbers, arrived: Number
     is_sorted = 1.0 * ((mixture.num_experts > cut.sizes.expert) & (cut.sizes.expert > 1))
     ordered = [Op("order of experts", phase, size_bytes=2 * arrived, times=2 * is_sorted) for phase in (FORWARD, INPUT)]
     picked = 2 * sent + places
-    choice = streams("choice", FORWARD, 2 * scores, scores + weights + places)
+    choice = parts.streams("choice", FORWARD, 2 * scores, scores + weights + places)
     choice[0] = choice[0]._replace(saves=scores + weights + 3 * places)
     return [
         *choice,
-        *streams("choice", INPUT, scores, scores + 3 * weights + places, 3 * scores),
+        *parts.streams("choice", INPUT, scores, scores + 3 * weights + places, 3 * scores),
         # Sorted with their indices, numbered, put in their places, divided by k.
-        *streams("places", FORWARD, 3 * places, places, 4 * places, 2 * places),
+        *parts.streams("places", FORWARD, 3 * places, places, 4 * places, 2 * places),
         *ordered,
-        *streams("rows", FORWARD, picked, picked),
+        *parts.streams("rows", FORWARD, picked, picked),
         Op("times weight", size_bytes=2 * sent, saves=sent),
         Op("sum over experts", size_bytes=sent + size),
         # The gradients of weights, of rows, and their sum; rows zeroed and added; the router's and the experts' added.
-        *streams("times weight", INPUT, 2 * sent + size, sent + size, sent),
-        *streams("rows", INPUT, sent, 5 * sent, size, 3 * sent + 2 * size, 3 * size),
+        *parts.streams("times weight", INPUT, 2 * sent + size, sent + size, sent),
+        *parts.streams("rows", INPUT, sent, 5 * sent, size, 3 * sent + 2 * size, 3 * size),
     ]

@@ -90,8 +90,6 @@ class MemoryRange(NamedTuple):
 
 
 class _Given(NamedTuple):
-    """A tensor that was given to a call."""
-
     issued: IssuedWork
     place: MemoryRange
     is_filled: bool  # whether the call fills it; otherwise the call reads it

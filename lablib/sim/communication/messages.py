@@ -46,7 +46,6 @@ class Messages(Collectives):
         return self._work(message, RECEIVER, message.source, [], data, tensors)
 
     def _check_peer(self, member: int, verb: str) -> None:
-        """Check that the other side of a message is simulated."""
         rank = self._global(member)
         if self._group.is_phantom(member):
             self._turns.fail(

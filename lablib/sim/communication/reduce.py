@@ -97,7 +97,5 @@ def _reduce_block(operands: list[Tensor], kind: Any, factor: Any) -> Tensor:
     for operand in operands[1:]:
         total = combine(total, scale(widen(operand)))
     if kind == RedOp.AVG:
-        total = (
-            total.div_(len(operands)) if dtype.is_floating_point else total.div_(len(operands), rounding_mode="trunc")
-        )
+        total = total.div_(len(operands), rounding_mode=None if dtype.is_floating_point else "trunc")
     return total.to(dtype)

@@ -16,6 +16,7 @@ from math import inf, nan
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -100,22 +101,18 @@ def corrupted(grad: Tensor, fault: CorruptGradient) -> Tensor:
         copy = torch.empty_like(local)  # seen by the memory tracker; the rest is not
         with DisableTorchDispatch():
             copy.copy_(local)
-            _corrupt(copy[_place(fault.element, copy.shape)], fault)
+            element = copy[np.unravel_index(fault.element, copy.shape)]
+            if fault.kind == "bit flip":
+                flip_bit(element, fault.bit)
+            else:
+                element.fill_(nan if fault.kind == "nan" else inf)
     if local is grad:
         return copy
     from torch.distributed.tensor import DTensor
 
     assert isinstance(grad, DTensor)
-    return DTensor.from_local(
-        copy, grad.device_mesh, grad.placements, run_check=False, shape=grad.shape, stride=grad.stride()
-    )
-
-
-def _corrupt(element: Tensor, fault: CorruptGradient) -> None:
-    if fault.kind == "bit flip":
-        flip_bit(element, fault.bit)
-    else:
-        element.fill_(nan if fault.kind == "nan" else inf)
+    whole = {"shape": grad.shape, "stride": grad.stride()}
+    return DTensor.from_local(copy, grad.device_mesh, grad.placements, run_check=False, **whole)
 
 
 def flip_bit(x: Tensor, bit: int | None = None) -> None:
@@ -134,15 +131,6 @@ def flip_bit(x: Tensor, bit: int | None = None) -> None:
     # The sign bit of a signed integer is its lowest number.
     mask = 2**bit if bit < width - 1 or width == 8 else -(2**bit)
     x.view(_BITS[x.element_size()]).bitwise_xor_(mask)
-
-
-def _place(element: int, shape: torch.Size) -> tuple[int, ...]:
-    """The indices of an element by its number in row-major order."""
-    place = []
-    for extent in reversed(shape):
-        place.append(element % extent)
-        element //= extent
-    return tuple(reversed(place))
 
 
 def _name(param: Tensor) -> str:

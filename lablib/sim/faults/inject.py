@@ -130,7 +130,8 @@ class Faults(Conditions):
         """The error for a run in which no rank can go on."""
         if not self._dead and not self._cut:
             return DeadlockError(headline, waits)
-        waiting = [self._since(wait) for wait in waits if wait.rank not in self._dead and wait.text != "has finished"]
+        alive = [wait for wait in waits if wait.rank not in self._dead and wait.text != "has finished"]
+        waiting = [replace(wait, since_s=self.turns.clock_s(wait.rank)) for wait in alive]
         killed = {rank: self._dies_at_s[rank] for rank in sorted(self._dead)}
         links = sorted(self._cut, key=lambda link: link.at_s)
         dead = sorted(killed.items(), key=lambda item: item[1])
@@ -140,9 +141,6 @@ class Faults(Conditions):
             headline = f"{'; '.join(down + died)}; {_who(waiting)}."
             return LinkDownError(headline, (links[0].a, links[0].b), links[0].at_s, self._cut[links[0]], waiting)
         return RankKilledError(f"{'; '.join(died + down)}; {_who(waiting)}.", killed, waiting)
-
-    def _since(self, wait: Wait) -> Wait:
-        return replace(wait, since_s=self.turns.clock_s(wait.rank))
 
     def deaths(self) -> list[tuple[int, float]]:
         """(rank, time) of each death."""
@@ -162,9 +160,8 @@ class Faults(Conditions):
             for fault, time_s in zip(rank.slow, rank.slow_for_s, strict=True)
             if not time_s
         ]
-        notes += [
-            f"{f} never came: no communication needed that link then" for f in self._of(DropLink) if f not in self._cut
-        ]
+        uncut = [drop for drop in self._of(DropLink) if drop not in self._cut]
+        notes += [f"{drop} never came: no communication needed that link then" for drop in uncut]
         felt = self.cluster.felt if isinstance(self.cluster, DamagedCluster) else ()
         notes += [f"{f} never came: no communication crossed it" for f in self._of(SlowLink) if f not in felt]
         return notes

@@ -51,7 +51,8 @@ class OpTraits(NamedTuple):
 def traits_of(op: Any) -> OpTraits:
     signature = schema(op)
     plain = signature.name.split("::")[-1]
-    arguments = [(place, a, a.alias_info is not None and a.alias_info.is_write) for place, a in _tensors(signature)]
+    tensors = [(place, a) for place, a in enumerate(signature.arguments) if "Tensor" in str(a.type)]  # or lists of them
+    arguments = [(place, a, a.alias_info is not None and a.alias_info.is_write) for place, a in tensors]
     # A view does not access the bytes of the memory.
     touches = not is_free(op) or op is read_number
     is_partial = any(a.name in _PART for a in signature.arguments)
@@ -82,11 +83,6 @@ def traits_of(op: Any) -> OpTraits:
         is_collective="c10d" in op.namespace,
         gives_gradient=plain in ("detach", "clone", "new_empty_strided"),
     )
-
-
-def _tensors(signature: Any) -> list[tuple[int, Any]]:
-    """Place and argument of all tensors and lists of tensors."""
-    return [(place, a) for place, a in enumerate(signature.arguments) if "Tensor" in str(a.type)]
 
 
 def _is_view(op: Any) -> bool:

@@ -84,7 +84,6 @@ _READS = {
 
 @cache
 def _answered() -> frozenset[Any]:
-    """The functions that need special handling."""
     return _factories() | _MOVES | _READS.keys() | {UNFUSED}
 
 

@@ -57,11 +57,9 @@ class _Stream:
         stream = getattr(sys, self._name, _GONE)
         if stream is _GONE:
             raise RuntimeError(f"lost sys.{self._name}")  # the error of `print`
-        return _nothing if stream is None and attribute in ("write", "flush") else getattr(stream, attribute)
-
-
-def _nothing(*_: Any) -> None:
-    """Printing to None does nothing."""
+        if stream is None and attribute in ("write", "flush"):
+            return lambda *_: None  # printing to None does nothing
+        return getattr(stream, attribute)
 
 
 @contextmanager
