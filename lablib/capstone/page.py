@@ -6,7 +6,7 @@ The page is a list of blocks (headings, paragraphs, tables, figures), rendered t
 Texts of the report are escaped; a figure in Markdown is its sentence.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,7 +21,7 @@ from lablib.capstone.rubric import machine_points, rubric
 from lablib.figures.describe import describe
 from lablib.figures.svg.picture import figure_svg
 from lablib.signature import checked
-from lablib.text.markup import in_html, in_markdown
+from lablib.text.markup import html_page, in_html, in_markdown
 from lablib.text.units import format_quantity, plural
 
 _CSS = """
@@ -55,22 +55,7 @@ class _Block:
 @checked
 def as_html(report: Report, found: Sequence[Finding]) -> str:
     """The page as HTML."""
-    body = "\n".join(map(_html, _blocks(report, found)))
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{in_html(report.title)}</title>
-<style>{_CSS}</style>
-</head>
-<body>
-<main>
-{body}
-</main>
-</body>
-</html>
-"""
+    return html_page(report.title, _CSS, "\n".join(map(_html, _blocks(report, found)))) + "\n"
 
 
 @checked
@@ -100,7 +85,8 @@ def _blocks(report: Report, found: Sequence[Finding]) -> list[_Block]:
         text(f"Method: {report.predicted.method.rstrip('. ') or 'not stated'}. {_when(report)}"),
         table(("quantity", "predicted", "measured", "error", "band"), _quantities(report)),
     ]
-    blocks += _figures(report, (figure_predictions, figure_loss, figure_plan))
+    figures = (make(report) for make in (figure_predictions, figure_loss, figure_plan))
+    blocks += [_Block("figure", figure=figure) for figure in figures if figure is not None]
     if report.small_run:
         own = ", ".join(report.small_run.own_code).replace("_", " ") or "none; the library's parts ran"
         blocks.append(text(f"The learner's own code in the small run: {own}."))
@@ -203,19 +189,11 @@ def _quantities(report: Report) -> list[tuple[str, ...]]:
 
 
 def _alternatives(report: Report) -> list[tuple[str, ...]]:
-    return [
-        (
-            ", ".join(each.changes),
-            format_quantity(each.step_s, "s"),
-            format_quantity(each.memory_bytes, "B"),
-            each.reason,
-        )
-        for each in report.alternatives
-    ]
-
-
-def _figures(report: Report, makers: Sequence[Callable[[Report], go.Figure | None]]) -> list[_Block]:
-    return [_Block("figure", figure=figure) for make in makers if (figure := make(report)) is not None]
+    rows = []
+    for each in report.alternatives:
+        step, memory = format_quantity(each.step_s, "s"), format_quantity(each.memory_bytes, "B")
+        rows.append((", ".join(each.changes), step, memory, each.reason))
+    return rows
 
 
 def _html(block: _Block) -> str:

@@ -73,10 +73,6 @@ def _large(of: Callable[[Report, LargeRun], float]) -> Callable[[Report], float 
     return lambda report: None if report.large_run is None else of(report, report.large_run)
 
 
-def _law_loss(report: Report, _: LargeRun) -> float:
-    return report.brief.loss(report.large)
-
-
 def _small(of: Callable[[SmallRun], float]) -> Callable[[Report], float | None]:
     return lambda report: None if report.small_run is None else of(report.small_run)
 
@@ -86,7 +82,9 @@ QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
         "step_s": Quantity("a step of the large run", "s", 1.2, _large(lambda _, run: run.step_s)),
         "memory_bytes": Quantity("memory of a GPU", "B", 1.2, _large(lambda _, run: run.memory_bytes)),
         "gpu_hours": Quantity("GPU hours", "h", 1.2, _large(lambda report, run: gpu_hours(report, run.step_s))),
-        "loss": Quantity("loss of the large run", "nats", 0.05, _large(_law_loss)),
+        "loss": Quantity(
+            "loss of the large run", "nats", 0.05, _large(lambda report, _: report.brief.loss(report.large))
+        ),
         "small_loss": Quantity("loss of the small run", "nats", 0.2, _small(lambda run: final_loss(run.losses))),
         "small_step_s": Quantity("a step of the small run", "s", 2.0, _small(lambda run: run.step_s)),
         "small_memory_bytes": Quantity("memory of the small run", "B", 1.5, _small(lambda run: run.memory_bytes)),
@@ -104,11 +102,8 @@ def measured(report: Report) -> dict[str, float]:
 @checked
 def errors(report: Report) -> dict[str, float]:
     """The error of each prediction that was measured."""
-    found = {}
-    for name, value in measured(report).items():
-        if (predicted := getattr(report.predicted, name)) is not None:
-            found[name] = QUANTITIES[name].error(predicted, value)
-    return found
+    pairs = {name: (getattr(report.predicted, name), value) for name, value in measured(report).items()}
+    return {name: QUANTITIES[name].error(*pair) for name, pair in pairs.items() if pair[0] is not None}
 
 
 @checked
@@ -123,10 +118,5 @@ def with_runs(report: Report, small: SmallRun | None = None, large: LargeRun | N
 
 def mean_factor(report: Report) -> float | None:
     """The mean factor by which times and memory were off; 1.0 is exact. None without such numbers."""
-    pairs = [
-        (getattr(report.predicted, name), value)
-        for name, value in measured(report).items()
-        if not QUANTITIES[name].is_loss
-    ]
-    logs = [abs(log(predicted / value)) for predicted, value in pairs if predicted is not None]
+    logs = [abs(log(1 + error)) for name, error in errors(report).items() if not QUANTITIES[name].is_loss]
     return exp(fmean(logs)) if logs else None

@@ -32,7 +32,7 @@ import numpy as np
 
 from lablib.record.memory import Memory
 from lablib.record.step_terms import kind_of, timeline_step
-from lablib.record.timeline import COMPUTE, Span, Timeline
+from lablib.record.timeline import COMPUTE, Timeline
 
 _SAME_S = 1e-10  # rounding of a time
 REDUCE = "reduce"  # the phase that ends the last backward
@@ -88,7 +88,9 @@ class _Lane:
         found = list[list[float]]()
         backward = f"backward 0B{number}"
         for phase, is_backward in ((f"forward 0F{number}", False), (backward, False), (backward, True)):
-            begins = [span.start_s for span in self.timeline if _is_attention(span, phase, is_backward)]
+            kernels = [span for span in self.timeline if span.phase == phase and span.stream == COMPUTE]
+            kernels = [span for span in kernels if kind_of(span.name) == "attention"]
+            begins = [span.start_s for span in kernels if span.name.endswith("_backward") == is_backward]
             each, rest = divmod(len(begins), num_layers)
             if rest:
                 return []
@@ -156,11 +158,6 @@ def extended(
         for i, (name, value) in enumerate(cost.terms.items())
     }
     return StepCost(sum(terms.values()), max(peaks), terms)
-
-
-def _is_attention(span: Span, phase: str, is_backward: bool) -> bool:
-    is_kind = span.phase == phase and span.stream == COMPUTE and kind_of(span.name) == "attention"
-    return is_kind and span.name.endswith("_backward") == is_backward
 
 
 def _repeats(lanes: Sequence[_Lane], begins: Sequence[Sequence[float]]) -> bool:

@@ -27,10 +27,10 @@ from typing import Annotated, Any
 from lablib.capstone.brief import Brief, find_brief
 from lablib.configs.reading import read_toml, text_of
 from lablib.errors import unknown_name
-from lablib.signature import Count, Finite, NonEmpty, OneOf, Range, check_fields, check_type, checked, hints_of, shown
+from lablib.signature import Count, Finite, NonEmpty, OneOf, Range, check_type, checked, hints_of, shown
 from lablib.text.files import write_text
 from lablib.text.toml import toml_table, toml_value, with_tables
-from lablib.train.config import TrainConfig
+from lablib.train.config import Checked, TrainConfig
 from lablib.train.read_config import parse_config
 
 CHOICES = ("model", "precision", "optimizer", "batch", "recomputation", "axes", "schedule")
@@ -43,13 +43,8 @@ Loss = Annotated[float, Range(ge=0, le=1e6), "lower small.optimizer.lr, lock and
 _REMEDIES = {"lock": "lock it again", "small_run": "run it again", "large_run": "run it again"}
 
 
-class _Checked:
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
 @dataclass(frozen=True)
-class Predicted(_Checked):
+class Predicted(Checked):
     """Numbers stated before the runs: of the large run, then of the small one. None: not stated."""
 
     step_s: Amount | None = None  # of one step
@@ -63,7 +58,7 @@ class Predicted(_Checked):
 
 
 @dataclass(frozen=True)
-class Lock(_Checked):
+class Lock(Checked):
     """The digest of choices and predictions, and the time at which it was taken."""
 
     at: str
@@ -71,7 +66,7 @@ class Lock(_Checked):
 
 
 @dataclass(frozen=True)
-class Alternative(_Checked):
+class Alternative(Checked):
     """Another plan: the fields that differ from [large], the planner's numbers, and the reason against it."""
 
     changes: tuple[str, ...]  # as overrides of `lab train`: "parallel.tensor=4"
@@ -81,7 +76,7 @@ class Alternative(_Checked):
 
 
 @dataclass(frozen=True)
-class SmallRun(_Checked):
+class SmallRun(Checked):
     """The real run."""
 
     at: str  # when it began
@@ -94,7 +89,7 @@ class SmallRun(_Checked):
 
 
 @dataclass(frozen=True)
-class LargeRun(_Checked):
+class LargeRun(Checked):
     """The run on shapes."""
 
     at: str
@@ -104,11 +99,14 @@ class LargeRun(_Checked):
 
 
 @dataclass(frozen=True)
-class Reconciled(_Checked):
+class Reconciled(Checked):
     """The error of one prediction, predicted / measured - 1 (of a loss: the difference in nats), explained."""
 
     error: Annotated[Finite, "`lab capstone run` writes it"]
     explanation: str = ""
+
+
+_RUNS = {"lock": Lock, "small_run": SmallRun, "large_run": LargeRun}  # written by `lab capstone`
 
 
 @dataclass(frozen=True)
@@ -172,10 +170,8 @@ def parse_report(values: Mapping[str, Any], where: str = "report.toml", folder: 
             small_ranks=_typed("small_ranks", values.get("small_ranks", 1), Count),
             reasons=reasons,
             predicted=_record(Predicted, tables["predicted"], "predicted"),
-            lock=_record(Lock, values["lock"], "lock") if "lock" in values else None,
             alternatives=tuple(_record(Alternative, each, "alternatives") for each in alternatives),
-            small_run=_record(SmallRun, values["small_run"], "small_run") if "small_run" in values else None,
-            large_run=_record(LargeRun, values["large_run"], "large_run") if "large_run" in values else None,
+            **{name: _record(kind, values[name], name) for name, kind in _RUNS.items() if name in values},
             reconciled=reconciled,
             conclusion=_typed("conclusion", values.get("conclusion", ""), str),
             where=where,
@@ -266,6 +262,6 @@ def choices_toml(report: Report) -> list[str]:
 
 def _written(report: Report) -> dict[str, dict[str, Any]]:
     """The tables that `lab capstone` writes; explanations are the learner's."""
-    records = {name: getattr(report, name) for name in ("lock", "small_run", "large_run")}
+    records = {name: getattr(report, name) for name in _RUNS}
     rows = {name: asdict(each) for name, each in report.reconciled.items()}
     return {name: asdict(record) if record else {} for name, record in records.items()} | {"reconciled": rows}

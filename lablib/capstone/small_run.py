@@ -128,8 +128,7 @@ def check_parts(config: TrainConfig, parts: Parts) -> None:
 
 def _train(config: TrainConfig, parts: Parts) -> list[Metrics]:
     found: list[Metrics] = []
-    trainer = _trainer(config, parts, [found.append])
-    trainer.train(config.num_steps)
+    _trainer(config, parts, [found.append]).train(config.num_steps)
     return found
 
 

@@ -15,7 +15,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from lablib.course.progress import Entry, Labs, entry_of
-from lablib.text.markup import in_html
+from lablib.text.markup import html_page, in_html
 from lablib.text.units import plural
 
 Exercises = Sequence[tuple[str, str]]  # number of the lab, name of the exercise; in order
@@ -44,7 +44,14 @@ def standing_of(learner: str, exercises: Exercises, labs: Labs, now: datetime) -
     # A file of an earlier version has no times but those of successes: there a failed exercise counts as the last.
     has_times = any(entry.last_at for _, entry in begun)
     times = [time for _, entry in begun if (time := _time(entry))]
-    name, entry = max(begun, key=lambda one: _order(one[1], has_times), default=("", Entry()))
+
+    def order(one: tuple[str, Entry]) -> tuple[bool, float, int]:
+        """The greatest is the exercise tried last."""
+        entry, time = one[1], _time(one[1])
+        is_failed = entry.status == "failed" and not _is_passed(entry)
+        return (is_failed and not has_times, time.timestamp() if time else 0.0, entry.attempts)
+
+    name, entry = max(begun, key=order, default=("", Entry()))
     passed, last_at = sum(_is_passed(entry) for _, entry in begun), max(times, default=None)
     if passed == len(entries):
         state = "done"
@@ -59,8 +66,7 @@ def standing_of(learner: str, exercises: Exercises, labs: Labs, now: datetime) -
 
 def standings(exercises: Exercises, learners: dict[str, Labs], now: datetime) -> list[Standing]:
     """All learners' standings, those who need help first."""
-    rows = [standing_of(learner, exercises, labs, now) for learner, labs in learners.items()]
-    return sorted(rows, key=_urgency)
+    return sorted((standing_of(who, exercises, labs, now) for who, labs in learners.items()), key=_urgency)
 
 
 def class_html(exercises: Exercises, learners: dict[str, Labs], now: datetime | None = None) -> str:
@@ -79,17 +85,7 @@ def class_html(exercises: Exercises, learners: dict[str, Labs], now: datetime | 
     )
     body = "\n".join(_row(row, by_lab, learners[row.learner], now) for row in rows)
     summary = ", ".join(f"{counts[state]} {state}" for state in _STATES)
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>Progress of the class</title>
-<style>{Path(__file__).with_suffix(".css").read_text("utf-8")}</style>
-</head>
-<body>
-<main>
-<h1>Progress of the class, {now:%Y-%m-%d}</h1>
+    main = f"""<h1>Progress of the class, {now:%Y-%m-%d}</h1>
 <table>
 <caption>{plural(len(rows), "learners")}: {summary}. Stuck: {STUCK_ATTEMPTS} or more attempts at the last exercise.
 Quiet: no attempt or hint for {QUIET.days} days. On the right: exercises passed per lab.</caption>
@@ -97,10 +93,8 @@ Quiet: no attempt or hint for {QUIET.days} days. On the right: exercises passed 
 <tbody>
 {body}
 </tbody>
-</table>
-</main>
-</body>
-</html>"""
+</table>"""
+    return html_page("Progress of the class", Path(__file__).with_suffix(".css").read_text("utf-8"), main)
 
 
 def _row(row: Standing, by_lab: dict[str, list[str]], labs: Labs, now: datetime) -> str:
@@ -125,13 +119,6 @@ def _time(entry: Entry) -> datetime | None:
         except (ValueError, OverflowError):
             continue
     return None
-
-
-def _order(entry: Entry, has_times: bool) -> tuple[bool, float, int]:
-    """Sort key: the greatest is the exercise tried last."""
-    time = _time(entry)
-    is_failed = entry.status == "failed" and not _is_passed(entry)
-    return (is_failed and not has_times, time.timestamp() if time else 0.0, entry.attempts)
 
 
 def _urgency(row: Standing) -> tuple[int, float, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from lablib.course.building.master import Master, Prerequisites, of_notebook, read_master
 from lablib.course.building.notebook import read_notebook
 from lablib.course.errors import CourseError, CourseFailure
-from lablib.course.places import Lab, find_lab, find_labs
+from lablib.course.places import Lab, find_lab, some_labs
 from lablib.course.progress import Entry, Labs, entry_of, progress_path, read_progress, reset_progress
 from lablib.course.table import table
 from lablib.course.tracks import find_track, read_tracks
@@ -18,7 +18,7 @@ from lablib.text.units import plural
 def list_labs(folder: Path) -> str:
     """One line per lab: number, title, labs it needs, exercises done, state of the learner's copy, question."""
     progress, rows = own_progress(), []
-    for lab in _labs(folder):
+    for lab in some_labs(folder):
         about = _about(lab)
         before = about.prerequisites or Prerequisites()
         rows.append(
@@ -78,7 +78,7 @@ def _done(progress: Labs, about: Master) -> str:
 def show_progress(folder: Path) -> str:
     """One line per exercise: whether and when it was passed, attempts, hints taken."""
     progress, rows = own_progress(), []
-    for lab in _labs(folder):
+    for lab in some_labs(folder):
         for _, name in exercises_of_labs([lab]):
             entry = entry_of(progress, lab.number, name)
             state = "passed" if entry.passed_at else entry.status
@@ -101,16 +101,8 @@ def reset(folder: Path, text: str) -> str:
     return f"{lab.name}: forgot {plural(forgotten, 'exercises')}"
 
 
-def _labs(folder: Path) -> list[Lab]:
-    labs = find_labs(folder)
-    if not labs:
-        message = f"no labs in {folder}: expected masters/NN_name/lab.py or NN_name.ipynb; see masters/README.md."
-        raise CourseError(message)
-    return labs
-
-
 def _by_number(folder: Path) -> dict[str, Master]:
-    return {lab.number: _about(lab) for lab in _labs(folder)}
+    return {lab.number: _about(lab) for lab in some_labs(folder)}
 
 
 def exercises_of_labs(labs: Sequence[Lab]) -> list[tuple[str, str]]:

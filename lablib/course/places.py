@@ -139,6 +139,13 @@ def find_labs(folder: Path) -> list[Lab]:
     return sorted({Lab(name, folder) for name in names if _NAME.fullmatch(name)})
 
 
+def some_labs(folder: Path) -> list[Lab]:
+    """As `find_labs`. Raises CourseError: there is none."""
+    if labs := find_labs(folder):
+        return labs
+    raise CourseError(f"no labs in {folder}: expected masters/NN_name/lab.py or NN_name.ipynb; see masters/README.md.")
+
+
 def find_lab(text: str, folder: Path) -> Lab:
     """Find a lab by "9", "09", "09_data_parallel", "data_parallel", or the path of one of its files.
 
@@ -148,14 +155,11 @@ def find_lab(text: str, folder: Path) -> Lab:
     named = _lab_of(path.resolve(), folder) if path.exists() else None
     if named is not None:
         return named
-    labs = sorted(find_labs(folder), key=lambda lab: not lab.folder.is_dir())  # notebooks without a folder come last
+    labs = sorted(some_labs(folder), key=lambda lab: not lab.folder.is_dir())  # notebooks without a folder come last
     wanted = path.stem if path.suffix == ".ipynb" else text
     for lab in labs:
         if wanted in (lab.name, lab.name[3:]) or (wanted.isdecimal() and int(wanted) == int(lab.number)):
             return lab
-    if not labs:
-        message = f"no labs in {folder}: expected masters/NN_name/lab.py or NN_name.ipynb; see masters/README.md."
-        raise CourseError(message)
     nearest = get_close_matches(wanted.lower(), [name for lab in labs for name in (lab.name, lab.name[3:])], n=1)
     hint = f" did you mean {nearest[0]!r}?" if nearest else ""
     raise CourseError(f"unknown lab {text!r}:{hint} Valid: {', '.join(lab.name for lab in labs)}.")

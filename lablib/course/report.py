@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lablib.course.progress import Entry, Labs, entry_of, parse_progress
 from lablib.course.table import table
-from lablib.text.markup import in_html
+from lablib.text.markup import html_page, in_html
 
 Exercises = Sequence[tuple[str, str]]  # number of the lab, name of the exercise; in order
 _CSS = """
@@ -106,27 +106,15 @@ def _page(title: str, caption: str, heading: Sequence[str], rows: Sequence[Seque
         + "</tr>"
         for name, *cells in rows
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width">
-<title>{in_html(title)}</title>
-<style>{_CSS}</style>
-</head>
-<body>
-<main>
-<h1>{in_html(title)}</h1>
+    main = f"""<h1>{in_html(title)}</h1>
 <table>
 <caption>{in_html(caption)}</caption>
 <thead><tr>{head}</tr></thead>
 <tbody>
 {body}
 </tbody>
-</table>
-</main>
-</body>
-</html>"""
+</table>"""
+    return html_page(title, _CSS, main)
 
 
 def _counted(exercises: Exercises, labs: Labs) -> dict:

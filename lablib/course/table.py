@@ -35,17 +35,15 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int | No
     room = width or sys.maxsize
     before_last = sum(widths[:-1]) + 2 * (len(widths) - 1)
     if before_last + widths[-1] > room and room - before_last >= min(_MIN_COLUMNS, widths[-1]):
-        lines = [part for line in lines for part in _wrapped(line, room - before_last)]
+        wrapped = [(line, textwrap.wrap(line[-1], room - before_last) or [""]) for line in lines]
+        empty = [""] * (len(heading) - 1)  # above each further line of a last cell
+        lines = [
+            [*(empty if number else line[:-1]), part] for line, parts in wrapped for number, part in enumerate(parts)
+        ]
     elif before_last + widths[-1] > room:
         return "\n\n".join(_block(heading, row, room) for row in lines[1:])
     padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     return "\n".join(padded)
-
-
-def _wrapped(line: list[str], room: int) -> list[list[str]]:
-    """A line with its last cell cut to the room, and the rest of that cell below it."""
-    parts = textwrap.wrap(line[-1], room) or [""]
-    return [[*(line[:-1] if number == 0 else [""] * (len(line) - 1)), part] for number, part in enumerate(parts)]
 
 
 def _block(heading: Sequence[str], row: Sequence[str], room: int) -> str:

@@ -83,15 +83,11 @@ def _track(name: str, table: Mapping[str, Any], masters: Mapping[str, Master]) -
     if table.keys() != fields:
         raise ValueError(f"track {name!r} must have {', '.join(sorted(fields))}: got {', '.join(table) or 'none'}")
     steps = [Step(lab=step) if isinstance(step, str) else Step(**step) for step in table["steps"]]
-    timed = [step if step.page else replace(step, minutes=_minutes(step, masters)) for step in steps]
-    return Track(name, str(table["title"]), str(table["audience"]), float(table["hours"]), tuple(timed))
-
-
-def _minutes(step: Step, masters: Mapping[str, Master]) -> float:
-    if step.lab not in masters:
-        return 0.0  # _findings names it
-    master = masters[step.lab]
-    return sum(s.minutes for s in master.sections if s.title in step.sections) if step.sections else master.minutes
+    for number, step in enumerate(steps):
+        if not step.page and (master := masters.get(step.lab)):  # _findings names an unknown lab
+            chosen = [section.minutes for section in master.sections if section.title in step.sections]
+            steps[number] = replace(step, minutes=sum(chosen) if step.sections else master.minutes)
+    return Track(name, str(table["title"]), str(table["audience"]), float(table["hours"]), tuple(steps))
 
 
 def _findings(track: Track, masters: Mapping[str, Master], root: Path) -> Iterator[str]:

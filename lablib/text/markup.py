@@ -29,6 +29,24 @@ def paragraph(text: object, style: str = "") -> str:
     return f'<p style="{style}">{in_html(text)}</p>' if style else f"<p>{in_html(text)}</p>"
 
 
+def html_page(title: object, style: str, main: str) -> str:
+    """A page without script; `style` is trusted CSS, `main` trusted HTML."""
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width">
+<title>{in_html(title)}</title>
+<style>{style}</style>
+</head>
+<body>
+<main>
+{main}
+</main>
+</body>
+</html>"""
+
+
 def table_html(frame: pd.DataFrame, **options: Any) -> str:
     """The table as HTML. Options of `DataFrame.to_html`, which escapes cells and headings."""
     return frame.to_html(escape=True, **options)

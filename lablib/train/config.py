@@ -42,13 +42,15 @@ POLICIES = ("off", "skip", "roll_back", "stop")
 RATES = ("constant", "linear", "cosine", "wsd", "deepspeed-log", "deepspeed-linear")
 
 
-class _Checked:
+class Checked:
+    """A record with checked fields."""
+
     def __post_init__(self) -> None:
         check_fields(self)
 
 
 @dataclass(frozen=True)
-class ModelConfig(_Checked):
+class ModelConfig(Checked):
     """Sizes of the model; as `GPTConfig`, or `LlamaConfig`."""
 
     family: Annotated[str, OneOf(("gpt", "llama"))] = "gpt"  # llama: RMSNorm, SwiGLU, rotary positions, no biases
@@ -90,7 +92,7 @@ class ModelConfig(_Checked):
 
 
 @dataclass(frozen=True)
-class DataConfig(_Checked):
+class DataConfig(Checked):
     """Text and batches."""
 
     corpus: str = "python-stdlib"  # a name of datasets/catalogue.toml
@@ -102,7 +104,7 @@ class DataConfig(_Checked):
 
 
 @dataclass(frozen=True)
-class OptimizerConfig(_Checked):
+class OptimizerConfig(Checked):
     """Update rule, learning rate and clipping."""
 
     name: Annotated[str, OneOf(OPTIMIZERS)] = "adamw"
@@ -130,7 +132,7 @@ class OptimizerConfig(_Checked):
 
 
 @dataclass(frozen=True)
-class ParallelConfig(_Checked):
+class ParallelConfig(Checked):
     """Axes of the mesh, and the ZeRO stage."""
 
     data: Count | None = None  # replicas; None: all ranks that the other axes leave
@@ -153,7 +155,7 @@ class ParallelConfig(_Checked):
 
 
 @dataclass(frozen=True)
-class PrecisionConfig(_Checked):
+class PrecisionConfig(Checked):
     """Number formats, and the rule of the loss scale (float16 only)."""
 
     products: Annotated[str, OneOf(("float32", "bfloat16", "float16"))] = "float32"  # by autocast
@@ -177,7 +179,7 @@ class PrecisionConfig(_Checked):
 
 
 @dataclass(frozen=True)
-class MemoryConfig(_Checked):
+class MemoryConfig(Checked):
     """Activation memory, compilation and garbage collection."""
 
     # full: only the inputs of layers are kept; selective: also results of matrix products and attention
@@ -188,7 +190,7 @@ class MemoryConfig(_Checked):
 
 
 @dataclass(frozen=True)
-class CheckpointConfig(_Checked):
+class CheckpointConfig(Checked):
     """Checkpoints of the whole state."""
 
     folder: str = ""  # empty: none
@@ -199,7 +201,7 @@ class CheckpointConfig(_Checked):
 
 
 @dataclass(frozen=True)
-class MonitorConfig(_Checked):
+class MonitorConfig(Checked):
     """Reports during the run."""
 
     every: Count = 10  # steps
@@ -210,7 +212,7 @@ class MonitorConfig(_Checked):
 
 
 @dataclass(frozen=True)
-class HealthConfig(_Checked):
+class HealthConfig(Checked):
     """Responses to bad steps (NaN, or a spike of loss or gradient norm), to replicas that differ, and to a hang.
 
     policy   off        bad steps are not looked for; a run that ends with a loss of NaN fails
@@ -241,7 +243,7 @@ class HealthConfig(_Checked):
 
 
 @dataclass(frozen=True)
-class TrainConfig(_Checked):
+class TrainConfig(Checked):
     """A whole run."""
 
     model: ModelConfig = field(default_factory=ModelConfig)

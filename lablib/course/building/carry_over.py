@@ -59,7 +59,9 @@ def carry_over(old: NotebookNode, new: NotebookNode) -> tuple[NotebookNode, Carr
         if position in old_of:
             was = old.cells[old_of[position]]
             if names.get(position) and is_edited(was) and was.id in handed_out and was.id != cell.id:
-                cells.append(_new_start(cell))
+                note = new_markdown_cell(_NEW_START.format(source=cell.source))
+                note["id"] = fingerprint(note)  # so it counts as unedited, and the next update removes it
+                cells.append(note)
                 carried.changed_exercises.append(names[position])
             cells.append(_carried_cell(was, cell, names.get(position), carried))
         elif cell.id not in handed_out:
@@ -161,13 +163,6 @@ def _carried_cell(old: NotebookNode, new: NotebookNode, name: str | None, carrie
     cell["id"] = new.id
     cell["metadata"] = deepcopy(new.metadata) | {name: value for name, value in cell.metadata.items() if name != "tags"}
     return cell
-
-
-def _new_start(exercise: NotebookNode) -> NotebookNode:
-    """The new start of an exercise. Its id marks it as unedited, so the next update removes it."""
-    note = new_markdown_cell(_NEW_START.format(source=exercise.source))
-    note["id"] = fingerprint(note)
-    return note
 
 
 def _kept(cell: NotebookNode) -> NotebookNode:

@@ -98,13 +98,10 @@ class Check:
 
     def _next_step(self, result: Result, entry: Entry) -> str:
         left = max(0, len(self.exercise.hints) - entry.hints)
-        if result.status not in ("failed", "not attempted"):
+        if result.status not in ("failed", "not attempted") or not (left or self._has_solution):
             return result.next_step
-        if not left:
-            if not self._has_solution:
-                return result.next_step
-            return f"{result.next_step} check.{self.exercise.name}.solution() shows the solution."
-        return f"{result.next_step} check.{self.exercise.name}.hint() gives a hint ({left} left)."
+        call = f"hint() gives a hint ({left} left)" if left else "solution() shows the solution"
+        return f"{result.next_step} check.{self.exercise.name}.{call}."
 
 
 class Checks:

@@ -115,11 +115,8 @@ def _tensor(x: Tensor) -> str:
     else:
         numbers = flat.tolist()
     dtype = "" if x.dtype in (torch.float32, torch.int64, torch.bool) and x.numel() else f", dtype={x.dtype}"
-    text = f"torch.tensor({literal(_nested(numbers, x.shape))}{dtype})"
+    nested = np.array(numbers, dtype=object).reshape(x.shape).tolist() if x.dim() else numbers[0]
+    text = f"torch.tensor({literal(nested)}{dtype})"
     if x.dim() and not x.numel() and tuple(x.shape) != (0,):
         text = f"torch.zeros({tuple(x.shape)}, dtype={x.dtype})"
     return text + (".requires_grad_()" if x.requires_grad and x.is_leaf else "")
-
-
-def _nested(numbers: list, shape: torch.Size) -> Any:
-    return np.array(numbers, dtype=object).reshape(shape).tolist() if len(shape) else numbers[0]

@@ -68,7 +68,10 @@ class SharedObjects:
         for value, before in self._found.values():
             held = vars(value)
             for name, was in before.items():
-                if held.get(name) is not was and not _is_librarys(held.get(name)):
+                now = held.get(name)
+                # A library sets functions itself: an optimizer wraps its class's `step` when it is first made.
+                is_librarys = isinstance(now, FunctionType) and not is_users(now.__code__.co_filename)
+                if now is not was and not is_librarys:
                     if was is None:
                         delattr(value, name)
                     else:
@@ -134,21 +137,13 @@ class OwnModule(ModuleType):
         return sorted({*dir(self.__dict__["_lablib_module"]), *self.__dict__} - {"_lablib_module", "_lablib_own"})
 
 
-def _is_librarys(value: Any) -> bool:
-    """A function that the library itself sets: an optimizer wraps its class's `step` when it is first made."""
-    return isinstance(value, FunctionType) and not is_users(value.__code__.co_filename)
-
-
 def _own(value: Any) -> Any:
     """A copy of a value in which an answer could store data; any other value itself."""
-    if not isinstance(value, _CONTAINERS) and not _is_of_a_notebook(value):
+    home = type(value).__module__
+    is_of_a_notebook = home == "__main__" or home not in sys.modules
+    if not isinstance(value, _CONTAINERS) and not is_of_a_notebook:
         return value
     try:
         return copy.deepcopy(value)
     except Exception:  # a library may keep any object there
         return copy.copy(value)
-
-
-def _is_of_a_notebook(value: Any) -> bool:
-    home = type(value).__module__
-    return home == "__main__" or home not in sys.modules

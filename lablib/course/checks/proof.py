@@ -205,7 +205,12 @@ def try_answer(
         if isinstance(answer, str):
             execute(master, exercise, textwrap.dedent(answer).strip("\n"), namespace)
         else:
-            namespace[_answer_name(master, check)] = answer
+            call = check.check_call
+            if call is None or not call.args or not isinstance(call.args[0], ast.Name):
+                raise CourseError(
+                    str(at(master, check, "a check must be given its answer by name: check.name(answer)."))
+                )
+            namespace[call.args[0].id] = answer
         # The check's own call, with a `check` that records nothing and never raises.
         trial = _Trial(master.lab.number, declared, seed, with_input)
         execute(master, check, check.source, namespace | {"check": trial})
@@ -242,11 +247,3 @@ def _without_last_value(source: str) -> str:
         return source
     lines = source.splitlines(keepends=True)[: last.lineno]
     return "".join(lines[:-1]) + lines[-1].encode()[: last.col_offset].decode()
-
-
-def _answer_name(master: Master, check: Cell) -> str:
-    """The name that the notebook passes to the check."""
-    call = check.check_call
-    if call is None or not call.args or not isinstance(call.args[0], ast.Name):
-        raise CourseError(str(at(master, check, "a check must be given its answer by name: check.name(answer).")))
-    return call.args[0].id

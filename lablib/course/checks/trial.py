@@ -109,7 +109,11 @@ def run_check(
     else:
         result = replace(result, status="passed", next_step="")
     measured = tuple(dict.fromkeys(expect.measured))  # a rule that holds on every rank is listed once
-    return replace(result, measured=measured, printed=_printed(expect))
+    lines = (
+        expect.printed[-1].rstrip().splitlines() if expect.printed else []
+    )  # earlier runs print it for smaller sizes
+    more = [f"... and {len(lines) - _MAX_LINES} lines more"] if len(lines) > _MAX_LINES else []
+    return replace(result, measured=measured, printed="\n".join(lines[:_MAX_LINES] + more))
 
 
 def _last_call(exercise: Exercise, answer: Sequence[Any], options: dict[str, Any], seed: int | None, said: str) -> str:
@@ -124,13 +128,6 @@ def _last_call(exercise: Exercise, answer: Sequence[Any], options: dict[str, Any
         with time_limit(), _torch_as_before(), calls:
             exercise.run(Expect(seed, answers=answer), *answer, **options)
     return calls.text(said)
-
-
-def _printed(expect: Expect) -> str:
-    """Output of rank 0 in the last run that printed: earlier runs print the same for smaller sizes."""
-    lines = expect.printed[-1].rstrip().splitlines() if expect.printed else []
-    more = [f"... and {len(lines) - _MAX_LINES} lines more"] if len(lines) > _MAX_LINES else []
-    return "\n".join(lines[:_MAX_LINES] + more)
 
 
 @contextmanager

@@ -31,7 +31,9 @@ def make_assignment(master: Master) -> NotebookNode:
     needed, shown, tried = set[int](), {0}, set[int]()
     for exercise, check in master.exercises:
         first, last = master.cells.index(exercise), master.cells.index(check)
-        shown |= set(range(_section_start(master, first), last + 1))
+        above = ((n, master.cells[n]) for n in range(first, 0, -1))
+        heading = next((n for n, cell in above if cell.kind != "code" and _HEADING.search(cell.source)), first)
+        shown |= set(range(heading, last + 1))
         tried |= set(range(first + 1, last))
         for cell in master.cells[first + 1 : last + 1]:
             if cell.kind == "code":
@@ -56,14 +58,6 @@ def make_assignment(master: Master) -> NotebookNode:
     notebook.metadata.lablib["version"] = "nbgrader"
     stamp(notebook)
     return notebook
-
-
-def _section_start(master: Master, exercise: int) -> int:
-    """Start of the section of the exercise at this position: the nearest text cell above it with a heading."""
-    headed = (
-        n for n in range(exercise, 0, -1) if master.cells[n].kind != "code" and _HEADING.search(master.cells[n].source)
-    )
-    return next(headed, exercise)
 
 
 def _marked(

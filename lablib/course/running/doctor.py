@@ -121,7 +121,6 @@ def _python() -> str:
 
 
 def _package(name: str) -> Callable[[], str]:
-
     def look() -> str:
         try:
             found = version(name)

@@ -15,6 +15,7 @@ Simplified: variables for NCCL's developers and for plug-ins are not in the tabl
 import os
 from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,11 +45,8 @@ def settings_probes(variables: Mapping[str, str] | None = None, system: Path = _
         return [
             Probe("settings", lambda: "no variable of NCCL, gloo or torch's allocator is set: defaults", "none needed")
         ]
-    return [Probe(name, _probe(name, variables, system), f"unset {name}", required=False) for name in names]
-
-
-def _probe(name: str, variables: Mapping[str, str], system: Path) -> Callable[[], str]:
-    return lambda: check_setting(name, variables, system)
+    looks = {name: partial(check_setting, name, variables, system) for name in names}
+    return [Probe(name, look, f"unset {name}", required=False) for name, look in looks.items()]
 
 
 def check_setting(name: str, variables: Mapping[str, str], system: Path = _SYSTEM) -> str:
@@ -61,8 +59,10 @@ def check_setting(name: str, variables: Mapping[str, str], system: Path = _SYSTE
     if setting.replaced_by:
         raise Doubtful(f"must have its present name: got {name}; {setting.replaced_by}")
     setting.check(value, system)
-    if name in _SOCKETS:
-        _check_sockets(variables)
+    numbers = [variables.get(each, "1") for each in _SOCKETS]
+    are_numbers = name in _SOCKETS and all(number.isdecimal() for number in numbers)
+    if are_numbers and int(numbers[0]) * int(numbers[1]) > 64:
+        raise Doubtful(f"must give {' times '.join(_SOCKETS)} of 64 or less: got {' times '.join(numbers)}; lower one")
     return f"{value or '(empty)'}: {setting.effect}"
 
 
@@ -156,12 +156,6 @@ def _allocator(value: str, system: Path) -> None:
         AllocatorSettings.parse(value)
     except ValueError as error:
         raise Doubtful(str(error)) from None
-
-
-def _check_sockets(variables: Mapping[str, str]) -> None:
-    numbers = [variables.get(name, "1") for name in _SOCKETS]
-    if all(number.isdecimal() for number in numbers) and int(numbers[0]) * int(numbers[1]) > 64:
-        raise Doubtful(f"must give {' times '.join(_SOCKETS)} of 64 or less: got {' times '.join(numbers)}; lower one")
 
 
 # ---- the variables ----
