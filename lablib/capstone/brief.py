@@ -26,22 +26,19 @@ from lablib.models.transformer import Experts, Transformer
 from lablib.models.transformer_sizes import transformer_parameters
 from lablib.signature import Count, OneOf, Positive, check_fields, check_type, checked, hints_of
 from lablib.signature.fits import without_bounds
-from lablib.train.config import ModelConfig, TrainConfig
+from lablib.train.config import Checked, ModelConfig, TrainConfig
 
 MEASURES = {"loss": "the lowest loss by the scaling law", "gpu_hours": "the fewest GPU hours"}
 _FOLDER = files("lablib.capstone") / "briefs"
 
 
 @dataclass(frozen=True)
-class SmallMachine:
+class SmallMachine(Checked):
     """The machine of the real run."""
 
     ranks: Count = 2  # at most so many
     memory_bytes: Positive = 2e9  # of each rank
     steps: Count = 200  # at most so many
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True)

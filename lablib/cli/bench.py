@@ -20,14 +20,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lablib.course.errors import CourseError
 from lablib.text.files import check_writable, write_text
 from lablib.text.units import format_quantity
-
-if TYPE_CHECKING:
-    from lablib.train.config import TrainConfig
+from lablib.train.config import CheckpointConfig, HealthConfig, MonitorConfig, TrainConfig
 
 Result = dict[str, Any]
 _UNITS: Mapping[str, float] = {"": 1, "kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -89,9 +87,8 @@ def bench_command(options: argparse.Namespace) -> int:
     return 1 if result["broken"] else 0
 
 
-def _measured(config: "TrainConfig", ranks: int, options: argparse.Namespace) -> Result:
+def _measured(config: TrainConfig, ranks: int, options: argparse.Namespace) -> Result:
     from lablib.launch import launch
-    from lablib.train.config import CheckpointConfig, HealthConfig, MonitorConfig
     from lablib.train.run import run
 
     schedule_steps = config.optimizer.schedule_steps or config.num_steps

@@ -77,17 +77,14 @@ def _dispatch(words: list[str]) -> int:
         words = [word for word in words if word not in passed_on]
     options, unknown = parser.parse_known_args(words)
     if unknown:
-        raise CourseError(_unrecognized(parser.commands.get(options.command, parser), unknown))
+        command = parser.commands.get(options.command, parser)
+        known = re.findall(r"(?<![\w-])--[a-z][a-z-]*", command.format_help())
+        near = get_close_matches(unknown[0].partition("=")[0], dict.fromkeys(known), n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ";"
+        text = f"unrecognized arguments: {' '.join(unknown)}{hint} `{command.prog} --help` lists the arguments."
+        raise CourseError(text)
     options.passed_on = passed_on
     return COMMANDS[options.command](options)
-
-
-def _unrecognized(parser: Parser, words: Sequence[str]) -> str:
-    """The error for arguments that a command does not have, with the nearest options."""
-    options = re.findall(r"(?<![\w-])--[a-z][a-z-]*", parser.format_help())
-    near = get_close_matches(words[0].partition("=")[0], dict.fromkeys(options), n=3)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ";"
-    return f"unrecognized arguments: {' '.join(words)}{hint} `{parser.prog} --help` lists the arguments."
 
 
 def _open(options: argparse.Namespace) -> int:

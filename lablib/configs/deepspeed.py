@@ -81,7 +81,9 @@ def parse_deepspeed(values: dict[str, Any], where: str = "ds_config.json") -> Re
     settings |= _batches(fields)
     settings["precision"] = precision_of(fields)
     if (kind := fields.inner("optimizer").get("type")) is not None:
-        settings["optimizer"] = _optimizer(kind)
+        if str(kind).lower() not in _OPTIMIZERS:
+            raise unknown_name("optimizer.type", kind, ["Adam", "AdamW", "Lamb", "Lion", "SGD", "Muon"])
+        settings["optimizer"] = _OPTIMIZERS[str(kind).lower()]
     zero = fields.inner("zero_optimization")
     settings |= _zero(zero, omissions)
     offload = ["optimizer"] if offloads_optimizer(zero) else []
@@ -138,13 +140,6 @@ def precision_of(fields: Fields) -> str:
     if len(enabled) > 1:
         raise ValueError("bf16 and fp16 cannot both be enabled: enable one of them")
     return enabled[0] if enabled else "float32"
-
-
-def _optimizer(kind: Any) -> str:
-    name = _OPTIMIZERS.get(str(kind).lower())
-    if name is None:
-        raise unknown_name("optimizer.type", kind, ["Adam", "AdamW", "Lamb", "Lion", "SGD", "Muon"])
-    return name
 
 
 def _zero(zero: Fields, omissions: list[Omission]) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Lab 00: possible messages between ranks, launches that may fail, and the other names of its notebook."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from math import cos, pi, sin
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
+
+import pandas as pd
+import plotly.graph_objects as go
 
 from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_error, print_text, recorded_comparison, try_out
@@ -14,17 +15,12 @@ from lablib.figures import figure_memory, figure_timeline, figure_waits, show, t
 from lablib.figures.chart import Axis, Mark, Panel, chart, points
 from lablib.figures.style import FAINT_INK
 from lablib.hardware import find_cluster
+from lablib.hardware.cluster import Cluster
 from lablib.launch import launch
 from lablib.run import Run
 from lablib.signature import Range, checked
 from lablib.text.units import format_quantity
 from lablib.widgets import Choice, IntChoice, explore
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.graph_objects as go
-
-    from lablib.hardware.cluster import Cluster
 
 # Names of other packages that the notebook uses, as lab00.show.
 __all__ = ["Choice", "CorruptGradient", "IntChoice", "KillRank", "SlowRank", "batch_for", "checks_for", "explore"]

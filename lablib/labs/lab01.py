@@ -1,10 +1,15 @@
 """Lab 01: memory over a step, the rule of six FLOPs, and tables of the parts of a step; the names of its notebook."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
@@ -21,12 +26,6 @@ from lablib.run import Run
 from lablib.signature import Count, checked
 from lablib.text.units import format_quantity
 from lablib.widgets import memory_calculator
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.graph_objects as go
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
 
 # Names of other packages that the notebook uses, as lab01.show.
 __all__ = ["batch_for", "checks_for", "figure_lines", "figure_memory", "figure_roofline", "find_cluster"]
@@ -62,8 +61,6 @@ def facts(config: GPTConfig, device: Device, tokens: int) -> str:
 
 def update(model: nn.Module, masters: Sequence[Tensor], optimizer: Optimizer) -> None:
     """A step of the optimizer on the master parameters, and their copy into the model; gradients are freed."""
-    import torch
-
     for param, master in zip(model.parameters(), masters, strict=True):
         master.grad = torch.zeros_like(master) if param.grad is None else param.grad.float()
     optimizer.step()
@@ -91,7 +88,6 @@ def flops_by_phase(step: Timeline) -> dict[str, float]:
 
 def in_table(rows: Mapping[str, Mapping[str, float]], unit: str, digits: int = 3, index: str = "") -> pd.DataFrame:
     """Name -> values as a table, a row for each name; whole numbers are kept."""
-    import pandas as pd
 
     def words(value: Any) -> Any:
         return format_quantity(value, unit, digits) if isinstance(value, float) else value
@@ -104,8 +100,6 @@ def in_table(rows: Mapping[str, Mapping[str, float]], unit: str, digits: int = 3
 @checked
 def figure_over_rule(models: Sequence[str], lengths: Sequence[Count]) -> go.Figure:
     """FLOPs of a token over the rule's 6 N, by length of the sequence."""
-    import numpy as np
-
     found = [find_transformer(model) for model in models]
     ratios = {f"{one.name}, width {one.d_model}": over_six_n_d(one, np.array(lengths)).tolist() for one in found}
     title = "FLOPs of a token, over the rule's FLOPs"
@@ -125,8 +119,6 @@ def held_after_backward(run: Run) -> Mapping[str, int]:
 
 def largest_at_peak(run: Run, number: int = 6) -> pd.DataFrame:
     """The largest allocations at the peak."""
-    import pandas as pd
-
     largest = run.memory.allocations_at_peak(0)[:number]
     rows = [{"by": each.name, "category": each.category, "bytes": each.size_bytes} for each in largest]
     return pd.DataFrame(rows).assign(bytes=[format_quantity(row["bytes"], "B") for row in rows])

@@ -1,7 +1,5 @@
 """Lab 02: bits of number formats, exponents of gradients, and the range of each number format."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go

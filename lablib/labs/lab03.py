@@ -1,11 +1,10 @@
 """Lab 03: a chain and its backward, memory and time of its steps, ways to keep fewer activations by device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import pandas as pd
 import plotly.graph_objects as go
 import torch
 from torch import Tensor, nn
@@ -25,9 +24,6 @@ from lablib.run import Run
 from lablib.signature import NonEmpty, Range, checked
 from lablib.text.units import format_quantity
 from lablib.widgets import Choice, IntChoice, explore
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Names of other packages that the notebook uses, as lab03.show.
 __all__ = ["LINKS", "Choice", "IntChoice", "batch_for", "checks_for", "explore", "format_quantity", "print_text"]
@@ -90,8 +86,6 @@ def show_with(figure: go.Figure, sentence: str) -> None:
 
 def made_by(run: Run, unit_bytes: float, most: int = 5) -> pd.DataFrame:
     """Activations at the peak by operator, in units of `unit_bytes`; attention is one operator."""
-    import pandas as pd
-
     sizes: dict[str, str] = {}
     for one in run.memory.allocations_at_peak(0):
         if one.category == "activation":

@@ -1,7 +1,5 @@
 """Lab 04: cuts of a batch, packed documents, learning rates, the critical batch size and muP."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import ceil, floor, frexp, isfinite, log2, log10

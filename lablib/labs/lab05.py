@@ -1,7 +1,5 @@
 """Lab 05: a narrow valley, effects of an update on a gradient, recorded runs, and steps of optimizers on a machine."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice

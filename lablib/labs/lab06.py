@@ -3,8 +3,6 @@
 The pictures of the Triton Puzzles (S. Rush, https://github.com/srush/Triton-Puzzles) are the model: tensors as grids.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -70,7 +68,10 @@ def figure_tiles(launch: Launch, program: Sequence[int] = (0,), vector_width: Wi
 
     Raises ValueError: a tensor that is too large to draw, no such program, or nothing accessed.
     """
-    chosen = _program(launch, program)
+    x, y, z = [*program, 0, 0, 0][:3]
+    if not program or len(program) > 3 or any(not 0 <= a < n for a, n in zip((x, y, z), launch.grid, strict=True)):
+        raise ValueError(f"program must be one of the grid {launch.grid}: got {tuple(program)}.")
+    chosen: Program = x, y, z
     numbers: dict[Any, int] = {one: index for index, one in enumerate(product(*map(range, launch.grid)))}
     if not (touched := {one.tensor for one in launch.accesses}):
         raise ValueError(f"a launch must access something to be drawn: got none of {launch.kernel}.")
@@ -93,13 +94,6 @@ def figure_tiles(launch: Launch, program: Sequence[int] = (0,), vector_width: Wi
         figure.update_xaxes(_axis("column (number)", grid.sides[1]), **place)
         figure.update_yaxes(_axis("row (number)", grid.sides[0], down=True), **place)
     return attach(figure, _summary(launch, chosen), _columns(launch, chosen, grids))
-
-
-def _program(launch: Launch, program: Sequence[int]) -> Program:
-    x, y, z = [*program, 0, 0, 0][:3]
-    if not program or len(program) > 3 or any(not 0 <= a < n for a, n in zip((x, y, z), launch.grid, strict=True)):
-        raise ValueError(f"program must be one of the grid {launch.grid}: got {tuple(program)}.")
-    return x, y, z
 
 
 def _grid(launch: Launch, name: str, numbers: dict[Program, int], vector_width: int) -> _Grid:

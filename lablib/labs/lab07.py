@@ -1,7 +1,5 @@
 """Lab 07: a GPU that waits, timeline of a loop fed by a loader, and the causes of each wait of the device."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 

@@ -1,12 +1,12 @@
 """Lab 08: tensors before and after an all-reduce, the crossing of two formulas, the fit of a link to measurements."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import plotly.graph_objects as go
 import torch
+from torch import Tensor
 
 from lablib import parallel
 from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
@@ -26,10 +26,6 @@ from lablib.phases import phase
 from lablib.text.units import format_quantity
 from lablib.widgets import IntChoice, LogSlider, explore
 from lablib.widgets.explore import Exploration
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-    from torch import Tensor
 
 # Names of other packages that the notebook uses, as lab08.show.
 __all__ = ["LINKS", "Dragonfly", "FatTree", "Torus", "checks_for", "figure_collective_cost", "figure_network"]

@@ -1,12 +1,12 @@
 """Lab 09: parts of a batch, the cost of one all-reduce per gradient, times of a step by formula and simulator."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+import plotly.graph_objects as go
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -28,10 +28,6 @@ from lablib.studies import StepProfile, predict_step, profile_step, scaling_effi
 from lablib.studies.data_parallel_scaling import METHODS, Method
 from lablib.text.units import format_quantity
 from lablib.widgets import Choice, IntChoice, LogSlider, explore
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.graph_objects as go
 
 # Names of other packages that the notebook uses, as lab09.show.
 __all__ = ["checks_for", "figure_memory", "print_text", "recorded_comparison", "show", "show_source", "try_out"]

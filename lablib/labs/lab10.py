@@ -1,11 +1,11 @@
 """Lab 10: a step of each ZeRO stage on the simulator, its memory and its bytes; limits of a GPU's memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
 import torch
 import torch.distributed as dist
 
@@ -28,10 +28,6 @@ from lablib.run import Run
 from lablib.studies import zero_latency
 from lablib.text.units import format_quantity
 from lablib.widgets import Choice, IntChoice, LogSlider, explore
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.graph_objects as go
 
 # Names of other packages that the notebook uses, as lab10.show.
 __all__ = ["checks_for", "launch", "print_text", "recorded_comparison", "show", "show_source", "try_out"]
@@ -134,11 +130,7 @@ def show_memory(name: str, run: Run) -> None:
     title = f"Memory of a rank in a step, {name}"
     figure = figure_memory(run.memory, timeline=step_of(run), rank=0, title=title)
     most = format_quantity(_total(_curve(run)[1]).max(), "B")
-    show(attach(figure, f"The most in this step: {most}.", _table(figure)))
-
-
-def _table(figure: Any) -> Any:
-    return figure.layout.meta["table"]
+    show(attach(figure, f"The most in this step: {most}.", figure.layout.meta["table"]))  # pyright: ignore
 
 
 def table_of_most(runs: Mapping[str, Run]) -> pd.DataFrame:
@@ -168,7 +160,7 @@ def show_stages(runs: Mapping[str, Run]) -> None:
     axes: dict[str, Any] = {"x_unit": "%", "y_unit": "B", "title": "Memory of a rank in a step, all stages"}
     figure = figure_lines(share, curves, "part of its own step", "memory", **axes)
     most = [f"{name} {format_quantity(max(curve), 'B')}" for name, curve in curves.items()]
-    show(attach(figure, f"The most in a step: {', '.join(most)}.", _table(figure)))
+    show(attach(figure, f"The most in a step: {', '.join(most)}.", figure.layout.meta["table"]))  # pyright: ignore
 
 
 def table_of_bytes(runs: Mapping[str, Run], ranks: int) -> pd.DataFrame:

@@ -1,13 +1,12 @@
 """Lab 11: a slow link, errors of quantized numbers, bytes between nodes, recorded runs of compressed training."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
 import torch
 import torch.distributed as dist
@@ -63,9 +62,6 @@ from lablib.studies.batches import NARROW, SEQ_LEN, held_out, loss_of
 from lablib.studies.compression import CompressedRun, recorded_runs, table
 from lablib.text.units import format_quantity
 from lablib.widgets import compression_calculator
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Names of other packages that the notebook uses, as lab11.show.
 __all__ = ["AdamW", "DiLoCo", "ErrorFeedback", "Fp8", "InSequence", "Int8", "PowerSGD", "StreamingDiLoCo", "Traffic"]

@@ -1,11 +1,10 @@
 """Lab 12: matrices side by side with the cuts between ranks; bytes, memory and seconds of a layer that ranks share."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import pandas as pd
 import plotly.graph_objects as go
 import torch
 import torch.distributed as dist
@@ -32,9 +31,6 @@ from lablib.studies import tensor_layer_time, tensor_times
 from lablib.text.markup import plain
 from lablib.text.units import format_quantity, plural
 from lablib.widgets import tensor_calculator
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Names of other packages that the notebook uses, as lab12.show.
 __all__ = ["batch_for", "checks_for", "num_parameters", "print_text", "reconcile", "recorded_comparison", "show"]
@@ -228,8 +224,6 @@ def _kept_after(num_layers: int, plan: Any, ranks: int, cluster: str) -> float:
 
 def table_of_kept(ranks: int, cluster: str) -> pd.DataFrame:
     """Bytes that a rank keeps of a layer for backward: by formula, and in the memory tracker."""
-    import pandas as pd
-
     layer, kept = parallel.LayerSizes(batch=1, seq_len=TOKENS, width=WIDTH, heads=32), {}
     for way, plan in PLANS.items():
         parts = parallel.kept_by_layer(layer, ranks, sequence=way == "sequence")

@@ -1,12 +1,11 @@
 """Lab 13: stages of a model, pictures of a plan, bubble of each pipeline schedule against the memory of a rank."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
 import torch
 import torch.distributed as dist
@@ -38,9 +37,6 @@ from lablib.reconcile import reconcile
 from lablib.signature import checked
 from lablib.text.units import format_quantity, plural
 from lablib.widgets import bubble_simulator
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Names of other packages that the notebook uses, as lab13.show.
 __all__ = ["batch_for", "bubble_simulator", "checks_for", "cut_at", "equal_memory", "executed", "leader_board"]

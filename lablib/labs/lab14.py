@@ -1,7 +1,5 @@
 """Lab 14: orders of a mesh's axes; the one import of its notebook."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any
 

@@ -1,7 +1,5 @@
 """Lab 15: attention that ranks share, load of experts, a mixture next to dense models; its notebook's one import."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from math import ceil
 from typing import Annotated, Any

@@ -1,15 +1,15 @@
 """Lab 16: a slice of GPT-3 on the simulator, plans with a price, a leader board; the one import of its notebook."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+import plotly.graph_objects as go
 import torch
 import torch.distributed as dist
 
@@ -32,10 +32,6 @@ from lablib.text.files import parse_json, read_text, write_text
 from lablib.text.units import format_quantity
 from lablib.widgets import Choice, IntChoice, LogSlider, explore, guess
 
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.graph_objects as go
-
 # Names of other packages that the notebook uses, as lab16.show.
 __all__ = ["PublishedRuns", "checks_for", "find_cluster", "format_quantity", "guess", "show", "try_out"]
 
@@ -47,8 +43,6 @@ Plan = Mapping[str, Any]
 
 def in_table(columns: Mapping[str, Mapping[str, Any]], rows: bool = False) -> pd.DataFrame:
     """Name -> values as a table, a column each or a row each; numbers are seconds, without FLOPs."""
-    import pandas as pd
-
     table = pd.DataFrame(columns).drop(index="FLOPs", errors="ignore")
     table = table.map(lambda each: each if isinstance(each, str) else format_quantity(each, "s"), na_action="ignore")
     return table.fillna("").T if rows else table.fillna("")

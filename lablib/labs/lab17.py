@@ -1,14 +1,18 @@
 """Lab 17: failures of a long run, the cost of checkpoints, monitors, a night's alerts; the names of its notebook."""
 
-from __future__ import annotations
-
+import copy
 import random
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, pairwise, takewhile
 from math import inf, isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
+
+import pandas as pd
+import plotly.graph_objects as go
+import torch
+from torch import nn
 
 from lablib.course import checks_for, try_out
 from lablib.course.checks.expect import NotAttempted
@@ -23,11 +27,6 @@ from lablib.signature import Finite, NonNegative, Positive, Range, checked
 from lablib.text.units import format_quantity, plural
 from lablib.train.interval import LLAMA3_FAILURES, expected_overhead, young_interval_s
 from lablib.widgets import LogSlider, explore, guess
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.graph_objects as go
-    from torch import nn
 
 # Names of other packages that the notebook uses, as lab17.show.
 __all__ = ["KillRank", "checks_for", "guess", "launch", "phase", "show", "try_out"]
@@ -76,10 +75,6 @@ def figure_question(days: Annotated[float, Range(gt=0, le=60)] = 4) -> go.Figure
 
 def save_run(run: Any) -> dict[str, Any]:
     """The whole state of a `Training`, in copies."""
-    import copy
-
-    import torch
-
     parts = {name: getattr(run, name).state_dict() for name in ("model", "optimizer", "scheduler", "scaler")}
     loader = {"order": run.loader.order, "position": run.loader.position}
     generators = {"loader": run.loader.generator.get_state(), "torch": torch.get_rng_state()}
@@ -90,10 +85,6 @@ def save_run(run: Any) -> dict[str, Any]:
 
 def resume_run(run: Any, saved: Mapping[str, Any]) -> None:
     """Put a saved state into a new `Training`; `saved` can be used again."""
-    import copy
-
-    import torch
-
     saved = copy.deepcopy(saved)
     for name in ("model", "optimizer", "scheduler", "scaler"):
         getattr(run, name).load_state_dict(saved[name])
@@ -267,15 +258,11 @@ def explore_intervals(save_s: float, restart_s: float, interactive: bool) -> Any
 
 def gradient_norm(model: nn.Module) -> float:
     """Norm of all gradients of a model."""
-    import torch
-
     return torch.stack([param.grad.norm() for param in model.parameters() if param.grad is not None]).norm().item()
 
 
 def hash_of_weights(model: nn.Module) -> int:
     """A number that two models share only if their parameters are equal to the bit."""
-    import torch
-
     weights = torch.cat([param.detach().flatten() for param in model.parameters()])
     return hash(weights.cpu().numpy().tobytes())
 
@@ -299,8 +286,6 @@ def first_signs(runs: Mapping[str, Run], steps: int) -> pd.DataFrame:
 
     A loss, a norm and a time differ by more than a fifth, a hash if not all ranks have the same.
     """
-    import pandas as pd
-
     table: dict[str, dict[str, str]] = {}
     healthy = _monitors(runs["healthy"], steps)
     for name, run in runs.items():
@@ -470,8 +455,6 @@ def _script_lanes(run: Run) -> tuple[list[Mark], list[list[float]]]:
 
 def symptom_table(repairs: Any) -> pd.DataFrame:
     """The measurements of the script with some lines repaired. Raises NotAttempted for a stub, `...`."""
-    import pandas as pd
-
     from lablib.studies.faulty_script import symptoms
 
     if repairs is ...:

@@ -1,14 +1,14 @@
 """Lab 18: a capstone in steps of a notebook: choices, locked predictions, both runs, the report; its one import."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
 
 from lablib.capstone import (
     QUANTITIES,
@@ -54,10 +54,6 @@ from lablib.text.units import format_quantity, plural
 from lablib.train.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from lablib.validation.explain import kinds_of
 from lablib.widgets import guess
-
-if TYPE_CHECKING:
-    import pandas as pd
-    import plotly.graph_objects as go
 
 # Names of other packages that the notebook uses, as lab18.show.
 __all__ = ["REPLICATION", "checks_for", "format_quantity", "guess", "show", "try_out"]
@@ -130,8 +126,6 @@ def own_parts() -> dict[str, Callable[..., Any]]:
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> pd.DataFrame:
     """Name -> values as a table, a row each."""
-    import pandas as pd
-
     return pd.DataFrame(rows).T.fillna("")
 
 

@@ -54,16 +54,14 @@ def placed(value: Any, device: torch.device) -> Any:
     """
 
     def move(one: Tensor | nn.Module) -> Tensor | nn.Module:
-        return one.to(device) if isinstance(one, nn.Module) else _moved(one, device)
+        if isinstance(one, nn.Module):
+            return one.to(device)
+        there = one.detach().to(device).requires_grad_(one.requires_grad)
+        there = nn.Parameter(there, one.requires_grad) if isinstance(one, nn.Parameter) else there
+        there.grad = None if one.grad is None else one.grad.to(device)
+        return there
 
     return replaced(value, move)
-
-
-def _moved(tensor: Tensor, device: torch.device) -> Tensor:
-    there = tensor.detach().to(device).requires_grad_(tensor.requires_grad)
-    there = nn.Parameter(there, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else there
-    there.grad = None if tensor.grad is None else tensor.grad.to(device)
-    return there
 
 
 def note_what_is_left(error: BaseException, program: tuple[Any, tuple, dict[str, Any]]) -> None:

@@ -159,7 +159,8 @@ class _Server:
         except BaseException:  # a new interpreter fails in the same way, and writes the error to its file
             return False
         gc.freeze()  # otherwise a collection in a child would write to every shared page
-        return _num_threads() == 1
+        tasks = Path("/proc/self/task")  # threads of libraries, too; a fork keeps only one
+        return (len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()) == 1
 
     def _end(self, number: int) -> None:
         for pid, (its_number, _) in self._running.items():
@@ -239,12 +240,6 @@ def _set_environment(variables: dict[str, str]) -> None:
         with contextlib.suppress(OSError):
             os.environ[name] = value
     time.tzset()
-
-
-def _num_threads() -> int:
-    """Number of threads, including threads of libraries; a fork keeps only one."""
-    tasks = Path("/proc/self/task")
-    return len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()
 
 
 def call(module: str, function: str, args: tuple[str, ...]) -> None:

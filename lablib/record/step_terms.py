@@ -113,7 +113,8 @@ def timeline_step(timeline: Timeline) -> StepTerms:
 
 
 def _of_trace(events: list[dict[str, Any]], source: str) -> StepTerms:
-    spans = [event for event in events if event.get("ph") == "X" and _has_times(event)]
+    times = ("ts", "dur")
+    spans = [e for e in events if e.get("ph") == "X" and all(isinstance(e.get(name), (int, float)) for name in times)]
     lanes = _lanes_of_gpus(spans) or _lanes_of_lablib(events, spans)
     if not lanes:
         raise ValueError(
@@ -136,10 +137,6 @@ def _mean_step(
     means = {kind: sum(each[kind] for each in seconds) / len(seconds) / num_steps for kind in (*KINDS, "hidden")}
     hidden_s = means.pop("hidden")
     return StepTerms((window[1] - window[0]) / num_steps, means, hidden_s, source)
-
-
-def _has_times(event: Mapping[str, Any]) -> bool:
-    return all(isinstance(event.get(name), (int, float)) for name in ("ts", "dur"))
 
 
 def _interval(event: Mapping[str, Any]) -> Interval:

@@ -121,7 +121,7 @@ class Summary:
             straggler_s=of_ranks(_blame(waits, n), steps),
             flops=of_ranks(_flops(timeline), steps),
             sent_bytes=of_ranks(_sent_bytes(transfers, n), steps),
-            peak_memory_bytes=_peaks(memory, ranks),
+            peak_memory_bytes=tuple(float(memory.peak_bytes(r)) for r in ranks) if memory and memory.is_known else None,
             mfu=each and of_ranks(each[0]),
             hfu=each and of_ranks(each[1]),
             steps=steps,
@@ -295,12 +295,6 @@ def _sent_bytes(transfers: Iterable[Transfer], num_ranks: int) -> list[float]:
         for rank, sent in zip(transfer.ranks, transfer.sent_bytes, strict=True):
             sent_bytes[rank] += sent
     return sent_bytes
-
-
-def _peaks(memory: Memory | None, ranks: Sequence[int]) -> tuple[float, ...] | None:
-    if memory is None or not memory.is_known:
-        return None
-    return tuple(float(memory.peak_bytes(rank)) for rank in ranks)
 
 
 def _mean(values: Sequence[float]) -> float:

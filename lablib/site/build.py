@@ -67,7 +67,9 @@ def build_site(out: Path, pyodide: Path | None = None) -> Built:
         write_text(out / page.name, page.read_text("utf-8"))
     write_text(out / "colors.css", _colors())
     write_text(out / _MARK, json.dumps(_choices(["numpy"] if wheels else []), indent=1))
-    _pack(out / "planner.zip")
+    with zipfile.ZipFile(out / "planner.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, source in sorted(_modules()):
+            archive.writestr(zipfile.ZipInfo(name, _DATE), source.read_bytes(), zipfile.ZIP_DEFLATED)
     written = [path for path in out.rglob("*") if path.is_file()]
     return Built(out, len(written), sum(path.stat().st_size for path in written), time.monotonic() - began)
 
@@ -101,12 +103,6 @@ def _colors() -> str:
     }
     lines = [f"  --{name}: {look.color}; --{name}-ink: {look.ink};" for name, look in looks.items()]
     return ":root {\n" + "\n".join(lines) + "\n}\n"
-
-
-def _pack(path: Path) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, source in sorted(_modules()):
-            archive.writestr(zipfile.ZipInfo(name, _DATE), source.read_bytes(), zipfile.ZIP_DEFLATED)
 
 
 def _modules() -> Iterator[tuple[str, Path]]:

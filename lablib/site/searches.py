@@ -112,7 +112,9 @@ class Search:
 
     def _row(self, key: _Key) -> dict[str, Any]:
         if key not in self._rows:
-            found = predict(**_arguments(self._fixed, self._best[key]))
+            split = dict(self._best[key])
+            others = {name: split.pop(name) for name in ("schedule", "micro_batch", "recompute")}
+            found = predict(**{**self._fixed, **others, "parallel": Parallel(**split)})
             self._rows[key] = row_of(found) | {"parallel": str(found.parallel)}
         return self._rows[key]
 
@@ -184,10 +186,3 @@ def _splits(model: Transformer, fixed: dict[str, Any]) -> Iterator[Plan]:
         if not left and not (tensor == 1 and expert_tensor == 1):
             split = {"data": data, "tensor": tensor, "pipeline": pipeline, "context": context}
             yield split | {"expert": expert, "expert_tensor": expert_tensor}
-
-
-def _arguments(fixed: dict[str, Any], plan: Plan) -> dict[str, Any]:
-    """The arguments of `predict`. Raises ValueError for a split that `Parallel` refuses."""
-    others = {name: plan[name] for name in ("schedule", "micro_batch", "recompute")}
-    split = {name: value for name, value in plan.items() if name not in others}
-    return {**fixed, **others, "parallel": Parallel(**split)}

@@ -32,7 +32,7 @@ from .build import (
 )
 from .state import Held as Held, named_state as named_state, load_named_state as load_named_state
 from .checkpoint import Checkpoints as Checkpoints
-from .checkpoint_state import PerRank as PerRank, load_objects as load_objects
+from .checkpoint_state import PerRank as PerRank
 from .generators import generator_states as generator_states, set_generator_states as set_generator_states
 from .interval import (
     LLAMA3_FAILURES as LLAMA3_FAILURES,

@@ -33,7 +33,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
-from lablib.signature import NonNegativeInt, checked, shown
+from lablib.signature import shown
 from lablib.text.messages import safe_str
 from lablib.train.manifest import Manifest
 
@@ -127,7 +127,8 @@ def load_state(path: Path, state: Mapping[Any, Any], rank: int) -> int:
     reader, planner = FileSystemReader(path), DefaultLoadPlanner(False, False)
     metadata = reader.read_metadata()
     _require_same_tensors(metadata.state_dict_metadata, tensors)
-    saved = _objects_in(path)
+    num_ranks = len(list(path.glob("rank-*.pt")))
+    saved = [torch.load(path / f"rank-{each}.pt", weights_only=True) for each in range(num_ranks)]
     for kind in ("shared", "own"):
         _require_same_names(saved[0][kind].keys(), objects[kind].keys())
 
@@ -138,41 +139,18 @@ def load_state(path: Path, state: Mapping[Any, Any], rank: int) -> int:
     for name, parent, key, value in leaves(state):
         if isinstance(value, bytes) and isinstance(parent, MutableMapping):
             parent[key] = planner.state_dict[name]
-    _put_objects(saved, state, rank)
-    return Manifest.read(path).step
-
-
-@checked
-def load_objects(path: str | Path, state: Mapping[Any, Any], rank: NonNegativeInt) -> None:
-    """Load only the objects of a state, and leave its tensors. Does not communicate.
-
-    For tensors that another function loads, as `lablib.parallel.zero.checkpoint.load_checkpoint` does.
-    ValueError: names differ.
-    """
-    saved, (_, objects) = _objects_in(Path(path)), split(state)
-    for kind in ("shared", "own"):
-        _require_same_names(saved[0][kind].keys(), objects[kind].keys())
-    _put_objects(saved, state, rank)
-
-
-def shared_objects(path: Path) -> dict[str, Any]:
-    """The objects that are equal on all ranks, by name. Does not communicate."""
-    return torch.load(path / "rank-0.pt", weights_only=True, mmap=True)["shared"]
-
-
-def _objects_in(path: Path) -> list[dict[str, dict[str, Any]]]:
-    """The objects of all ranks of the saved run, in rank order."""
-    num_ranks = len(list(path.glob("rank-*.pt")))
-    return [torch.load(path / f"rank-{rank}.pt", weights_only=True) for rank in range(num_ranks)]
-
-
-def _put_objects(saved: Sequence[dict[str, dict[str, Any]]], state: Mapping[Any, Any], rank: int) -> None:
     for name, parent, key, value in list(leaves(state)):
         if isinstance(value, PerRank):
             value.of_all = [each["own"][name] for each in saved]
             value.value = value.of_all[rank] if rank < len(saved) else None
         elif not isinstance(value, Tensor | bytes) and isinstance(parent, MutableMapping):
             parent[key] = saved[0]["shared"][name]
+    return Manifest.read(path).step
+
+
+def shared_objects(path: Path) -> dict[str, Any]:
+    """The objects that are equal on all ranks, by name. Does not communicate."""
+    return torch.load(path / "rank-0.pt", weights_only=True, mmap=True)["shared"]
 
 
 def _require_same_tensors(saved: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:

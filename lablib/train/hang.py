@@ -97,7 +97,8 @@ def where(stack: list[FrameSummary]) -> str:
         return "is outside Python"
     inner = stack[stack.index(place) + 1 :]
     calls = [frame.name for frame in inner if "torch/distributed" in frame.filename and frame.name != "wrapper"]
-    line = f"{_short(place.filename)}:{place.lineno}: {place.line}"
+    short = "/".join(place.filename.split(os.sep)[-3:])  # two folders and the name
+    line = f"{short}:{place.lineno}: {place.line}"
     if calls:
         return f"waits in {calls[0]} at {line}"
     return f"waits at {line}" if any(mark in (place.line or "") for mark in _WAITS) else f"is at {line}"
@@ -124,8 +125,3 @@ def _is_library(filename: str) -> bool:
     if filename.startswith(_LABLIB):
         return filename.removeprefix(_LABLIB).split(os.sep)[1] in ("real", "signature", "process")
     return "/torch/" in filename or "/lib/python" in filename or filename.startswith("<frozen")
-
-
-def _short(filename: str) -> str:
-    """The end of a path: two folders and the name."""
-    return "/".join(filename.split(os.sep)[-3:])

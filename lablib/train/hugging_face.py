@@ -20,13 +20,14 @@ Simplified: one file, in the dtype of the model. Llama is in hugging_face_llama.
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from lablib.configs.hugging_face import read_hugging_face
 from lablib.models.gpt import GPT
-from lablib.models.llama import Llama
+from lablib.models.llama_sizes import LlamaConfig
 from lablib.models.sizes import GPTConfig
 from lablib.signature import checked, shown
 from lablib.text.files import write_text
@@ -80,15 +81,8 @@ def import_gpt2(folder: str | Path) -> GPT:
     sizes = read_hugging_face(folder).record
     if not sizes.has_bias or sizes.positions != "learned":
         raise ValueError(f"model_type must be gpt2: got {sizes.source} in {folder}; give the folder of a GPT-2.")
-    config = GPTConfig(
-        sizes.num_layers,
-        sizes.d_model,
-        sizes.num_heads,
-        sizes.vocab_size,
-        sizes.max_seq_len,
-        sizes.d_ff,
-        sizes.tied_head,
-    )
+    shape = (sizes.num_layers, sizes.d_model, sizes.num_heads, sizes.vocab_size, sizes.max_seq_len, sizes.d_ff)
+    config = GPTConfig(*shape, sizes.tied_head)
     stored = read_safetensors(folder / "model.safetensors")
     stored = {f"{_PREFIX * (not name.startswith((_PREFIX, 'lm_head.')))}{name}": one for name, one in stored.items()}
     if config.tied_head:
@@ -101,21 +95,21 @@ def import_gpt2(folder: str | Path) -> GPT:
         weights |= {name: part.T if is_transposed else part for name, part in zip(ours, parts, strict=True)}
     if odd := [name for name in stored if not name.endswith(_MASKS)]:
         raise ValueError(f"model.safetensors must have only tensors of a GPT-2: got {shown(odd[0])} in {folder}.")
-    model = GPT(config, dtype=weights["token_embedding.weight"].dtype, device="meta")
-    assign(model, weights, folder)
-    return model
+    return with_weights(GPT, config, weights, folder)
 
 
-def assign(model: GPT | Llama, weights: dict[str, Tensor], folder: Path) -> None:
-    """Give a model on "meta" its weights, by our names. ValueError: other names or shapes."""
-    if model.config.tied_head:
+def with_weights(kind: type[Any], config: GPTConfig | LlamaConfig, weights: dict[str, Tensor], folder: Path) -> Any:
+    """A model of these weights, by our names, in their dtype. ValueError: other names or shapes."""
+    model = kind(config, dtype=weights["token_embedding.weight"].dtype, device="meta")
+    if config.tied_head:
         weights["head.weight"] = weights["token_embedding.weight"]
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         raise ValueError(f"model.safetensors must fit its config.json in {folder}: {error}") from None
-    if model.config.tied_head:
+    if config.tied_head:
         model.head.weight = model.token_embedding.weight
+    return model
 
 
 def _names(config: GPTConfig) -> Iterator[tuple[str, list[str], bool]]:

@@ -33,7 +33,7 @@ from lablib.models.llama import Llama
 from lablib.models.llama_sizes import LlamaConfig
 from lablib.signature import checked, fits, shown
 from lablib.text.files import write_text
-from lablib.train.hugging_face import assign
+from lablib.train.hugging_face import with_weights
 from lablib.train.safetensors import read_safetensors, write_safetensors
 
 _INDEX = "model.safetensors.index.json"  # of several files
@@ -97,19 +97,10 @@ def import_llama(folder: str | Path) -> Llama:
     ):
         if found != wanted:
             raise ValueError(f"{name} must be {shown(wanted)}: got {shown(found)} in {folder}; give another model.")
-    config = LlamaConfig(
-        sizes.num_layers,
-        sizes.d_model,
-        sizes.num_heads,
-        sizes.vocab_size,
-        sizes.max_seq_len,
-        sizes.d_ff,
-        sizes.tied_head,
-        sizes.num_kv_heads,
-        sizes.d_head,
-        float(rope.get("rope_theta", settings.get("rope_theta", 10_000.0))),
-        float(settings.get("rms_norm_eps", 1e-6)),
-    )
+    shape = (sizes.num_layers, sizes.d_model, sizes.num_heads, sizes.vocab_size, sizes.max_seq_len, sizes.d_ff)
+    base, eps = rope.get("rope_theta", settings.get("rope_theta", 10_000.0)), settings.get("rms_norm_eps", 1e-6)
+    heads = (sizes.num_kv_heads, sizes.d_head)
+    config = LlamaConfig(*shape, sizes.tied_head, *heads, float(base), float(eps))
     stored = {name: tensor for name, tensor in _stored(folder).items() if not name.endswith(_TABLE)}
     if config.tied_head:
         stored.pop("lm_head.weight", None)
@@ -118,9 +109,7 @@ def import_llama(folder: str | Path) -> Llama:
         where = "is missing" if odd[0] in names else "is not one"
         raise ValueError(f"model.safetensors must have the tensors of a Llama: {shown(odd[0])} {where} in {folder}.")
     weights = {ours: stored[theirs] for theirs, ours in names.items()}
-    model = Llama(config, dtype=weights["token_embedding.weight"].dtype, device="meta")
-    assign(model, weights, folder)
-    return model
+    return with_weights(Llama, config, weights, folder)
 
 
 def _stored(folder: Path) -> dict[str, Tensor]:

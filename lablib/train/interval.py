@@ -25,21 +25,19 @@ import math
 from dataclasses import dataclass
 from random import Random
 
-from lablib.signature import Count, NonNegative, Positive, check_fields, checked
+from lablib.signature import Count, NonNegative, Positive, checked
+from lablib.train.config import Checked
 
 DAY_S = 86_400.0
 
 
 @dataclass(frozen=True)
-class FailureRate:
+class FailureRate(Checked):
     """Failures that ended a run of `num_devices` within `days`."""
 
     num_failures: Count
     days: Positive
     num_devices: Count
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @checked
     def mean_time_s(self, num_devices: Count | None = None) -> float:

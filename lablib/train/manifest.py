@@ -29,9 +29,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from lablib.signature import check_fields
 from lablib.text.files import parse_json, read_text, write_text
 from lablib.text.messages import safe_str
+from lablib.train.config import Checked
 
 MANIFEST = "manifest.json"
 SAVING, REMOVED = ".saving-", ".removed-"  # beginnings of the names of folders that are no checkpoints
@@ -39,7 +39,7 @@ _CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
-class Manifest:
+class Manifest(Checked):
     """Description of a checkpoint."""
 
     step: int  # steps taken before it
@@ -47,9 +47,6 @@ class Manifest:
     num_ranks: int  # of the run that saved it
     metric: float | None  # lower is better; None: not measured, or not finite
     files: Mapping[str, Sequence[int]]  # size in bytes and CRC-32, by name
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def write(self, folder: Path) -> None:
         """Write it to a folder, with its own checksum."""

@@ -42,7 +42,6 @@ class JsonLines:
         self._file = open(path, "a", buffering=1, encoding="utf-8")
 
     def write(self, sample: Sample, events: Sequence[AlertEvent]) -> None:
-        """Write one line."""
         alerts = [{"name": e.rule.name, "state": e.state, "time_s": e.time_s, "value": _plain(e.value)} for e in events]
         line = {"time_s": sample.time_s, "step": sample.step}
         line["metrics"] = {name: _plain(value) for name, value in sample.metrics.items()}
@@ -68,7 +67,6 @@ class TensorBoard:
         self._add(time.time(), 0, _field(3, b"brain.Event:2"))
 
     def write(self, sample: Sample, events: Sequence[AlertEvent]) -> None:
-        """Write one event."""
         changed = {
             f"alert/{e.rule.name}": float(e.state == "firing") for e in events if e.state in ("firing", "resolved")
         }

@@ -83,7 +83,7 @@ def run(config: TrainConfig, attach: Iterable[Callable[[Trainer], Any]] = (), lo
         say = print
         if log and is_first:
             say = partial(print, file=stack.enter_context(open(log, "a", encoding="utf-8")))
-        say = partial(say, flush=True) if is_first else _say_nothing
+        say = partial(say, flush=True) if is_first else lambda _: None
         watch = stack.enter_context(HangWatch(config.health.hang_s))
         trainer = build(config)
         phases = TimedPhases(trainer.step) if config.monitor.breakdown else None
@@ -225,10 +225,6 @@ def _require_same_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -> 
                 f"a run resumes with the settings of its checkpoint: got {name.removeprefix('settings.')}={now}, and "
                 f"it was {was}; set it back, or give another checkpoint.folder"
             )
-
-
-def _say_nothing(_: Any) -> None:
-    """What ranks but the first print."""
 
 
 def _broken_since(found: Sequence[Metrics]) -> int | None:

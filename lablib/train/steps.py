@@ -146,12 +146,14 @@ class ReplicaStep:
         load_named_state(self.optimizer, self._held(), state, has_stepped)
 
     def _held(self) -> list[Held]:
-        """The tensors of the module, in boxes where ranks share the experts."""
-        parameters = [
-            Held(param, partial(_expert_part, name, owner, key))
-            for name, param, owner, key in each_parameter(self._module)
+        """The tensors of the module, in boxes where ranks share the experts; then those that are no parameters."""
+        module = self._module
+        held = [
+            Held(param, partial(_expert_part, name, owner, key)) for name, param, owner, key in each_parameter(module)
         ]
-        return parameters + _buffers(self._module)
+        params = dict(module.named_parameters(remove_duplicate=False))
+        others = [(name, tensor) for name, tensor in module.state_dict().items() if name not in params]
+        return held + [Held(tensor, partial(_named, name)) for name, tensor in others]
 
     @property
     def _module(self) -> nn.Module:
@@ -287,13 +289,6 @@ def _no_sync(model: FSDPModule) -> Iterator[None]:
 
 def _named(name: str, tensor: Tensor) -> dict[str, Tensor]:
     return {name: tensor}
-
-
-def _buffers(module: nn.Module) -> list[Held]:
-    """The tensors of a module that are saved and are no parameters."""
-    params = dict(module.named_parameters(remove_duplicate=False))
-    found = [(name, tensor) for name, tensor in module.state_dict().items() if name not in params]
-    return [Held(tensor, partial(_named, name)) for name, tensor in found]
 
 
 def _expert_part(name: str, owner: Any, key: str, tensor: Tensor) -> dict[str, Tensor]:

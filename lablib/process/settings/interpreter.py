@@ -43,10 +43,6 @@ def _mask() -> int:
     return mask
 
 
-def _handlers() -> dict[int, Any]:
-    return {number: signal.getsignal(number) for number in signal.valid_signals()}
-
-
 def _set_handlers(handlers: dict[int, Any]) -> None:
     for number, handler in handlers.items():
         if handler is not None and signal.getsignal(number) != handler:  # None: set by code outside Python
@@ -117,7 +113,12 @@ SETTINGS = (
     contents("warnings filters", warnings, "filters", changed=_filters_changed),
     attributes("how warnings are shown", warnings, "showwarning", "formatwarning", "_showwarnmsg_impl"),
     ProcessSetting("decimal context", _decimals, _set_decimals, is_of_thread=True),
-    ProcessSetting("signal handlers", _handlers, _set_handlers, is_of_thread=True),
+    ProcessSetting(
+        "signal handlers",
+        lambda: {number: signal.getsignal(number) for number in signal.valid_signals()},
+        _set_handlers,
+        is_of_thread=True,
+    ),
 )
 
 

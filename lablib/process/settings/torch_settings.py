@@ -98,10 +98,6 @@ _KERNELS: tuple[Pair, ...] = (
 # ---- hooks ----
 
 
-def _hooks() -> tuple:
-    return tuple([tuple(hooks.items()) for hooks in _HOOKS])
-
-
 def _set_hooks(state: tuple) -> None:
     for hooks, items in zip(_HOOKS, state, strict=True):
         hooks.clear()
@@ -160,7 +156,7 @@ SETTINGS = (
     ),
     ProcessSetting(
         "hooks of all modules and optimizers",
-        _hooks,
+        lambda: tuple([tuple(hooks.items()) for hooks in _HOOKS]),
         _set_hooks,
         setters=((RemovableHandle, "__init__"), (RemovableHandle, "remove")),
     ),

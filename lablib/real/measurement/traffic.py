@@ -87,7 +87,8 @@ def _transfer(calls: Meeting, zero_ns: int, backend: str, number: int) -> Transf
     else:
         ranks, name = first.members, first.name
         sent = tuple(calls[rank].sent_bytes if rank in calls else 0.0 for rank in ranks)
-    called_ns = [calls[place].start_ns for place in _places(first, ranks) if place in calls and calls[place].end_ns]
+    places = (first.source, ~first.target) if first.is_point_to_point else ranks
+    called_ns = [calls[place].start_ns for place in places if place in calls and calls[place].end_ns]
     end_ns = min(max(c.end_ns or c.start_ns for c in calls.values()), _over_ns(calls))
     start_ns = min(_last_ns(calls) or min(c.start_ns for c in calls.values()), end_ns)
     return Transfer(
@@ -102,8 +103,3 @@ def _transfer(calls: Meeting, zero_ns: int, backend: str, number: int) -> Transf
         issued_s=tuple((ns - zero_ns) / 1e9 for ns in called_ns) if len(called_ns) == len(ranks) else (),
         id=number,
     )
-
-
-def _places(call: Call, ranks: Sequence[int]) -> Sequence[int]:
-    """The keys of these ranks' calls in their meeting."""
-    return (call.source, ~call.target) if call.is_point_to_point else ranks

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
 
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
@@ -38,8 +37,10 @@ def lab_page(executed: NotebookNode, name: str) -> LabPage:
         if cell.cell_type != "code":
             continue
         cell.outputs = [output for given in cell.outputs for output in _outputs(given, page, name)]
-        if cell.outputs and guesses & _names(cell.source):
-            _fold(cell)
+        used = {node.id for node in ast.walk(ast.parse(cell.source)) if isinstance(node, ast.Name)}
+        if cell.outputs and guesses & used:
+            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-output"]
+            cell.metadata["mystnb"] = {"code_prompt_show": "Show the answer", "code_prompt_hide": "Hide the answer"}
         guesses |= set(re.findall(r"\b(my_\w+)(?=[\w, ]*= None)", cell.source))
     about = f"Read it here; `lab open {name[:2]}` runs it, with every exercise and control. "
     about += f'<a href="../notebooks/{name}.ipynb" download>Download the notebook</a>'
@@ -94,12 +95,3 @@ def _outputs(output: NotebookNode, page: LabPage, name: str) -> Iterator[Noteboo
 def is_solution(html: str) -> bool:
     """Whether an output is the folded source of a solution (`show_source(..., after=check.name)`)."""
     return html.startswith("<details><summary>") and ": a solution. Solve exercise" in html
-
-
-def _names(source: str) -> set[str]:
-    return {node.id for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Name)}
-
-
-def _fold(cell: Any) -> None:
-    cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-output"]
-    cell.metadata["mystnb"] = {"code_prompt_show": "Show the answer", "code_prompt_hide": "Hide the answer"}

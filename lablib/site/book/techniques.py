@@ -45,7 +45,8 @@ def _write_package(folder: Path, into: Path, labs: Mapping[str, str]) -> None:
 def _listed(parts: list[Path]) -> str:
     """A line for each file and package, and the packages for the tree of pages."""
     pages = [f"{path.stem}/index" if path.is_dir() else path.stem for path in parts]
-    lines = [f"- [{_title(p)}]({page}.md): {_rest(p)}" for p, page in zip(parts, pages, strict=True)]
+    rests = [inline(_sentence(path)[1] or f"`{path.name}`") for path in parts]
+    lines = [f"- [{_title(p)}]({page}.md): {rest}" for p, page, rest in zip(parts, pages, rests, strict=True)]
     packages = [page for page in pages if "/" in page]
     return "\n".join([*lines, "", *(["```{toctree}", ":hidden:", *packages, "```"] if packages else []), ""])
 
@@ -108,7 +109,3 @@ def _without_title(head: str) -> str:
 
 def _title(path: Path) -> str:
     return inline(_sentence(path)[0])
-
-
-def _rest(path: Path) -> str:
-    return inline(_sentence(path)[1] or f"`{path.name}`")
