@@ -14,6 +14,7 @@ answers        answers that pass today, as functions
 tracks         orders of labs for one audience, with hours
 report         progress as JSON, as HTML, and for a class
 class_page     the class on one screen: who is stuck
+guess          guesses that lock when an answer shows, and their score
 show_source    a solution, folded
 table, errors  tables; errors of the command line
 

@@ -8,7 +8,7 @@ import pandas as pd
 import plotly.graph_objects as go
 
 from lablib.calibration import batch_for, this_machine
-from lablib.course import checks_for, print_error, print_text, recorded_comparison, try_out
+from lablib.course import checks_for, guess, print_error, print_text, recorded_comparison, try_out
 from lablib.errors import LaunchError
 from lablib.faults import CorruptGradient, KillRank, SlowRank
 from lablib.figures import figure_memory, figure_timeline, figure_waits, show, table
@@ -24,8 +24,8 @@ from lablib.widgets import Choice, IntChoice, explore
 
 # Names of other packages that the notebook uses, as lab00.show.
 __all__ = ["Choice", "CorruptGradient", "IntChoice", "KillRank", "SlowRank", "batch_for", "checks_for", "explore"]
-__all__ += ["figure_memory", "figure_timeline", "figure_waits", "find_cluster", "format_quantity", "print_text"]
-__all__ += ["recorded_comparison", "show", "table", "this_machine", "try_out"]
+__all__ += ["figure_memory", "figure_timeline", "figure_waits", "find_cluster", "format_quantity", "guess"]
+__all__ += ["print_text", "recorded_comparison", "show", "table", "this_machine", "try_out"]
 
 
 @checked

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lablib.calibration import batch_for, this_machine
-from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib.course import checks_for, guess, print_text, recorded_comparison, show_source, try_out
 from lablib.figures import figure_lines, figure_memory, figure_roofline, show
 from lablib.figures.chart import Axis, Panel, ReferenceLine, chart, line
 from lablib.figures.style import FAINT_INK
@@ -29,9 +29,9 @@ from lablib.widgets import memory_calculator
 
 # Names of other packages that the notebook uses, as lab01.show.
 __all__ = ["batch_for", "checks_for", "figure_lines", "figure_memory", "figure_roofline", "find_cluster"]
-__all__ += ["find_transformer", "format_quantity", "forward_flops", "memory_calculator", "num_parameters", "print_text"]
-__all__ += ["recompute_flops", "recorded_comparison", "replace", "show", "show_source", "six_n_d", "step_flops"]
-__all__ += ["this_machine", "training_days", "try_out"]
+__all__ += ["find_transformer", "format_quantity", "forward_flops", "guess", "memory_calculator", "num_parameters"]
+__all__ += ["print_text", "recompute_flops", "recorded_comparison", "replace", "show", "show_source", "six_n_d"]
+__all__ += ["step_flops", "this_machine", "training_days", "try_out"]
 
 GPT2 = replace(model_config("gpt2"), vocab_size=50304)  # padded to a multiple of 64, which GPUs multiply faster
 
@@ -70,12 +70,12 @@ def update(model: nn.Module, masters: Sequence[Tensor], optimizer: Optimizer) ->
             param.grad = master.grad = None  # as zero_grad: the next step makes new ones
 
 
-def shares(step: Timeline) -> dict[str, str]:
+def shares(step: Timeline) -> dict[str, float]:
     """Share of the step's time by phase."""
     busy_s = {name: 0.0 for name in ("forward", "backward", "optimizer")}
     for span in step.select(0):
         busy_s[span.phase] += span.duration_s
-    return {name: f"{seconds / step.makespan_s:.0%}" for name, seconds in busy_s.items()}
+    return {name: seconds / step.makespan_s for name, seconds in busy_s.items()}
 
 
 def flops_by_phase(step: Timeline) -> dict[str, float]:

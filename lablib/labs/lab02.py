@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from lablib.course import checks_for
+from lablib.course import checks_for, guess
 from lablib.figures import show
 from lablib.figures.chart import ROWS, Axis, Mark, Panel, bars, chart, line
 from lablib.figures.style import Look
@@ -13,7 +13,7 @@ from lablib.precision.formats import BF16, FP16, FP32, Format
 from lablib.signature import checked
 
 # Names of other packages that the notebook uses, as lab02.show.
-__all__ = ["checks_for", "show"]
+__all__ = ["checks_for", "guess", "show"]
 
 GREY, PAPER = "#7A7A7A", "#FFFFFF"  # the paper's colour, hatched: fainter than grey in both themes
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lablib.calibration import batch_for, this_machine
-from lablib.course import checks_for, print_text, recorded_comparison, try_out
+from lablib.course import checks_for, guess, print_text, recorded_comparison, try_out
 from lablib.figures import figure_memory, show
 from lablib.figures.chart import Axis, Mark, Panel, chart, points
 from lablib.figures.describe import attach
@@ -26,8 +26,8 @@ from lablib.text.units import format_quantity
 from lablib.widgets import Choice, IntChoice, explore
 
 # Names of other packages that the notebook uses, as lab03.show.
-__all__ = ["LINKS", "Choice", "IntChoice", "batch_for", "checks_for", "explore", "format_quantity", "print_text"]
-__all__ += ["recorded_comparison", "show", "this_machine", "try_out"]
+__all__ = ["LINKS", "Choice", "IntChoice", "batch_for", "checks_for", "explore", "format_quantity", "guess"]
+__all__ += ["print_text", "recorded_comparison", "show", "this_machine", "try_out"]
 
 SLOWEST = 2.0  # times the plain step: slower ways are drawn at the edge, as arrows
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "triangle-down", "hourglass", "bowtie")

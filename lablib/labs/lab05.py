@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lablib.calibration import this_machine
-from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib.course import checks_for, guess, print_text, recorded_comparison, show_source, try_out
 from lablib.data import batches, load_corpus, train_val_split
 from lablib.figures import show
 from lablib.figures.chart import (
@@ -46,7 +46,7 @@ from lablib.text.units import format_quantity, plural
 from lablib.widgets import LogSlider, explore
 
 # Names of other packages that the notebook uses, as lab05.show.
-__all__ = ["LogSlider", "checks_for", "explore", "figure_lines", "print_text", "recorded_comparison", "show"]
+__all__ = ["LogSlider", "checks_for", "explore", "figure_lines", "guess", "print_text", "recorded_comparison", "show"]
 __all__ += ["show_source", "this_machine", "try_out"]
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from lablib.course import checks_for
+from lablib.course import checks_for, guess
 from lablib.figures import show
 from lablib.figures.chart import TITLE_PIXELS, Axis, Panel, Series, bars, chart, check_lengths, line
 from lablib.figures.describe import attach
@@ -23,7 +23,7 @@ from lablib.signature import NonEmpty, Range, checked
 from lablib.text.units import format_quantity, plural
 
 # Names of other packages that the notebook uses, as lab06.show.
-__all__ = ["checks_for", "show"]
+__all__ = ["checks_for", "guess", "show"]
 
 MOST = 32  # rows or columns of a grid with legible numbers
 PER_ROW, ROW_PIXELS, NUM_COLORS = 3, 250, 8

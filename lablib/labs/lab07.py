@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import plotly.graph_objects as go
 
-from lablib.course import checks_for
+from lablib.course import checks_for, guess
 from lablib.data.loading.loaded_run import LoadedRun
 from lablib.figures import show
 from lablib.figures.chart import Axis, Panel, chart, line
@@ -15,7 +15,7 @@ from lablib.signature import Range, checked
 from lablib.text.units import Unit, axis_title, format_quantity, plural, unit_for
 
 # Names of other packages that the notebook uses, as lab07.show.
-__all__ = ["checks_for", "show"]
+__all__ = ["checks_for", "guess", "show"]
 
 LANE_PIXELS = 34
 _LOAD = Look("load", "", "#E69F00", "")

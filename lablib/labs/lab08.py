@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lablib import parallel
-from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib.course import checks_for, guess, print_text, recorded_comparison, show_source, try_out
 from lablib.figures import (
     figure_collective_cost,
     figure_network,
@@ -29,7 +29,7 @@ from lablib.widgets.explore import Exploration
 
 # Names of other packages that the notebook uses, as lab08.show.
 __all__ = ["LINKS", "Dragonfly", "FatTree", "Torus", "checks_for", "figure_collective_cost", "figure_network"]
-__all__ += ["figure_timeline", "figure_traffic", "figure_traffic_matrices", "find_cluster", "format_quantity"]
+__all__ += ["figure_timeline", "figure_traffic", "figure_traffic_matrices", "find_cluster", "format_quantity", "guess"]
 __all__ += ["print_text", "recorded_comparison", "show", "show_source", "try_out"]
 
 Seconds = Callable[[float], float]  # time by size in bytes

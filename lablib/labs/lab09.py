@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lablib.calibration import batch_for, this_machine
 from lablib.cost import GroupNetwork, collective_cost
-from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib.course import checks_for, guess, print_text, recorded_comparison, show_source, try_out
 from lablib.course.table import in_rows
 from lablib.data import Batch, batches, load_corpus, train_val_split
 from lablib.figures import figure_lines, figure_memory, figure_scaling, show
@@ -30,7 +30,8 @@ from lablib.text.units import format_quantity
 from lablib.widgets import Choice, IntChoice, LogSlider, explore
 
 # Names of other packages that the notebook uses, as lab09.show.
-__all__ = ["checks_for", "figure_memory", "print_text", "recorded_comparison", "show", "show_source", "try_out"]
+__all__ = ["checks_for", "figure_memory", "guess", "print_text", "recorded_comparison", "show", "show_source"]
+__all__ += ["try_out"]
 
 SEQUENCES, SEQ_LEN = 4, 64  # of one rank's part of the batch
 CONFIG = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=SEQ_LEN)
@@ -100,13 +101,13 @@ def two_steps(overlap: Callable[[nn.Module], Callable[[], Any]], parts: Sequence
     return " and ".join(after)
 
 
-def report(name: str, step: Timeline, alone: Timeline, *guess: float | None) -> None:
-    """Print the number of all-reduces, the exposed communication, the efficiency of a step, and a guess of it."""
+def report(name: str, step: Timeline, alone: Timeline) -> None:
+    """Print the number of all-reduces, the exposed communication, and the efficiency of a step."""
     calls, exposed = step.select(rank=0, stream="comm"), format_quantity(step.exposed_s(0), "s")
     kind = "all-reduces" if all("reduce" in each.name for each in calls) else "sends and receives"  # of a ring by hand
     print(f"{name}: {len(calls)} {kind}, {exposed} of exposed communication")
-    efficiency, words = alone.makespan_s / step.makespan_s, ["- you guessed", *guess] if guess else []
-    print(f"a step takes {format_quantity(step.makespan_s, 's')}, efficiency {efficiency:.0%}", *words)
+    seconds, efficiency = format_quantity(step.makespan_s, "s"), alone.makespan_s / step.makespan_s
+    print(f"a step takes {seconds}, efficiency {efficiency:.0%}")
 
 
 def _calls(model: nn.Module, cluster: str, ranks: int) -> dict[int, tuple[int, float, float]]:

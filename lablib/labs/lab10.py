@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from lablib import parallel
 from lablib.calibration import batch_for, this_machine
-from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib.course import checks_for, guess, print_text, recorded_comparison, show_source, try_out
 from lablib.course.table import in_rows
 from lablib.figures import figure_lines, figure_memory, show
 from lablib.figures.chart import ROWS, Axis, Panel, bars, chart
@@ -30,7 +30,7 @@ from lablib.text.units import format_quantity
 from lablib.widgets import Choice, IntChoice, LogSlider, explore
 
 # Names of other packages that the notebook uses, as lab10.show.
-__all__ = ["checks_for", "launch", "print_text", "recorded_comparison", "show", "show_source", "try_out"]
+__all__ = ["checks_for", "guess", "launch", "print_text", "recorded_comparison", "show", "show_source", "try_out"]
 
 CONFIG = GPTConfig(num_layers=8, d_model=1024, num_heads=8, vocab_size=1024, max_seq_len=512)
 NUM_PARAMS, SEQUENCES = num_parameters(CONFIG), 2  # sequences of one rank

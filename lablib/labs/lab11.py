@@ -44,7 +44,7 @@ from lablib.compress import (
     zero_plus_plus_options,
     zero_plus_plus_speedup,
 )
-from lablib.course import checks_for, print_text, recorded_comparison, try_out
+from lablib.course import checks_for, guess, print_text, recorded_comparison, try_out
 from lablib.course.table import in_rows
 from lablib.data import Batch, Corpus, batches, load_corpus, train_val_split
 from lablib.figures import figure_lines, show
@@ -64,11 +64,11 @@ from lablib.text.units import format_quantity
 from lablib.widgets import compression_calculator
 
 # Names of other packages that the notebook uses, as lab11.show.
-__all__ = ["AdamW", "DiLoCo", "ErrorFeedback", "Fp8", "InSequence", "Int8", "PowerSGD", "StreamingDiLoCo", "Traffic"]
-__all__ += ["break_even_bandwidth", "checks_for", "compressed_step", "compression_calculator", "layer_fragments"]
-__all__ += ["powerSGD_hook", "print_text", "quantized_all_reduce", "reconcile", "recorded_comparison", "recorded_runs"]
-__all__ += ["show", "table", "this_machine", "try_out", "two_phase_bytes", "variance_ratio", "zero3_bytes"]
-__all__ += ["zero_plus_plus_bytes", "zero_plus_plus_options", "zero_plus_plus_speedup", "Bucket", "islice", "TopK"]
+__all__ = ["AdamW", "Bucket", "DiLoCo", "ErrorFeedback", "Fp8", "InSequence", "Int8", "PowerSGD", "StreamingDiLoCo"]
+__all__ += ["TopK", "Traffic", "break_even_bandwidth", "checks_for", "compressed_step", "compression_calculator"]
+__all__ += ["guess", "islice", "layer_fragments", "powerSGD_hook", "print_text", "quantized_all_reduce", "reconcile"]
+__all__ += ["recorded_comparison", "recorded_runs", "show", "table", "this_machine", "try_out", "two_phase_bytes"]
+__all__ += ["variance_ratio", "zero3_bytes", "zero_plus_plus_bytes", "zero_plus_plus_options", "zero_plus_plus_speedup"]
 
 LOSS = Axis("final loss, least to largest seed", "nats a byte")
 Runs = Mapping[str, CompressedRun]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lablib import parallel
 from lablib.calibration import batch_for, this_machine
-from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
+from lablib.course import checks_for, guess, print_text, recorded_comparison, show_source, try_out
 from lablib.course.table import in_rows
 from lablib.figures import figure_tensor_times, show
 from lablib.figures.chart import TITLE_PIXELS
@@ -33,8 +33,8 @@ from lablib.text.units import format_quantity, plural
 from lablib.widgets import tensor_calculator
 
 # Names of other packages that the notebook uses, as lab12.show.
-__all__ = ["batch_for", "checks_for", "num_parameters", "print_text", "reconcile", "recorded_comparison", "show"]
-__all__ += ["show_source", "tensor_calculator", "tensor_layer_time", "this_machine", "try_out"]
+__all__ = ["batch_for", "checks_for", "guess", "num_parameters", "print_text", "reconcile", "recorded_comparison"]
+__all__ += ["show", "show_source", "tensor_calculator", "tensor_layer_time", "this_machine", "try_out"]
 
 TOKENS, WIDTH, NUM_HEADS, NUM_KV_HEADS, WORDS = 4096, 4096, 16, 2, 128_000
 WIDE = parallel.LayerSizes(batch=1, seq_len=4096, width=8192, heads=64)

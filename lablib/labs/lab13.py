@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 from lablib.calibration import batch_for, this_machine
-from lablib.course import checks_for, print_text, recorded_comparison, try_out
+from lablib.course import checks_for, guess, print_text, recorded_comparison, try_out
 from lablib.course.table import in_rows
 from lablib.figures import figure_pipeline_simulation, show
 from lablib.figures.chart import ROWS, Axis, Panel, bars, chart, line
@@ -39,7 +39,7 @@ from lablib.text.units import format_quantity, plural
 from lablib.widgets import bubble_simulator
 
 # Names of other packages that the notebook uses, as lab13.show.
-__all__ = ["batch_for", "bubble_simulator", "checks_for", "cut_at", "equal_memory", "executed", "leader_board"]
+__all__ = ["batch_for", "bubble_simulator", "checks_for", "cut_at", "equal_memory", "executed", "guess", "leader_board"]
 __all__ += ["measured_costs", "num_parameters", "pairs_bubble_s", "print_text", "reconcile", "recorded_comparison"]
 __all__ += ["replay_pairs", "show", "this_machine", "try_out", "units_of"]
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import plotly.graph_objects as go
 
-from lablib.course import checks_for
+from lablib.course import checks_for, guess
 from lablib.figures import show
 from lablib.figures.chart import ROWS, Axis, Panel, bars, chart
 from lablib.figures.style import COMPUTE, LOOKS, Look
@@ -14,7 +14,7 @@ from lablib.studies.placement import PlacedMesh
 from lablib.text.units import format_quantity, plural
 
 # Names of other packages that the notebook uses, as lab14.show.
-__all__ = ["checks_for", "show"]
+__all__ = ["checks_for", "guess", "show"]
 
 # --- Question ---
 

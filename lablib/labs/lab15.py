@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from lablib.course import checks_for
+from lablib.course import checks_for, guess
 from lablib.figures import show
 from lablib.figures.chart import Axis, Mark, Panel, ReferenceLine, Series, bars, chart, check_lengths, line, points
 from lablib.figures.lines import figure_lines
@@ -18,7 +18,7 @@ from lablib.studies.expert_against_dense import AgainstDense
 from lablib.text.units import format_quantity, plural
 
 # Names of other packages that the notebook uses, as lab15.show.
-__all__ = ["checks_for", "show"]
+__all__ = ["checks_for", "guess", "show"]
 
 # --- Question ---
 

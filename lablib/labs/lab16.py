@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from lablib import parallel
-from lablib.course import checks_for, try_out
+from lablib.course import checks_for, guess, try_out
 from lablib.course.places import find_labs_folder, work_folder
 from lablib.course.progress import progress_path
 from lablib.figures import figure_waterfall, show
@@ -30,7 +30,7 @@ from lablib.record.timeline import Span, Timeline
 from lablib.studies import PublishedRuns
 from lablib.text.files import parse_json, read_text, write_text
 from lablib.text.units import format_quantity
-from lablib.widgets import Choice, IntChoice, LogSlider, explore, guess
+from lablib.widgets import Choice, IntChoice, LogSlider, explore
 
 # Names of other packages that the notebook uses, as lab16.show.
 __all__ = ["PublishedRuns", "checks_for", "find_cluster", "format_quantity", "guess", "show", "try_out"]

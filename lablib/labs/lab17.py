@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 import torch
 from torch import nn
 
-from lablib.course import checks_for, try_out
+from lablib.course import checks_for, guess, try_out
 from lablib.course.checks.expect import NotAttempted
 from lablib.errors import RankKilledError
 from lablib.faults import CorruptGradient, Fault, KillRank, SlowRank
@@ -26,7 +26,7 @@ from lablib.run import Run
 from lablib.signature import Finite, NonNegative, Positive, Range, checked
 from lablib.text.units import format_quantity, plural
 from lablib.train.interval import LLAMA3_FAILURES, expected_overhead, young_interval_s
-from lablib.widgets import LogSlider, explore, guess
+from lablib.widgets import LogSlider, explore
 
 # Names of other packages that the notebook uses, as lab17.show.
 __all__ = ["KillRank", "checks_for", "guess", "launch", "phase", "show", "try_out"]

@@ -38,7 +38,7 @@ from lablib.capstone import (
 from lablib.capstone import figures as report_figures
 from lablib.capstone.brief import MEASURES, as_transformer
 from lablib.capstone.small_run import ANSWERS
-from lablib.course import checks_for, try_out
+from lablib.course import checks_for, guess, try_out
 from lablib.course.answers import own_answers
 from lablib.course.checks.expect import NotAttempted
 from lablib.course.places import find_labs_folder, work_folder
@@ -53,7 +53,6 @@ from lablib.text.files import write_text
 from lablib.text.units import format_quantity, plural
 from lablib.train.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from lablib.validation.explain import kinds_of
-from lablib.widgets import guess
 
 # Names of other packages that the notebook uses, as lab18.show.
 __all__ = ["REPLICATION", "checks_for", "format_quantity", "guess", "show", "try_out"]

@@ -6,7 +6,6 @@ all_pictures   figures at many settings, for pages without Python
 explorer       with widgets: controls, and one figure that is redrawn at a change
 whole_figure   a plotly widget that always shows the latest figure
 parts          a live text, a fitted figure, a player
-guess          guesses that are locked before an answer shows
 live_monitor   a monitor's metrics and alerts, redrawn while they are recorded
 *_calculator, bubble_simulator
                the widgets of labs

@@ -11,7 +11,6 @@ from .controls import (
     Toggle as Toggle,
 )
 from .explore import explore as explore
-from .guess import Guesses as Guesses, guess as guess
 from .live_monitor import LiveMonitor as LiveMonitor
 from .loader_calculator import loader_calculator as loader_calculator
 from .memory_calculator import memory_calculator as memory_calculator

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from nbformat import NotebookNode
 from nbformat.v4 import new_markdown_cell
 
+from lablib.course.guess import LOCKED
 from lablib.figures.show import PLOTLY_MIME
 from lablib.site.book.figures import exploration_html, figure_html, packed
 from lablib.widgets.all_pictures import PICTURES_MIME
-from lablib.widgets.guess import LOCKED
 
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 _FOLD = '<details class="lablib-further"><summary>Optional: show this section</summary>'
@@ -41,7 +41,7 @@ def lab_page(executed: NotebookNode, name: str) -> LabPage:
         if cell.outputs and guesses & used:
             cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-output"]
             cell.metadata["mystnb"] = {"code_prompt_show": "Show the answer", "code_prompt_hide": "Hide the answer"}
-        guesses |= set(re.findall(r"\b(my_\w+)(?=[\w, ]*= None)", cell.source))
+        guesses |= set(re.findall(r"\b(my_\w+)(?=[\w, ]*= (?:None|(?:\w+\.)?guess\())", cell.source))
     about = f"Read it here; `lab open {name[:2]}` runs it, with every exercise and control. "
     about += f'<a href="../notebooks/{name}.ipynb" download>Download the notebook</a>'
     notebook.cells.insert(1, new_markdown_cell(about))

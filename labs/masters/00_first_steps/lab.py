@@ -27,11 +27,11 @@ quick: bool = True  # small matrices
 #
 # The cell above holds the settings. A `dgx-h100` is a computer by NVIDIA with eight H100 GPUs. Each of them has
 # computed a tensor of 8 MB (a megabyte is a million bytes). They add these tensors, so that in the end every GPU holds
-# the sum. How many megabytes does each GPU send? Replace `None` by your guess.
+# the sum. How many megabytes does each GPU send? Type your guess: it locks when
+# the answer shows, and counts as right within 20%.
 
 # %%
-my_guess_mb = None  # megabytes that each GPU sends
-print("My guess:", my_guess_mb, "MB")
+my_guess_mb = lab00.guess("megabytes that each GPU sends", None, interactive, "MB")
 
 # %%
 import pandas as pd
@@ -85,8 +85,7 @@ print("".join(run.stdout), "\nvalues:", run.values)
 # afterwards?
 
 # %%
-my_guess_sums = None  # a list of 8 numbers, for ranks 0 to 7
-print("guess:", my_guess_sums)
+my_guess_sum = lab00.guess("number that rank 1 holds", None, interactive, "count")
 
 
 # %%
@@ -97,7 +96,8 @@ def total():
 
 
 run = launch(total, ranks=ranks, cluster=cluster, backend=backend)
-print("values:", run.values, " expected:", sum(range(ranks)), " guessed:", my_guess_sums)
+print("values:", run.values, " expected:", sum(range(ranks)))
+my_guess_sum.reveal(run.values[1])
 
 # %% [markdown]
 # `all_reduce` is a **collective**: a call that every rank of a **process group** must make. The group here is the
@@ -112,7 +112,7 @@ def add_8_mb():
 
 
 sent_mb = launch(add_8_mb, ranks=8).traffic.sent_bytes(rank=0) / 1e6
-print(f"guessed {my_guess_mb}, sent {sent_mb:g} MB")
+my_guess_mb.reveal(sent_mb)
 
 # %% [markdown]
 # If each GPU sent its 8 MB to the seven others, it would send 56 MB. The **ring** sends less: each of n ranks passes
@@ -185,8 +185,12 @@ print("values:", run.values)
 # many microseconds does the second run save?
 
 # %%
-my_guess_us = None  # microseconds saved; negative if the run that waits first is shorter
-print("guess:", my_guess_us)
+my_guess_us = lab00.guess(
+    "microseconds saved (negative if the run that waits first is shorter)",
+    None,
+    interactive,
+    "µs",
+)
 
 
 # %%
@@ -206,7 +210,7 @@ def send_and_multiply(wait_first):
 runs = [launch(send_and_multiply, first, ranks=2, cluster=cluster) for first in (True, False)]
 waits_us, hides_us = (1e6 * run.timeline.makespan_s for run in runs)
 print(f"wait first: {waits_us:.1f} µs; wait last: {hides_us:.1f} µs")
-print(f"saved: {waits_us - hides_us:.1f} µs, guessed: {my_guess_us}")
+my_guess_us.reveal(waits_us - hides_us)
 
 # %% [markdown]
 # The difference is the time of the message, which the product hides. On `dgx-h100` it is 37.5 µs: 16 MB take 35.6 µs at
@@ -306,14 +310,13 @@ lab00.show(run.timeline.figure(ranks=few, title="One step, the same work for all
 # Now rank 1 gets eight times the data. What will rank 0 do, and how many times as long does the step take?
 
 # %%
-my_guess_longer = None  # a factor, such as 1.5
-print("guess:", my_guess_longer)
+my_guess_longer = lab00.guess("times as long", None, interactive, "times")
 
 # %%
 same_s = run.timeline.makespan_s
 run = launch(step, side, side, 8, ranks=ranks, cluster=cluster)
 lab00.show(run.timeline.figure(ranks=few, title="The same step, rank 1 has more data"))
-print(f"times as long: {run.timeline.makespan_s / same_s:.2f}, guessed: {my_guess_longer}")
+my_guess_longer.reveal(run.timeline.makespan_s / same_s)
 
 # %% [markdown]
 # Rank 0 waits: the hatched stretch without colour. The collective begins when its last rank arrives, so one slow rank,
@@ -336,8 +339,9 @@ lab00.seconds_table(run)
 # the start of the random numbers. How many *different* numbers do 4 ranks draw in each way?
 
 # %%
-my_guess_draws = None  # three numbers from 1 to 4: no seed, same seed, seed + rank
-print("guess:", my_guess_draws)
+my_guess_draws = lab00.guess(
+    "different numbers (no seed, same seed, seed + rank)", None, interactive, "count"
+)
 
 
 # %%
@@ -349,9 +353,10 @@ def draw(seeding):
     return round(torch.rand(1).item(), 4)
 
 
-for way in ("no seed", "same seed", "seed + rank"):
-    print(way, launch(draw, way, ranks=4).values)
-print("guessed:", my_guess_draws)
+ways = "no seed", "same seed", "seed + rank"
+drawn = [launch(draw, way, ranks=4).values for way in ways]
+print(*zip(ways, drawn, strict=True), sep="\n")
+my_guess_draws.reveal([len(set(values)) for values in drawn])
 
 # %% [markdown]
 # Without a seed, and with seed + rank, each rank draws different numbers; with one seed, all draw the same.
@@ -362,8 +367,9 @@ print("guessed:", my_guess_draws)
 # different seed, and with the same seed?
 
 # %%
-my_guess_examples = None  # two numbers: different seeds, the same seed
-print("guess:", my_guess_examples)
+my_guess_examples = lab00.guess(
+    "different examples (different seeds, the same seed)", None, interactive, "count"
+)
 
 
 # %%
@@ -373,10 +379,12 @@ def my_part(seed_of_rank):
     return order[dist.get_rank() :: 3].tolist()  # every third, from my rank on
 
 
+counts = []
 for seeds in ((7, 8, 9), (7, 7, 7)):
     parts = launch(my_part, seeds, ranks=3).values
-    print(f"seeds {seeds}: {len(set(sum(parts, [])))} different examples in {parts}")
-print("guessed:", my_guess_examples)
+    counts.append(len(set(sum(parts, []))))
+    print(f"seeds {seeds}: {counts[-1]} different examples in {parts}")
+my_guess_examples.reveal(counts)
 
 # %% [markdown]
 # With different seeds, ranks train on some examples twice and miss others. So all shuffle with the **same** seed and
@@ -417,8 +425,9 @@ check.weights_and_data(weights_and_data)
 # Two ranks want to swap a number. Read `swap`, two cells below, before you run it. Who sends first?
 
 # %%
-my_guess_first = None  # "rank 0", "rank 1", "both" or "neither"
-print("guess:", my_guess_first)
+my_guess_first = lab00.guess(
+    'who sends first ("rank 0", "rank 1", "both" or "neither")', None, interactive
+)
 
 
 # %%
@@ -431,7 +440,7 @@ def swap():
 
 
 deadlock = lab00.launch_or_error(swap, ranks=2, cluster=cluster)
-print("guessed:", my_guess_first)
+my_guess_first.reveal("neither")
 
 # %% [markdown]
 # Neither sends. Each waits for a message that the other would send afterwards: a **deadlock**. The simulator
@@ -519,8 +528,9 @@ lab00.show(broken.run.timeline.figure(title="Rank 1 dies; the others wait for it
 # rank 2, as a defective chip might. How many of 4 ranks have a finite gradient before the ranks add them up, and after?
 
 # %%
-my_guess_finite = None  # two numbers: before the sum, after the sum
-print("guess:", my_guess_finite)
+my_guess_finite = lab00.guess(
+    "ranks with a finite gradient (before the sum, after the sum)", None, interactive, "ranks"
+)
 
 
 # %%
@@ -536,7 +546,7 @@ def finite_gradients():
 nan = lab00.CorruptGradient(2, kind="nan")
 run = launch(finite_gradients, ranks=4, cluster=cluster, faults=[nan])
 before, after = (sum(flags) for flags in zip(*run.values, strict=True))
-print(f"finite on {before} ranks before, {after} after; guessed: {my_guess_finite}")
+my_guess_finite.reveal([before, after])
 
 # %% [markdown]
 # The sum spreads the NaN to every rank. The rank that had it can only be found before the sum.
@@ -602,8 +612,9 @@ print(f"{machine.device.name}, measured on {machine.profile['date']}")
 # too long, and by how many percent?
 
 # %%
-my_guess_error = None  # percent of the measured time; negative: predicted too short
-print("guess:", my_guess_error)
+my_guess_error = lab00.guess(
+    "error of the predicted makespan (negative: too short)", None, interactive, "%"
+)
 
 
 # %%
@@ -624,7 +635,7 @@ where["fidelity"] = "shapes" if real == "nccl" else "values"  # predict from sha
 comparison = reconcile(train, 4, rows, 512, **where, without="setup")
 lab00.show(comparison.figure(title="Predicted and measured"))
 lab00.print_text(comparison.reading())
-print(f"error of the makespan: {comparison.error:+.0%}, guessed: {my_guess_error}")
+my_guess_error.reveal(100 * comparison.error)
 
 # %% [markdown]
 # `reconcile` ran `train` on the simulated copy of your machine, and on real processes: once to warm up, then five

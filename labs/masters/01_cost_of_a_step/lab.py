@@ -30,9 +30,8 @@ quick: bool = True  # few repeats
 # its *peak*, and has 80 GB of memory. How long does a step take, and how many bytes does it hold at most?
 
 # %%
-my_guess_s = None  # seconds of one step
-my_guess_bytes = None  # the most memory that the step holds at once
-print("guesses:", my_guess_s, "s and", my_guess_bytes, "B")
+my_guess_s = lab01.guess("time of one step", None, interactive, "s")
+my_guess_bytes = lab01.guess("most memory at once", None, interactive, "GB")
 
 # %%
 import pandas as pd
@@ -85,8 +84,7 @@ def train_step(loss_of=usual_loss, num_sequences=sequences, shape=config):
 # memory here. The *makespan* is the time from the first operation to the last. Which share of it does forward take?
 
 # %%
-my_guess_forward = None  # percent
-print("guess:", my_guess_forward)
+my_guess_forward = lab01.guess("share of forward", None, interactive, "%")
 
 
 # %%
@@ -97,8 +95,10 @@ def simulate(*arguments):
 run = simulate()
 step = run.timeline.without("setup")
 lab01.show(step.figure(title="One step: forward, backward, optimizer"))
-print(f"shares: {lab01.shares(step)}; you guessed {my_guess_forward} for forward")
-print(f"together {lab01.format_quantity(step.makespan_s, 's')}; you guessed {my_guess_s}")
+shares = lab01.shares(step)
+print(*(f"{name}: {share:.0%}" for name, share in shares.items()), sep=", ")
+my_guess_forward.reveal(100 * shares["forward"])
+my_guess_s.reveal(step.makespan_s)
 
 # %% [markdown] minutes=12
 # ## FLOPs of a step
@@ -151,8 +151,9 @@ check.layer_flops(layer_flops)
 # counts most in backward?
 
 # %%
-my_guess_most = None  # "formula", "torch's counter", "simulator" or "equal"
-print("guess:", my_guess_most)
+my_guess_most = lab01.guess(
+    "most in backward (formula, torch's counter, simulator or equal)", None, interactive
+)
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -175,7 +176,7 @@ rows["torch's counter"] = {
     "backward": float(counted_backward.get_total_flops()),
 }
 rows["simulator"] = {name: simulated[name] for name in ("forward", "backward")}
-print("you guessed", my_guess_most)
+my_guess_most.reveal(max(rows, key=lambda name: rows[name]["backward"]))
 lab01.in_table(rows, "FLOP", digits=5)
 
 # %% [markdown]
@@ -193,13 +194,14 @@ lab01.in_table(rows, "FLOP", digits=5)
 # 131,072 tokens?
 
 # %%
-my_guess_rule = None  # 1 if the rule is right
-print("guess:", my_guess_rule)
+my_guess_rule = lab01.guess(
+    "FLOPs over the rule's (1 if it is right)", None, interactive, "times"
+)
 
 # %%
 lengths = [2**exponent for exponent in range(7, 18)]
 lab01.show(lab01.figure_over_rule(["gpt2", "gpt3-6.7b", "gpt3-175b"], lengths))
-print(f"{lab01.over_rule('gpt3-175b', 131_072):.2f} times; you guessed {my_guess_rule}")
+my_guess_rule.reveal(lab01.over_rule("gpt3-175b", 131_072))
 
 # %% [markdown]
 # In forward, scores take 4 T D FLOPs per token and layer, matrices 24 D^2. So in large models the error of the rule is
@@ -214,8 +216,9 @@ print(f"{lab01.over_rule('gpt3-175b', 131_072):.2f} times; you guessed {my_guess
 # matrices? And which percentage of the time do all others take?
 
 # %%
-my_guess_products = None  # two numbers: products, % of the operations; others, % of the time
-print("guess:", my_guess_products)
+my_guess_products = lab01.guess(
+    "products of all operations, others of all time", None, interactive, "%"
+)
 
 # %%
 peak_flops, bandwidth = device.peak("bfloat16"), device.memory_bandwidth_bytes_per_s
@@ -230,8 +233,8 @@ for name, spans in {"products of matrices": products, "all others": others}.item
         "simulated": sum(span.duration_s for span in spans),
     }
 calls = len(products) / (len(products) + len(others))
-print(f"products: {calls:.0%} of the operations; you guessed {my_guess_products}")
-print(f"others: {rows['all others']['simulated'] / step.makespan_s:.0%} of the time")
+others_time = rows["all others"]["simulated"] / step.makespan_s
+my_guess_products.reveal([100 * calls, 100 * others_time])
 lab01.in_table(rows, "s")
 
 # %% [markdown]
@@ -319,8 +322,9 @@ print(f"this lab's step (flash attention recomputes the scores): HFU {hfu:.2%}, 
 # ends. In which of the three rows will the memory tracker differ?
 
 # %%
-my_guess_row = None  # "parameter", "gradient", "optimizer state" or "none"
-print("guess:", my_guess_row)
+my_guess_row = lab01.guess(
+    'row that differs ("parameter", "gradient", "optimizer state" or "none")', None, interactive
+)
 
 # %%
 held, rows = lab01.held_after_backward(run), {}
@@ -328,7 +332,7 @@ for name, bytes_each in {"parameter": 2, "gradient": 2, "optimizer state": 12}.i
     rows[name] = {"bytes per parameter": bytes_each, "formula": bytes_each * num_params}
     rows[name]["memory tracker"] = held[name]
     rows[name]["difference"] = held[name] - rows[name]["formula"]
-print("you guessed", my_guess_row)
+my_guess_row.reveal({name for name in rows if rows[name]["difference"]} or "none")
 pd.DataFrame(rows).T
 
 # %% [markdown]
@@ -409,12 +413,11 @@ lab01.try_out(
 # other tensors take the most memory?
 
 # %%
-my_guess_tensors = None  # in words
-print("guess:", my_guess_tensors)
+my_guess_tensors = lab01.guess("the largest other tensors", None, interactive)
 
 # %%
 lab01.show(lab01.figure_memory(run.memory, timeline=step, rank=0))
-print("you guessed", my_guess_tensors)
+my_guess_tensors.reveal()
 lab01.largest_at_peak(run)
 
 # %% [markdown]
@@ -430,7 +433,7 @@ lab01.largest_at_peak(run)
 logits = sequences * seq_len * config.vocab_size
 peak = run.memory.peak_bytes(0)
 print(f"{logits:,} logits; three copies of 4 bytes: {lab01.format_quantity(12 * logits, 'B')}")
-print(f"the peak is {lab01.format_quantity(peak, 'B')}; you guessed {my_guess_bytes} B")
+my_guess_bytes.reveal(peak / 1e9)
 
 # %% [markdown] minutes=11
 # ## A loss in chunks
@@ -486,8 +489,9 @@ lab01.show_source(chunked_linear_cross_entropy, after=check.chunked_loss)
 # grow with 8 chunks, and with 32?
 
 # %%
-my_guess_chunks = None  # two numbers, in percent
-print("guess:", my_guess_chunks)
+my_guess_chunks = lab01.guess(
+    "growth of the time (8 chunks, 32 chunks)", None, interactive, "%"
+)
 
 
 # %%
@@ -502,13 +506,13 @@ def chunked(num_chunks, loss_in_chunks=chunked_linear_cross_entropy):
 
 # %%
 runs = {1: run} | {num_chunks: simulate(chunked(num_chunks)) for num_chunks in (2, 4, 8, 32)}
-rows = {}
+rows, grows = {}, {}
 for num_chunks, one in runs.items():
     formula = peak - 12 * logits + 12 * logits / num_chunks
-    slower = one.timeline.without("setup").makespan_s / step.makespan_s - 1
+    grows[num_chunks] = one.timeline.without("setup").makespan_s / step.makespan_s - 1
     rows[num_chunks] = {"peak": float(one.memory.peak_bytes(0)), "by formula": formula}
-    rows[num_chunks]["time of the step"] = f"{slower:+.0%}"
-print("you guessed", my_guess_chunks)
+    rows[num_chunks]["time of the step"] = f"{grows[num_chunks]:+.0%}"
+my_guess_chunks.reveal([100 * grows[8], 100 * grows[32]])
 lab01.in_table(rows, "B", index="chunks")
 
 # %% [markdown]

@@ -31,8 +31,9 @@ quick: bool = True  # a short training and few repeats
 # around a number, the mantissa its position between them. How many digits of 1/3 does BF16 keep?
 
 # %%
-my_guess_digits = None  # such as 5 for 0.33333
-print("guess:", my_guess_digits)
+my_guess_digits = lab02.guess(
+    "digits of 1/3 in BF16 (5 for 0.33333)", None, interactive, "count"
+)
 
 # %%
 import math
@@ -71,7 +72,7 @@ def bits_of(x, format):
 for one in (FP32, BF16, FP16):
     kept = float(torch.tensor(1 / 3, dtype=one.dtype))
     print(f"{one.name:5s} {kept:.9f}   {bits_of(1 / 3, one)}")
-print("BF16 keeps 3 digits, 0.333; you guessed", my_guess_digits)
+my_guess_digits.reveal(3)  # 0.333
 
 # %% [markdown]
 # BF16 is the upper half of FP32: it has as many exponent bits and fewer mantissa bits. FP16 has fewer exponent bits and
@@ -194,8 +195,7 @@ check.bf16_bits(bf16_bits)
 # Guess: which share of the activations' gradients would FP16 round to zero?
 
 # %%
-my_guess_fp16 = None  # a share such as 0.1
-print("guess:", my_guess_fp16)
+my_guess_fp16 = lab02.guess("gradients rounded to zero", None, interactive, "%")
 
 # %%
 watch = train_on_text(torch.float32, num_steps=10 if quick else 40, watches=True).watch
@@ -203,7 +203,8 @@ counts = {"weights": watch.weights, "activations": watch.activations}
 formats, axis = (BF16, FP16, E5M2, E4M3), (-45, 20)
 show(lab02.figure_exponents(counts, formats, axis, "Gradients, and the range of formats"))
 lost = {one.name: f"{watch.activations.shares(one).lost:.0%}" for one in (FP16, BF16)}
-print(f"of the activations' gradients are lost: {lost}; you guessed {my_guess_fp16}")
+print(f"of the activations' gradients are lost: {lost}")
+my_guess_fp16.reveal(100 * watch.activations.shares(FP16).lost)
 few = train_on_text(torch.float32, num_steps=10, tokens_per_step=512, watches=True).watch
 print(f"in a mean over 512 tokens FP16 would lose {few.activations.shares(FP16).lost:.0%}")
 
@@ -377,8 +378,9 @@ for order in ("unscale, clip", "clip, unscale"):
 # add 0.001 a thousand times, rounded after each update. Which value results?
 
 # %%
-my_guess_weight = None  # where it ends, in BF16, rounded to nearest; exactly it would be 2
-print("guess:", my_guess_weight)
+my_guess_weight = lab02.guess(
+    "the weight in BF16, rounded to nearest (exactly: 2)", None, interactive, "count"
+)
 
 # %%
 updates = torch.full((1000,), 0.001)
@@ -396,7 +398,7 @@ show(
         range(1, 1001), ends, "update", "weight", "", title="A thousand updates of 0.001"
     )
 )
-print(f"BF16 ends at {ends['BF16, nearest'][-1]}, you guessed {my_guess_weight}")
+my_guess_weight.reveal(ends["BF16, nearest"][-1])
 for one in (BF16, FP16, FP32):
     print(f"in {one} updates of 0.001 are lost from {stalls_at(0.001, one):,g} on")
 
@@ -474,9 +476,10 @@ check.mixed_step(mixed_step)
 # computes the time of each operation, but no numbers; *TF32* means FP32 with products that may be read in TF32.
 
 # %%
-my_guess_memory = None  # memory in BF16 over memory in FP32: 0.5 if it halves
-my_guess_speedup = None  # how many times as fast as FP32, without TF32
-print("guesses:", my_guess_memory, "and", my_guess_speedup)
+my_guess_memory = lab02.guess(
+    "memory in BF16 over FP32's (0.5: half)", None, interactive, "times"
+)
+my_guess_speedup = lab02.guess("times as fast as FP32 without TF32", None, interactive, "times")
 
 # %%
 step_s, peak, rows = {}, {}, {}
@@ -493,11 +496,9 @@ for one in (FP32, TF32, BF16):
         for kind, size in (sizes | {"in all": peak[one]}).items()
     }
     rows[one.name] = row | {"a step": format_quantity(step_s[one], "s")}
-print(
-    f"BF16 takes {peak[BF16] / peak[FP32]:.2f} of FP32's memory; you guessed {my_guess_memory}"
-)
-faster = [f"{step_s[one] / step_s[BF16]:.1f} times as fast as {one}" for one in (FP32, TF32)]
-print(f"It is {' and '.join(faster)}; you guessed {my_guess_speedup}. Memory at its peak:")
+my_guess_memory.reveal(peak[BF16] / peak[FP32])
+my_guess_speedup.reveal(step_s[FP32] / step_s[BF16])
+print(f"It is {step_s[TF32] / step_s[BF16]:.1f} times as fast as TF32. Memory at its peak:")
 pd.DataFrame(rows).T
 
 # %% [markdown]
@@ -702,8 +703,9 @@ for name in ("float32", "bfloat16"):
     print(f"products in {name}: {format_quantity(here.device.peak(name), 'FLOP/s')}")
 
 # %%
-my_guess_whole = None  # from these two: BF16's forward and backward, how many times as fast
-print("guess:", my_guess_whole)
+my_guess_whole = lab02.guess(
+    "forward and backward in BF16: times as fast", None, interactive, "times"
+)
 
 # %%
 repeats = 3 if quick else 7
@@ -725,7 +727,8 @@ for place, one in (
     ratios[place] = (seconds["FP32"] / seconds["BF16"]).rename(
         lambda name: name.removesuffix("_s")
     )
-print(f"FP32's seconds over BF16's; you guessed {my_guess_whole}")
+my_guess_whole.reveal(ratios["this computer"]["measured"])
+print("FP32's seconds over BF16's:")
 pd.DataFrame(ratios).T.round(1)
 
 # %% [markdown]

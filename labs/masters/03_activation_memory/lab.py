@@ -28,8 +28,7 @@ quick: bool = True  # few repeats
 # exp(x). Which tensor does PyTorch save, to compute dx from dy?
 
 # %%
-my_guess_exp = None  # "x", "y", "both" or "none"
-print("guess:", my_guess_exp)
+my_guess_exp = lab03.guess('what exp saves ("x", "y", "both" or "none")', None, interactive)
 
 # %%
 from contextlib import nullcontext
@@ -76,7 +75,7 @@ def note(tensor):
 with torch.autograd.graph.saved_tensors_hooks(note, lambda kept: kept):
     y = x.exp()
 print(f"exp saves {len(saved)} tensor; is it y? {saved[0].data_ptr() == y.data_ptr()}")
-print("you guessed", my_guess_exp)
+my_guess_exp.reveal("y" if saved[0].data_ptr() == y.data_ptr() else "x")
 
 # %% [markdown]
 # Here dx = dy y: with y saved, backward needs no second exp, and x can be freed. Now six operators: which save their
@@ -92,9 +91,11 @@ print("you guessed", my_guess_exp)
 # | linear: x w^T | dx = dy w, dw = dy^T x |
 
 # %%
-my_guesses = dict.fromkeys(["x + 1", "square", "relu", "softmax", "gelu", "linear"])
-# my_guesses["relu"] = "x"   each is x, y, w, several ("x and y") or nothing
-print("guesses:", my_guesses)
+my_guess_saved = lab03.guess(
+    "saved by x + 1, square, relu, softmax, gelu, linear (such as x, xw or nothing)",
+    None,
+    interactive,
+)
 
 # %%
 OPERATORS = {
@@ -113,13 +114,12 @@ def kept_by(operator):
         y = operator(x)
     places = {tensor.data_ptr() for tensor in saved}
     named = {"x": x, "y": y, "w": w}.items()
-    return " and ".join(name for name, tensor in named if tensor.data_ptr() in places)
+    return "".join(name for name, tensor in named if tensor.data_ptr() in places)
 
 
-rows = {name: {"saves": kept_by(operator) or "nothing"} for name, operator in OPERATORS.items()}
-for name, guess in my_guesses.items():
-    rows[name]["you guessed"] = guess or "-"
-pd.DataFrame(rows).T.rename_axis("operator")
+saves = {name: kept_by(operator) or "nothing" for name, operator in OPERATORS.items()}
+my_guess_saved.reveal(saves.values())
+pd.DataFrame({"saves": saves}).rename_axis("operator")
 
 # %% [markdown]
 # Linear saves w at no cost: parameters stay in memory anyway. Relu could save x, because y > 0 exactly where x > 0. It
@@ -160,15 +160,14 @@ print(f"a block's input: b = {lab03.format_quantity(input_bytes, 'B')}")
 # forward and then backward. Which percentage of all memory at the peak are activations?
 
 # %%
-my_guess_share = None  # percent of all memory at the peak
-print("guess:", my_guess_share)
+my_guess_share = lab03.guess("share of activations at the peak", None, interactive, "%")
 
 # %%
 GPU = {"ranks": 1, "cluster": cluster, "fidelity": "shapes"}
 everything = launch(step, keep_all(16), **GPU)
 lab03.show_memory(everything, "All activations are kept")
 share = lab03.activations(everything) / everything.memory.peak_bytes(0)
-print(f"activations: {share:.0%} of all memory; you guessed {my_guess_share}")
+my_guess_share.reveal(100 * share)
 
 # %% [markdown]
 # In forward (F) activations grow, block by block. Backward (B) begins with the last block, uses its saved tensors and
@@ -197,13 +196,12 @@ lab03.made_by(everything, unit)
 #     backward   F2 F3 B3 B2 | F0 F1 B1 B0   each segment runs again when backward reaches it
 
 # %%
-my_guess_whole = None  # percent of the peak that is left with all 16 blocks as one segment
-print("guess:", my_guess_whole)
+my_guess_whole = lab03.guess("peak that is left with one segment", None, interactive, "%")
 
 # %%
 whole = launch(step, checkpoint_every(16, k=16), **GPU)
 share = lab03.activations(whole) / lab03.activations(everything)
-print(f"one segment of 16: {share:.0%} of the activations; you guessed {my_guess_whole}")
+my_guess_whole.reveal(100 * share)
 lab03.show_memory(whole, "One segment of all 16 blocks")
 
 # %% [markdown]
@@ -261,8 +259,7 @@ lab03.show_memory(four, "A checkpoint every 4 blocks")
 # A common rule is k = sqrt(n), here 4. Which k gives the lowest peak for our chain, where a = 16 b?
 
 # %%
-my_guess_k = None  # layers of a segment: 1, 2, 4, 8 or 16
-print("guess:", my_guess_k)
+my_guess_k = lab03.guess("layers of a segment (1, 2, 4, 8 or 16)", None, interactive, "layers")
 
 # %%
 plans = {"all kept": keep_all(16)}
@@ -274,7 +271,7 @@ for name, plan in plans.items():
     formula = peak_bytes(plan, [block_bytes] * 16, [input_bytes] * 16)
     rows[name] = {"formula": lab03.format_quantity(formula, "B")}
     rows[name] |= lab03.row_of(runs[name], everything)
-print(f"you guessed k = {my_guess_k}")
+my_guess_k.reveal(min((1, 2, 4, 8, 16), key=lambda k: lab03.activations(runs[f"every {k}"])))
 pd.DataFrame(rows).T
 
 # %% [markdown]
@@ -323,8 +320,11 @@ def run_plainly(segment, x, rng_state):
 # gradient, the running mean, the next random number?
 
 # %%
-my_guess_right = None  # all, none, or which of the three
-print("guess:", my_guess_right)
+my_guess_right = lab03.guess(
+    'the same ("gradient", "running mean", "next random"; several, all or none)',
+    None,
+    interactive,
+)
 
 
 # %%
@@ -334,7 +334,12 @@ def with_recompute(recompute):
 
 twice = {"no checkpoint": lab03.one_step(lambda segment, x: segment(x))}
 twice["run plainly"] = with_recompute(run_plainly)
-print(f"you guessed: {my_guess_right}")
+same = [
+    name
+    for name, value in twice["no checkpoint"].items()
+    if twice["run plainly"][name] == value
+]
+my_guess_right.reveal(set(same) or "none")
 pd.DataFrame(twice).T
 
 # %% [markdown]
@@ -395,8 +400,7 @@ pd.DataFrame(twice).T
 # extra time does a small chain save if copies overlap with computing?
 
 # %%
-my_guess_saved = None  # percent of the extra time
-print("guess:", my_guess_saved)
+my_guess_overlap = lab03.guess("extra time that overlap saves", None, interactive, "%")
 
 # %%
 tiny = GPTConfig(num_layers=6, d_model=256, num_heads=4, max_seq_len=256)
@@ -421,7 +425,7 @@ lab03.show_with(figure, "Lanes: computing, copies out, copies back.")
 # %%
 kept_s, naive_s, overlapped_s = (one.makespan_s for one in steps.values())
 saved_share = (naive_s - overlapped_s) / (naive_s - kept_s)
-print(f"saved: {saved_share:.0%} of the extra time; you guessed {my_guess_saved}")
+my_guess_overlap.reveal(100 * saved_share)
 pd.DataFrame({way: lab03.row_of(run, moved["all kept"]) for way, run in moved.items()}).T
 
 # %% [markdown]
@@ -450,8 +454,9 @@ print({name: lab03.format_quantity(value, "s") for name, value in seconds.items(
 #   starts.
 
 # %%
-my_guess_hidden = None  # how many of the 16 blocks can be offloaded without any delay?
-print("guess:", my_guess_hidden)
+my_guess_hidden = lab03.guess(
+    "blocks of 16 that can be offloaded without any delay", None, interactive, "blocks"
+)
 
 # %% [markdown]
 # ### Exercise 3: how many copies hide?
@@ -485,17 +490,18 @@ def num_hidden(forward_s, backward_s, copy_s):
 lab03.try_out(num_hidden, [2.0, 2.0, 2.0], [4.0, 4.0, 4.0], [3.0, 3.0, 3.0])  # by hand: 1
 # 1: the way back decides
 lab03.try_out(num_hidden, [2.0, 2.0, 2.0], [1.0, 1.0, 1.0], [2.0, 2.0, 2.0])
-lab03.try_out(num_hidden, [forward_s] * 16, [backward_s] * 16, [copy_s] * 16)  # as you guessed?
+lab03.try_out(num_hidden, [forward_s] * 16, [backward_s] * 16, [copy_s] * 16)
 
 # %% tags=["check"] points=3
 check.num_hidden(num_hidden)
 
 # %%
-m = my_guess_hidden or 4  # your guess; without one: four
+m = 4
+my_guess_hidden.reveal(3)  # on the A100s of dgx-a100
 lab03.show_offload(m, forward_s, backward_s, copy_s)
 
 # %% [markdown]
-# Guess 3, then 4, and run the cell again. On the A100s of `dgx-a100` the fourth copy out, of block 3, ends after
+# Set m = 3 and run the cell again. On the A100s of `dgx-a100` the fourth copy out, of block 3, ends after
 # forward. At the peak, between forward and backward, its block is still in memory, so this copy does not lower the
 # peak. Three copies hide, with a fifth of the activations.
 
@@ -507,8 +513,7 @@ lab03.show_offload(m, forward_s, backward_s, copy_s)
 # program, runs it, and compares. On the simulated A100 checkpoints made a step 21% longer. How much longer is it here?
 
 # %%
-my_guess_here = None  # percent
-print("guess:", my_guess_here)
+my_guess_here = lab03.guess("longer with checkpoints here", None, interactive, "%")
 
 
 # %%
@@ -538,9 +543,10 @@ lab03.print_text(comparison.reading())
 # %%
 recorded = lab03.recorded_comparison("03")
 lab03.print_text(f"{recorded}")
-print("you guessed", my_guess_here, "percent longer")
 tables = {"here": comparison.table(), "recorded": recorded.table()}
 rows = {where: lab03.longer_by(table) for where, table in tables.items()}
+seconds = comparison.table().set_index("name")["measured_s"]
+my_guess_here.reveal(100 * (seconds["checkpoint"] / seconds["keep all"] - 1))
 pd.DataFrame(rows).T.rename_axis("with checkpoints longer by")
 
 # %% [markdown]
@@ -747,8 +753,9 @@ pd.DataFrame(rows).T
 # recomputation, at width 1024? And at 8192?
 
 # %%
-my_guess_pays = {1024: None, 8192: None}  # True or False
-print("guesses:", my_guess_pays)
+my_guess_pays = lab03.guess(
+    "does it pay (width 1024, width 8192: yes or no)", None, interactive
+)
 
 # %%
 controls = [
@@ -758,7 +765,7 @@ controls = [
     lab03.Choice("number", "A number takes", ("2 bytes", "4 bytes"), "2 bytes"),
 ]
 examples = [{"width": 1024}, {"width": 8192}]
-print("you guessed", my_guess_pays)
+my_guess_pays.reveal("no, yes")
 lab03.explore(lab03.ways_by_device, lab03.figure_time_memory, controls, interactive, examples)
 
 # %% [markdown]

@@ -31,8 +31,7 @@ quick: bool = True  # few repeats
 # this batch, how many times as long as the fastest does the slowest take?
 
 # %%
-my_guess_cut = None  # a factor, such as 1.2
-print("guess:", my_guess_cut)
+my_guess_cut = lab04.guess("the slowest cut over the fastest", None, interactive, "times")
 
 # %%
 import math
@@ -59,7 +58,9 @@ check
 # that is used. Which cut takes the least memory, which is the fastest? Then give the work to 64 GPUs.
 
 # %%
-print("you guessed", my_guess_cut, "times")
+cuts = lab04.split_batch("gpt2-xl", "dgx-h100", 4, 8, 16, 1024)
+times_s = [cut.step_time_s for cut in cuts if cut.fits]
+my_guess_cut.reveal(max(times_s) / min(times_s))
 lab04.batch_calculator(interactive)
 
 # %% [markdown]
@@ -81,8 +82,9 @@ lab04.batch_calculator(interactive)
 # many times as much does a token of the short one weigh now as a token of the long one?
 
 # %%
-my_guess_weight = None  # 1 if all tokens weigh the same
-print("guess:", my_guess_weight)
+my_guess_weight = lab04.guess(
+    "weight of a short token over a long one", None, interactive, "times"
+)
 
 # %%
 # One number for each token: its loss.
@@ -90,7 +92,7 @@ long, short = (torch.ones(tokens, requires_grad=True) for tokens in (100, 10))
 ((long.mean() + short.mean()) / 2).backward()
 weights = {"long": float(long.grad[0]), "short": float(short.grad[0]), "right": 1 / (100 + 10)}
 print(", ".join(f"{name} {weight:.4f}" for name, weight in weights.items()))
-print(f"short over long: {weights['short'] / weights['long']:.0f}; guessed: {my_guess_weight}")
+my_guess_weight.reveal(weights["short"] / weights["long"])
 
 # %% [markdown]
 # This *mean of means* is a real mistake: it was reported for a widely used trainer in July 2023, and first fixed in
@@ -191,8 +193,7 @@ print(
     f"{len(modules)} documents, {len(pieces)} pieces, of which half are shorter than", end=" "
 )
 print(f"{in_order[len(pieces) // 2]:,} tokens and {in_order.count(16_384)} fill a block")
-my_guess_waste = None  # a share such as 0.1
-print("guess:", my_guess_waste)
+my_guess_waste = lab04.guess("share of padding", None, interactive, "%")
 
 # %% [markdown]
 # *Packing* puts several documents into one block. *First fit* puts them one after another, each into the first block
@@ -204,7 +205,7 @@ lengths = [len(piece) for piece in pieces]
 ways = {"alone": packing.one_per_block(lengths, 16_384)}
 ways["first fit"] = packing.first_fit(lengths, 16_384, longest_first=False)
 ways["best fit, longest first"] = packing.best_fit(lengths, 16_384)
-print("you guessed", my_guess_waste)
+my_guess_waste.reveal(100 * ways["alone"].waste)
 rows = {name: [len(way.blocks), f"{way.waste:.2%}"] for name, way in ways.items()}
 pd.DataFrame(rows, index=["blocks", "waste"]).T
 
@@ -222,8 +223,7 @@ lab04.show(lab04.figure_packing(drawn))
 # %%
 document_of = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2, -1]])
 print("document ", "     ".join(f"{number:2d}" for number in document_of[0].tolist()))
-my_guess_reached = None  # places, such as [0, 1]
-print("guess:", my_guess_reached)
+my_guess_reached = lab04.guess("places of the values (such as 0, 1)", None, interactive)
 
 # %%
 query, key, value = torch.randn(3, 1, 1, 10, 8, generator=torch.Generator().manual_seed(0))
@@ -231,7 +231,8 @@ value.requires_grad_()
 read = F.scaled_dot_product_attention(query, key, value, is_causal=True)
 read[0, 0, document_of[0] == 1].square().sum().backward()
 print("gradient ", "  ".join(f"{row.norm():.3f}" for row in value.grad[0, 0]))
-print("you guessed", my_guess_reached)
+reached = value.grad[0, 0].norm(dim=1).nonzero().flatten()
+my_guess_reached.reveal(set(map(str, reached.tolist())))
 
 # %% [markdown]
 # It reaches document 1 itself, and all of document 0. So the gradient of a document depends on its neighbours in the
@@ -290,8 +291,9 @@ print(f"{ignored} of {blocks.targets.numel()} targets are IGNORED: last tokens, 
 # Which one changes the gradient most?
 
 # %%
-my_guess_most = None  # "mask", "targets" or "positions"
-print("guess:", my_guess_most)
+my_guess_most = lab04.guess(
+    'condition that matters most ("mask", "targets" or "positions")', None, interactive
+)
 
 
 # %%
@@ -299,17 +301,18 @@ def off_by(blocks, attend):
     small.zero_grad()
     logits = packed_attention.packed_logits(small, blocks, attend)
     summed_loss(logits, blocks.targets).backward()
-    return f"{float((lab04.gradient(small) - alone).norm() / alone.norm()):.0e}"
+    return float((lab04.gradient(small) - alone).norm() / alone.norm())
 
 
 masked = packed_attention.attend_by_mask(blocks.documents)
 following = blocks.tokens.roll(-1, 1).where(blocks.documents >= 0, IGNORED)  # across borders
 places = torch.arange(48)[None]
-print("mask, targets, positions    off by", off_by(blocks, masked))
-print("causal mask alone           off by", off_by(blocks, packed_attention.attend_to_all))
-print("last tokens have targets    off by", off_by(blocks._replace(targets=following), masked))
-print("positions within the block  off by", off_by(blocks._replace(positions=places), masked))
-print("you guessed", my_guess_most)
+print(f"all three conditions: off by {off_by(blocks, masked):.0e}")
+off = {"mask": off_by(blocks, packed_attention.attend_to_all)}  # causal mask alone
+off["targets"] = off_by(blocks._replace(targets=following), masked)  # last tokens have some
+off["positions"] = off_by(blocks._replace(positions=places), masked)  # within the block
+print(*(f"without that of the {name}: off by {one:.0e}" for name, one in off.items()), sep="\n")
+my_guess_most.reveal(max(off, key=off.__getitem__))
 
 # %% [markdown] minutes=11
 # ## Clipping, and the cut
@@ -346,9 +349,9 @@ for name, one in zip(("text", "more", "yet more", "broken"), [*text, broken], st
 # direction of the text alone? Which gives the same step for each cut?
 
 # %%
-my_guess_nearer = None  # "the sum" or "each micro-batch"
-my_guess_same = None  # "the sum" or "each micro-batch"
-print("guesses:", my_guess_nearer, "and", my_guess_same)
+my_guess_clips = lab04.guess(
+    'closer to the text; same for each cut ("the sum" or "each micro-batch")', None, interactive
+)
 
 # %%
 parts = [text[0], broken, text[1], text[2]]
@@ -363,7 +366,7 @@ for name, groups in by_cut.items():
     for way, g in {"the sum": total, "each micro-batch": each}.items():
         row = rows.setdefault(f"clip {way}", {})
         row[name] = f"{g.norm():.2f}, {lab04.angle(g, of_text):.0f} degrees"
-print("you guessed", my_guess_nearer, "and", my_guess_same)
+my_guess_clips.reveal(["each micro-batch", "the sum"])
 print("norm, and angle to the gradient of the text alone:")
 pd.DataFrame(rows).T
 
@@ -475,8 +478,7 @@ check.signal_and_noise(signal_and_noise)
 # How large is the noise scale at step 160?
 
 # %%
-my_guess_noise = None  # sequences
-print("guess:", my_guess_noise)
+my_guess_noise = lab04.guess("noise scale at step 160", None, interactive, "sequences")
 
 # %%
 recorded_noise = small_runs.recorded_noise()
@@ -487,7 +489,7 @@ title = f"The noise scale: {min(scales):.1f} to {max(scales):.0f} sequences"
 lines = {"noise scale": scales}
 figure = lab04.figure_lines(steps, lines, **labels, title=title, log_x=True, log_y=True)
 lab04.show(figure)
-print(f"step {steps[-1]}: {scales[-1]:.0f} sequences; you guessed {my_guess_noise}")
+my_guess_noise.reveal(scales[-1])
 
 # %% [markdown]
 # It falls for ten steps, then rises, and is constant from step 80 on. A possible reason: at first all sequences have
@@ -508,15 +510,16 @@ print(f"step {steps[-1]}: {scales[-1]:.0f} sequences; you guessed {my_guess_nois
 # data. How many does it need with 128?
 
 # %%
-my_guess_steps = None  # 139 / 8 = 17 if eight times the batch were eight times as good
-print("guess:", my_guess_steps)
+my_guess_steps = lab04.guess(
+    "steps with 128 sequences (17 if eight times as good)", None, interactive, "steps"
+)
 
 # %%
 measured = small_runs.recorded_steps()
 mean_steps = {size: sum(some) / len(some) for size, some in measured.items()}
 law = noise_scale.fit_steps_law(list(mean_steps), list(mean_steps.values()))
 lab04.show(lab04.figure_steps_law(measured, law, SEQ_LEN))
-print(f"128 sequences: {mean_steps[128]:.0f} steps, you guessed {my_guess_steps}")
+my_guess_steps.reveal(mean_steps[128])
 print(f"noise scale {min(scales):.1f} to {max(scales):.0f}, critical batch", end=" ")
 print(f"{law.critical_batch:.1f} sequences")
 lab04.law_table(law, measured)
@@ -612,8 +615,9 @@ check.wsd(wsd)
 # of D = 80, each with W = 20, at three peaks, and with three seeds. Guess the order at the end, the lowest loss first.
 
 # %%
-my_guess_order = None  # of "constant", "cosine", "linear", "WSD"
-print("guess:", my_guess_order)
+my_guess_order = lab04.guess(
+    "lowest loss first (constant, cosine, linear, WSD)", None, interactive
+)
 
 # %%
 by_schedule = small_runs.recorded_schedules()
@@ -637,8 +641,9 @@ for name in ("WSD", "cosine", "linear"):
         row[name] = sum(last) / 3
     below = sum(last < flat for last, flat in pairs)
     print(f"{name}: below the constant rate in {below} of {len(pairs)} pairs of runs")
-print("you guessed", my_guess_order)
-pd.DataFrame(ends).T.round(3).rename_axis("peak rate")
+table = pd.DataFrame(ends).T
+my_guess_order.reveal(table.mean().sort_values().index)
+table.round(3).rename_axis("peak rate")
 
 # %% [markdown]
 # Until step 320 WSD is bit-identical to the constant run. Then the rate falls, and the loss gets lower in every pair
@@ -659,9 +664,10 @@ pd.DataFrame(ends).T.round(3).rename_axis("peak rate")
 # slower, and by how much?
 
 # %%
-my_guess_memory = None  # peak of 16 micro-batches over the peak of one, such as 0.5
-my_guess_time = None  # the same ratio for seconds
-print("guesses:", my_guess_memory, "and", my_guess_time)
+my_guess_memory = lab04.guess("peak of 16 micro-batches over one's", None, interactive, "times")
+my_guess_time = lab04.guess(
+    "seconds of 16 micro-batches over one's", None, interactive, "times"
+)
 
 # %%
 from lablib import reconcile
@@ -675,6 +681,8 @@ there["fidelity"] = "shapes" if real == "nccl" else "values"
 comparison = reconcile(lab04.all_cuts, gpt_config, **there, repeats=3 if quick else 7)
 recorded = pd.DataFrame(lab04.recorded_comparison("04").rows)
 lab04.print_text(comparison.reading())
+seconds = comparison.table().set_index("name")["measured_s"]
+my_guess_time.reveal(seconds["16 of 1"] / seconds["1 of 16"])
 lab04.seconds_by_cut({"here": comparison.table(), "recorded": recorded})
 
 
@@ -690,7 +698,7 @@ for (name, size), held in zip(lab04.CUTS.items(), measured_bytes, strict=True):
     run = launch(lab04.backward_of_16, gpt_config, size, ranks=1, fidelity="shapes")
     rows[name] = {"predicted (B)": f"{run.memory.peak_bytes(0):,}", "measured (B)": f"{held:,}"}
     rows[name]["of the first"] = f"{held / measured_bytes[0]:.2f}"
-print("you guessed", my_guess_memory, "of the memory and", my_guess_time, "times the seconds")
+my_guess_memory.reveal(measured_bytes[-1] / measured_bytes[0])
 pd.DataFrame(rows).T
 
 # %% [markdown]

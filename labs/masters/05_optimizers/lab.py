@@ -27,8 +27,7 @@ quick: bool = True  # a short training and few repeats
 # c w, with curvatures c from 0.01 to 100. Above which rate does the loss grow without end?
 
 # %%
-my_guess_rate = None  # such as 0.5
-print("guess:", my_guess_rate)
+my_guess_rate = lab05.guess("rate above which the loss grows", None, interactive, "count")
 
 # %%
 import math
@@ -77,7 +76,7 @@ def valley(make, lr, num_steps=100):
 
 for lr in (0.001, 0.016, 0.032):
     print(f"SGD at the rate {lr}: loss {valley(torch.optim.SGD, lr)[-1]:.3g} after 100 steps")
-print("you guessed", my_guess_rate)
+my_guess_rate.reveal(2 / curvatures.max())
 
 # %% [markdown]
 # A step of SGD multiplies each weight by 1 - lr c: above the rate 2 / 100 the steepest weight grows with every step.
@@ -86,8 +85,7 @@ print("you guessed", my_guess_rate)
 # is lowest?
 
 # %%
-my_guess_lowest = None  # "SGD", "momentum" or "AdamW"
-print("guess:", my_guess_lowest)
+my_guess_lowest = lab05.guess('lowest ("SGD", "momentum" or "AdamW")', None, interactive)
 
 # %%
 makers = {"SGD": torch.optim.SGD, "momentum": partial(torch.optim.SGD, momentum=0.9)}
@@ -97,7 +95,7 @@ curves = {}
 for name, make in makers.items():
     curves[name] = min((valley(make, lr) for lr in rates), key=lambda losses: max(losses[-20:]))
     print(f"{name}: at most {max(curves[name][-20:]):.2g} in the last 20 steps")
-print("you guessed", my_guess_lowest)
+my_guess_lowest.reveal(min(curves, key=lambda name: max(curves[name][-20:])))
 axes = {"x_label": "step", "y_label": "loss", "x_unit": "count", "y_unit": "", "log_y": True}
 title = "A valley: each at its best rate"
 lab05.show(lab05.figure_lines(range(100), curves, **axes, title=title))
@@ -177,8 +175,7 @@ lab05.show_source(AdamW.update, after=check.adamw_step)
 # are kept in 32 bits. Guess: how many GB do they take? Does training fit into a GPU of 80 GB?
 
 # %%
-my_guess_GB = None  # m and v of 7 billion parameters
-print("guess:", my_guess_GB)
+my_guess_GB = lab05.guess("m and v of 7 billion parameters", None, interactive, "GB")
 
 
 # %% [markdown]
@@ -217,7 +214,8 @@ for name in OPTIMIZERS:
     found = {"counted": run.values[0], "simulator": sum(block.size_bytes for block in states)}
     found["formula"] = state_bytes(name, (256, 256), rank=64)
     rows[name] = {way: size / 256**2 for way, size in found.items()}
-print("bytes of state per parameter; you guessed", my_guess_GB, "GB for AdamW with 7 billion")
+my_guess_GB.reveal(7 * rows["adamw"]["formula"])
+print("bytes of state per parameter:")
 pd.DataFrame(rows).T.round(3)
 
 # %% [markdown]
@@ -246,8 +244,9 @@ print(f"a state: {m.numel():,} numbers, {low:.1e} to {m.abs().max():.1e}, median
 # blocks of 256?
 
 # %%
-my_guess_errors = None  # two percentages
-print("guess:", my_guess_errors)
+my_guess_errors = lab05.guess(
+    "error of the others (one scale, blocks of 256)", None, interactive, "%"
+)
 
 # %%
 from lablib.optim.effects import block_errors
@@ -255,7 +254,9 @@ from lablib.optim.effects import block_errors
 outliers = [10.0**power for power in range(7)]
 _, errors = found = block_errors(m, outliers, (64, 256, 2048, m.numel()))
 lab05.show(lab05.figure_blocks(*found))
-print("you guessed", my_guess_errors)
+my_guess_errors.reveal(
+    [100 * errors[name][3] for name in ("one scale for all", "blocks of 256")]
+)
 for name, line in errors.items():
     print(f"{name}: {line[0]:.1%} without an outlier, {line[3]:.1%} with one of 1,000 rms")
 largest = lab05.largest_over_rms(list(training.optimizers[0].state.values()))
@@ -337,8 +338,7 @@ print(f"share of the squares in the strongest five: {share:.0%}")
 # and 0.0005 change?
 
 # %%
-my_guess_values = None  # three numbers
-print("guess:", my_guess_values)
+my_guess_values = lab05.guess("values of 0.5, 0.05 and 0.0005", None, interactive, "count")
 
 # %% [markdown]
 # ### Exercise 3: Newton-Schulz
@@ -383,8 +383,7 @@ lab05.show(lab05.figure_singular_values(*singular_values(m)))
 s = torch.tensor([0.5, 0.05, 0.0005])
 for _ in range(5):
     s = COEFFICIENTS[0] * s + COEFFICIENTS[1] * s**3 + COEFFICIENTS[2] * s**5
-print("0.5, 0.05, 0.0005 become", [round(x, 2) for x in s.tolist()])
-print("you guessed", my_guess_values)
+my_guess_values.reveal(s)
 
 # %% [markdown]
 # Values from 0.01 up end between 0.68 and 1.14, near enough to 1. Smaller ones grow up to 3.4-fold per step, and the
@@ -406,14 +405,14 @@ print("you guessed", my_guess_values)
 # O are 1. Guess the rms of its numbers for 64 x 256 weights.
 
 # %%
-my_guess_rms = None  # such as 0.5
-print("guess:", my_guess_rms)
+my_guess_rms = lab05.guess("rms of the numbers of O", None, interactive, "count")
 
 # %%
-for rows, columns in ((64, 64), (64, 256), (256, 64), (256, 1024)):
-    u, _, vh = torch.linalg.svd(torch.randn(rows, columns), full_matrices=False)
-    print(f"{rows} x {columns}: the rms of U V^T is {(u @ vh).square().mean().sqrt():.4f}")
-print("you guessed", my_guess_rms)
+for shape in ((64, 64), (256, 64), (256, 1024), (64, 256)):
+    u, _, vh = torch.linalg.svd(torch.randn(shape), full_matrices=False)
+    rms = (u @ vh).square().mean().sqrt()
+    print(f"{shape}: the rms of U V^T is {rms:.4f}")
+my_guess_rms.reveal(rms)
 
 # %% [markdown]
 # So at one rate a large matrix would move less than a small one. Liu et al. (2025) multiply O by a *scale*, such that
@@ -497,17 +496,15 @@ print("  ".join(f"{loss:.3f}" for loss in of_adamw.losses.values()))
 # either may be better: *within noise*. Guess: which of the optimizers end below AdamW, beyond noise?
 
 # %%
-my_guess_better = None  # names, such as ["muon", "lion"]
 lab05.print_text(f"choose among {', '.join(sorted(results))}")
-print("guess:", my_guess_better)
+my_guess_better = lab05.guess("below AdamW (some of these names)", None, interactive)
 
 # %%
 others = [name for name in results if name != "adamw"]
 apart = {name: difference(results[name].losses, of_adamw.losses) for name in others}
 lab05.show(lab05.figure_differences(apart, "adamw"))
 better = [name for name, one in apart.items() if not one.is_noise and one.mean < 0]
-print("below AdamW, beyond noise:", ", ".join(better) or "none")
-print("you guessed", my_guess_better)
+my_guess_better.reveal(set(better) or "none")
 
 # %% [markdown]
 # A line that crosses 0 supports no claim, for any mean: *within noise* does not mean *equal*.
@@ -517,8 +514,7 @@ print("you guessed", my_guess_better)
 # above 256.)
 
 # %%
-my_guess_nats = None  # negative if Muon is below
-print("guess:", my_guess_nats)
+my_guess_nats = lab05.guess("Muon less AdamW (negative: below)", None, interactive, "nats")
 
 # %%
 import numpy as np
@@ -528,7 +524,7 @@ lab05.show(lab05.figure_loss_curves(few))
 muon, end = results["muon"], of_adamw.tokens[-1] * of_adamw.step_ratio
 then = np.interp(end, [muon.step_ratio * tokens for tokens in muon.tokens], muon.curve)
 print(f"when AdamW is done, at {of_adamw.curve[-1]:.3f} nats per byte, Muon is at {then:.3f}")
-print(f"Muon less AdamW: {then - of_adamw.curve[-1]:+.3f}; you guessed {my_guess_nats}")
+my_guess_nats.reveal(then - of_adamw.curve[-1])
 
 # %% [markdown]
 # When AdamW is done, Muon has about the same loss, before its rate has fallen. And this is one small model, one text
@@ -561,8 +557,7 @@ lab05.explore(fitting, figure, [budgets], interactive, examples=[{"budget": 8.0}
 # step time to AdamW's?
 
 # %%
-my_guess_ratio = None  # Adam8bit's step over AdamW's
-print("guess:", my_guess_ratio)
+my_guess_ratio = lab05.guess("Adam8bit's step over AdamW's", None, interactive, "times")
 
 # %%
 real = "nccl" if torch.cuda.device_count() else "gloo"
@@ -579,8 +574,9 @@ lab05.print_text(comparison.reading())
 # %%
 recorded = lab05.recorded_comparison("05")
 lab05.print_text(f"{recorded}")
+seconds = {row["name"]: row["measured_s"] for row in recorded.rows}
+my_guess_ratio.reveal(seconds["Adam8bit"] / seconds["AdamW"])
 print("a step over AdamW's, and AdamW's in seconds")
-print("you guessed", my_guess_ratio, "for Adam8bit / AdamW")
 lab05.ratios_to_adamw({"here": comparison.table(), "recorded": pd.DataFrame(recorded.rows)})
 
 # %% [markdown]
@@ -752,15 +748,15 @@ pd.DataFrame(rows).T.round(3)
 # deviation.
 
 # %%
-my_guess_step = None  # over lr, at a signal of 0.1
-print("guess:", my_guess_step)
+my_guess_step = lab05.guess("mean step over lr, at a signal of 0.1", None, interactive, "count")
 
 # %%
 from lablib.optim.effects import mean_steps
 
 signals = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0]
-lab05.show(lab05.figure_sign_of_noise(*mean_steps(signals, num_steps=400)))
-print("you guessed", my_guess_step, "for 0.1")
+found = mean_steps(signals, num_steps=400)
+lab05.show(lab05.figure_sign_of_noise(*found))
+my_guess_step.reveal(found[1]["Lion, measured"][2])
 
 # %% [markdown]
 # No: where noise is larger than the signal, the sign varies between + and -, and its mean is proportional to the
@@ -776,8 +772,9 @@ print("you guessed", my_guess_step, "for 0.1")
 # ago, and with random ones?
 
 # %%
-my_guess_lost = None  # three percentages
-print("guess:", my_guess_lost)
+my_guess_lost = lab05.guess(
+    "lost squares (own, 20 steps old, random directions)", None, interactive, "%"
+)
 
 # %%
 from lablib.optim.effects import lost_shares
@@ -788,8 +785,9 @@ later, _ = experiment.run("adamw", 8e-3, weight_decay=0.0, seed=1, num_steps=40,
 new = later.model.get_parameter(weight).grad
 random = torch.randn(new.shape, generator=torch.Generator().manual_seed(0))
 sources = {"its own": new, "20 steps old": old, "random": random}
-lab05.show(lab05.figure_projection(*lost_shares(new, sources, [1, 2, 4, 8, 16, 32, 64])))
-print("you guessed", my_guess_lost, "at rank 16")
+_, lost = found = lost_shares(new, sources, [1, 2, 4, 8, 16, 32, 64])
+lab05.show(lab05.figure_projection(*found))
+my_guess_lost.reveal([100 * shares[4] for shares in lost.values()])
 
 # %% [markdown]
 # This gradient is nearly one direction: its own directions lose less than 1% at any rank. In 20 steps the strongest

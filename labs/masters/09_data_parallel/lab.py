@@ -30,8 +30,7 @@ quick: bool = True  # few repeats
 # model, how the loss changes with it. There are 3.2 million parameters of 4 bytes. Guess: how large is the gradient?
 
 # %%
-my_guess_gradient = None  # MB
-print("guess:", my_guess_gradient)
+my_guess_gradient = lab09.guess("size of the gradient", None, interactive, "MB")
 
 # %%
 from contextlib import nullcontext
@@ -46,7 +45,7 @@ check = lab09.checks_for("09")
 model = GPT(lab09.CONFIG, seed=0)
 gradient_bytes = sum(param.nbytes for param in model.parameters())
 print(f"{len(list(model.parameters()))} tensors, {gradient_bytes // 4:,} parameters")
-print(f"the gradient: {gradient_bytes / 1e6:.1f} MB; you guessed", my_guess_gradient)
+my_guess_gradient.reveal(gradient_bytes / 1e6)
 
 # %% [markdown]
 # A *rank* is one process with one GPU. In *data parallel* training each rank holds a *replica*, a full copy of the
@@ -88,12 +87,12 @@ print(f"{ranks} GPUs, {link.name}: {link.bandwidth_bytes_per_s / 1e9:.3g} GB/s e
 print(f"sent per rank: {sent_bytes / 1e6:.1f} MB, in {lab09.format_quantity(send_s, 's')}")
 
 # %% [markdown]
-# *Scaling efficiency* is the time of a step on one GPU divided by the time on n GPUs: 100% is perfect. Write down two
+# *Scaling efficiency* is the time of a step on one GPU divided by the time on n GPUs: 100% is perfect. Type two
 # guesses: if gradients are exchanged after backward; and if the exchange overlaps with backward as well as possible.
 
 # %%
-my_guess_naive, my_guess_best = None, None  # percent
-print("guesses:", my_guess_naive, "and", my_guess_best)
+my_guess_naive = lab09.guess("efficiency, exchange after backward", None, interactive, "%")
+my_guess_best = lab09.guess("efficiency, best overlap", None, interactive, "%")
 
 # %% [markdown] minutes=9
 # ## Average the gradients
@@ -152,7 +151,8 @@ lab09.show(naive.figure(ranks=[0, 1], title="Naive: averaged after backward, one
 # computes nothing. See how many calls there are, and how short they are.
 
 # %%
-lab09.report("naive", naive, alone, my_guess_naive)
+lab09.report("naive", naive, alone)
+my_guess_naive.reveal(100 * alone.makespan_s / naive.makespan_s)
 print(f"sending alone should take {lab09.format_quantity(send_s, 's')}")
 
 # %% [markdown] minutes=11
@@ -163,11 +163,12 @@ print(f"sending alone should take {lab09.format_quantity(send_s, 's')}")
 # Guess: what share of the all-reduces takes at least twice the time of its bytes?
 
 # %%
-my_guess_latency = None  # percent of the all-reduces
-print("guess:", my_guess_latency)
+my_guess_latency = lab09.guess(
+    "all-reduces of at least twice the time of their bytes", None, interactive, "%"
+)
 
 # %%
-print(f"{lab09.share_of_latency(model, cluster, ranks):.0%}; you guessed", my_guess_latency)
+my_guess_latency.reveal(100 * lab09.share_of_latency(model, cluster, ranks))
 lab09.table_of_calls(model, cluster, ranks)
 
 # %% [markdown]
@@ -242,8 +243,11 @@ lab09.report("bucketed", bucketed, alone)
 # when a gradient is final. Guess: of which of the model's tensors is the gradient the last to be final?
 
 # %%
-my_guess_last = None  # "token embedding", "first norm", "last norm" or another one
-print("guess:", my_guess_last)
+my_guess_last = lab09.guess(
+    'the last gradient ("token embedding", "first norm", "final norm" or another)',
+    None,
+    interactive,
+)
 
 # %%
 order = []
@@ -252,7 +256,8 @@ for name, param in listener.named_parameters():
     param.register_post_accumulate_grad_hook(lambda param, name=name: order.append(name))
 next_token_loss(listener(parts[0].inputs), parts[0].targets).backward()
 print("first:", *order[:4], sep="\n    ")
-print("last:", *order[-4:], f"(you guessed {my_guess_last})", sep="\n    ")
+print("last:", *order[-4:], sep="\n    ")
+my_guess_last.reveal(order[-1].removesuffix(".weight"))
 
 # %% [markdown]
 # The hook receives the *parameter*; its gradient is in `param.grad`. The token embedding comes last. It shares its
@@ -314,8 +319,7 @@ lab09.show_source(parallel.DataParallel._on_gradient, after=check.overlap)
 # the last bucket is complete.
 
 # %%
-my_guess_late = None  # a number of all-reduces
-print("guess:", my_guess_late)
+my_guess_late = lab09.guess("all-reduces that end after backward", None, interactive, "count")
 
 
 # %%
@@ -329,7 +333,7 @@ def overlapped_step():
 overlapped_run = launch(overlapped_step, ranks=ranks, cluster=cluster)
 overlapped = overlapped_run.timeline.without("setup")
 lab09.show(overlapped.figure(ranks=[0, 1], title="Overlapped: sent during backward"))
-print(lab09.late_calls(overlapped), "end after backward; you guessed", my_guess_late)
+my_guess_late.reveal(lab09.late_calls(overlapped))
 
 # %% [markdown]
 # Now C runs beneath B. The C on the right came too late to be hidden: the last bucket is complete only when backward is
@@ -338,7 +342,8 @@ print(lab09.late_calls(overlapped), "end after backward; you guessed", my_guess_
 
 # %%
 steps = {"naive": naive, "bucketed": bucketed, "overlapped": overlapped}
-lab09.report("overlapped", overlapped, alone, my_guess_best)
+lab09.report("overlapped", overlapped, alone)
+my_guess_best.reveal(100 * alone.makespan_s / overlapped.makespan_s)
 lab09.table_of_steps(steps, alone)
 
 # %% [markdown]
@@ -397,8 +402,9 @@ lab09.table_of_formulas(model, parts[0], cluster, ranks, bucket_bytes, steps)
 # compares. Guess: which of forward, backward and exposed communication is furthest off, in percent?
 
 # %%
-my_guess_off = None  # "forward", "backward" or "exposed"
-print("guess:", my_guess_off)
+my_guess_off = lab09.guess(
+    'furthest off ("forward", "backward" or "exposed")', None, interactive
+)
 
 
 # %%
@@ -423,7 +429,8 @@ lab09.print_text(comparison.reading())
 
 # %%
 recorded = lab09.recorded_comparison("09")
-lab09.print_text(f"{recorded}\nYou guessed: {my_guess_off}")
+lab09.print_text(f"{recorded}")
+my_guess_off.reveal("exposed")  # in the recording
 rows = comparison.beside(recorded).loc[["forward", "backward", "exposed", "makespan"]]
 rows.map("{:.0f}%".format).replace("nan%", "-")
 
@@ -444,11 +451,13 @@ rows.map("{:.0f}%".format).replace("nan%", "-")
 # which size of a bucket on does overlap save nothing for GPT-2? Then change bucket and batch below, and find out.
 
 # %%
-my_guess_bucket = None  # MB
-print("guess:", my_guess_bucket)
+my_guess_bucket = lab09.guess(
+    "bucket from which overlap saves nothing", None, interactive, "MB"
+)
 
 # %%
-print(lab09.gpt2_facts(), "You guessed", my_guess_bucket, "MB.")
+print(lab09.gpt2_facts())
+my_guess_bucket.reveal(lab09.profile_of(lab09.GPT2, 8, "pcie-a100").gradient_bytes / 1e6)
 lab09.explore_scaling(interactive)
 
 # %% [markdown]

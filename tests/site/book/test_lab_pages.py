@@ -8,11 +8,11 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from lablib.course.checks.result import ShownSource
+from lablib.course.guess import Guesses
 from lablib.figures.show import picture_bundle
 from lablib.site.book.lab_pages import is_solution, lab_page
 from lablib.widgets.all_pictures import PICTURES_MIME, all_pictures
 from lablib.widgets.controls import Choice, IntChoice
-from lablib.widgets.guess import Guesses
 
 BAR = go.Figure(go.Bar(x=["a"], y=[1], marker={"pattern": {"shape": "/"}}), {"height": 300, "title": "Bar"})
 SOLUTION = ShownSource("lablib.ring: a solution. Solve exercise 'The ring' first; then open this.", "secret = 1", False)
@@ -32,11 +32,13 @@ def test_answers_of_guesses_are_folded_and_the_guess_is_not():
         new_code_cell("my_guess, my_best = None, None", outputs=[answer]),
         new_code_cell("print(1)", outputs=[answer]),
         new_code_cell("print(my_best)", outputs=[answer]),
+        new_code_cell('my_size = lab08.guess("size", None, interactive, "MB")', outputs=[answer]),
+        new_code_cell("my_size.reveal(2)", outputs=[answer]),
         new_code_cell("interactive = False", metadata={"tags": ["injected-parameters"]}),
     ]
     page = page_of(*cells).notebook
     tags = [cell.metadata.get("tags", []) for cell in page.cells if cell.cell_type == "code"]
-    assert tags == [[], [], ["hide-output"]]
+    assert tags == [[], [], ["hide-output"], [], ["hide-output"]]
     assert page.cells[4].metadata["mystnb"]["code_prompt_show"] == "Show the answer"
     assert "../notebooks/08_rings.ipynb" in page.cells[1].source
 
