@@ -5,7 +5,7 @@
 
 `Guess` never hides an answer: an empty field is locked too, so a lab runs from top to bottom. Without widgets the guess
 replaces None. The score counts the guesses among the notebook's variables: a new kernel begins at 0, and a question
-that is asked again keeps its locked guess.
+that is asked again after its answer keeps its guess.
 
     days = guess(["days on 1,024 A100"], None, interactive)     a field for each question, and a button that locks
     days                                                        the last line of that cell
@@ -54,11 +54,10 @@ class Guess:
 
     def __init__(self, question: str, given: Any, unit: str):
         several = isinstance(given, list | tuple | Set)
-        self.question, self.unit, self.is_first = question, unit, True
+        self.question, self.unit, self.is_shown = question, unit, False
         self.text = "" if given is None else ", ".join(map(str, given)) if several else str(given)
-        self.is_shown = False
         self.is_right: bool | None = None  # None: not compared with a number or a name
-        self._field: ipywidgets.Text | None = None
+        self._lines: tuple[ipywidgets.Text, ipywidgets.Label] | None = None  # the field and its note
 
     def __repr__(self) -> str:
         return f"{self.question}: {self.text or '?'}"
@@ -78,8 +77,9 @@ class Guess:
         import ipywidgets
 
         say, unit = say_for(), "" if self.unit == "count" else self.unit
+        field = ipywidgets.Text(placeholder="?", layout={"width": "16em"})
         note = ipywidgets.Label(f"{unit} ({say('locks when the answer shows')})".strip())
-        self._field = field = ipywidgets.Text(placeholder="?", layout={"width": "16em"})
+        self._lines = field, note
 
         def typed(_: Any) -> None:
             numbers = read_numbers(field.value, self.unit)
@@ -95,19 +95,16 @@ class Guess:
         answer: a number in the question's unit, a name, or several, in any order for a set. None: the cell shows the
             answer by other means, and the guess does not count.
         """
-        if not self.is_shown and self._field is not None:
-            self.text, self._field.disabled = self._field.value.strip(), True
+        if not self.is_shown and self._lines is not None:
+            field, note = self._lines
+            self.text, field.disabled, note.value = field.value.strip(), True, say_for()("locked")
         said, is_right = self._compared(answer)
-        if not self.is_shown and self.is_first:
-            self.is_right = is_right
-        self.is_shown = True
+        self.is_right, self.is_shown = self.is_right if self.is_shown else is_right, True
         held = {id(each): each for each in (*vars(sys.modules["__main__"]).values(), self) if isinstance(each, Guess)}
         counted = [each.is_right for each in held.values() if each.is_right is not None]
-        if self.is_right is not None:
-            said.append(f"guesses: {sum(counted)} of {len(counted)} within 20%")
-        elif not self.is_first:
-            said.append("given after the answer, so it does not count")
         print_text(f"{self.question.partition(' (')[0]}: {'; '.join(map(say_for(), said))}")
+        if self.is_right is not None:
+            print(say_for()(f"guesses: {sum(counted)} of {len(counted)} within 20%"))
 
     def _read(self, numbers: Iterable[float]) -> str:
         return ", ".join(_quantity(each, self.unit) for each in numbers)
@@ -243,12 +240,10 @@ def guess(
     """
     if not isinstance(question, str):
         return Guesses(question, given, interactive)
-    asked = Guess(question, given, unit)
     for old in list(vars(sys.modules["__main__"]).values()):
         if isinstance(old, Guess) and old.question == question and old.is_shown:
-            if old.text:
-                print_text(f"{old} ({say_for()('locked: the answer was shown; restart the kernel to begin again')})")
-                return old
-            asked.is_first = False
+            print_text(f"{old} ({say_for()('locked: the answer was shown; restart the kernel to begin again')})")
+            return old
+    asked = Guess(question, given, unit)
     asked.show(interactive)
     return asked

@@ -20,22 +20,14 @@ def test_numbers_are_read_with_and_without_their_unit_in_any_list(numbers, unit:
 
 
 @pytest.mark.parametrize(
-    "typed, unit, numbers",
-    [
-        ("0.5 GB", "MB", [500]),
-        ("12mb", "MB", [12]),
-        ("3 ms", "\N{MICRO SIGN}s", [3000]),
-        ("1,024", "ranks", [1024]),
-        ("1 rank", "ranks", [1]),
-        ("30%", "times", [0.3]),
-        ("2x", "times", [2]),
-        ("\N{MINUS SIGN}.5", "nats", [-0.5]),
-        ("1 2 3", "count", [1, 2, 3]),
-        ("1,024, 2,048", "ranks", [1024, 2048]),
-    ],
+    "typed",
+    ["0.5 GB = 500 MB", "12mb = 12 MB", "3 ms = 3000 us", "1,024 = 1024 ranks", "1 rank = 1 ranks", "30% = 0.3 times"]
+    + ["2x = 2 times", "\N{MINUS SIGN}.5 = -0.5 nats", "2 \N{MICRO SIGN}s = 2 us", "7 = 7 %", "~5 = 5 count"],
 )
-def test_prefixes_thousands_shares_and_signs_are_read(typed: str, unit: str, numbers: list[float]):
-    assert read_numbers(typed, unit, len(numbers)) == pytest.approx(numbers)
+def test_prefixes_thousands_shares_and_signs_are_read(typed: str):
+    text, _, read = typed.partition(" = ")
+    number, unit = read.split()
+    assert read_numbers(text, unit, 1) == pytest.approx([float(number)])
 
 
 @given(text=st.text(), unit=UNITS, count=st.integers(1, 4))
