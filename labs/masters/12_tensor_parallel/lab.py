@@ -30,8 +30,7 @@ quick: bool = True  # few repeats
 # must first send something. With which?
 
 # %%
-my_guess_cut = None  # "columns" or "rows"
-print("guess:", my_guess_cut)
+my_guess_cut = lab12.guess('cut that must send ("columns" or "rows")', None, interactive)
 
 # %%
 import torch
@@ -48,7 +47,7 @@ check
 X, W = lab12.factors(ranks)
 for way in ("columns", "rows"):
     lab12.show_cut(way, X, W, ranks)
-print("you guessed", my_guess_cut)
+my_guess_cut.reveal("rows")
 
 # %% [markdown]
 # **By columns**, rank r needs all of X, and gets some columns of Y. **By rows**, it needs only the columns of X that
@@ -81,12 +80,11 @@ for way, run in runs.items():
 # separately, and a matrix `down` back to D. All n ranks have the same input of N tokens, and all need the whole output.
 
 # %% [markdown]
-# Which cut for which matrix? Write down how many *collectives* (calls that all ranks make together, such as an
+# Which cut for which matrix? Guess how many *collectives* (calls that all ranks make together, such as an
 # all-reduce) forward needs, and then backward, which computes every gradient, including the input's.
 
 # %%
-my_guess_forward, my_guess_backward = None, None  # whole numbers
-print(f"{ranks} ranks, guesses: {my_guess_forward} forward, {my_guess_backward} backward")
+my_guess_calls = lab12.guess("collectives (forward, backward)", None, interactive, "count")
 
 # %% [markdown] minutes=12
 # ## An MLP on n ranks
@@ -191,7 +189,7 @@ lab12.show_source(parallel.tensor_mlp, after=check.tensor_mlp)
 # ranks' pieces to all of them.
 
 # %%
-print(f"guesses: {my_guess_forward} forward, {my_guess_backward} backward")
+my_guess_calls.reveal([1, 1])
 lab12.table_of_mlp(ranks, cluster)
 
 # %% [markdown]
@@ -210,11 +208,10 @@ lab12.table_of_mlp(ranks, cluster)
 # Guess: with 16 heads of queries and 2 of keys and values on 4 ranks, how many ranks hold a copy of the same head?
 
 # %%
-my_guess_copies = None  # ranks
-print("guess:", my_guess_copies)
+my_guess_copies = lab12.guess("ranks with a copy of the same head", None, interactive, "ranks")
 
 # %%
-print(f"{ranks} ranks; you guessed", my_guess_copies, "for each head of keys and values")
+my_guess_copies.reveal(ranks / lab12.NUM_KV_HEADS)
 lab12.table_of_heads(ranks)
 
 # %% [markdown]
@@ -483,16 +480,17 @@ lab12.table_of_losses(ranks, cluster)
 machine = lab12.find_cluster(cluster)
 for where, link in {"inside": machine.intra, "between nodes": machine.inter}.items():
     print(f"{where}: {link.name}, {link.bandwidth_bytes_per_s / 1e9:g} GB/s for each GPU")
-my_guess_8, my_guess_16 = None, None  # times as fast, such as 7.5
-print("guesses:", my_guess_8, "and", my_guess_16)
+my_guess_faster = lab12.guess("as fast (8 ranks, 16 ranks)", None, interactive, "times")
 
 # %%
 wide = lab12.WIDE
 lab12.show_times(cluster)
-print("guesses:", my_guess_8, "and", my_guess_16)
+faster = {}
 for n in (2, 4, 8, 16, 32):
     alone_s, shared_s = (lab12.tensor_layer_time(wide, machine, m).layer_s for m in (1, n))
-    print(f"{n:2} ranks: {alone_s / shared_s:.1f} times as fast")
+    faster[n] = alone_s / shared_s
+    print(f"{n:2} ranks: {faster[n]:.1f} times as fast")
+my_guess_faster.reveal([faster[8], faster[16]])
 
 # %% [markdown]
 # (The marks: 1/n of one rank's time. Compute is above them since every rank computes all norms and sums, and smaller
@@ -544,11 +542,13 @@ for name, width, tokens, percent in [
 # how each is cut. Which layers of a GPT of blocks, embeddings and a head would you leave whole?
 
 # %%
-my_guess_whole = None  # names of layers, such as "attention"
-print("guess:", my_guess_whole)
+my_guess_whole = lab12.guess(
+    "layers to leave whole (names, such as attention)", None, interactive
+)
 
 # %%
-print("cut layers; you guessed as whole:", my_guess_whole)
+my_guess_whole.reveal()
+print("cut layers:")
 for pattern, style in parallel.GPT_PLAN.items():
     print(f"{pattern:28} {style}")
 

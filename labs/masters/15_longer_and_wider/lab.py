@@ -120,9 +120,8 @@ print(f"gradient off by {(torch.cat(gradients, 2) - whole_grad).abs().max().item
 # worst?
 
 # %%
-my_guess_best = None  # from far to near, such as ("context", "tensor", "data")
-my_guess_worst = None
-print("guesses: best", my_guess_best, "worst", my_guess_worst)
+my_guess_best = lab15.guess("best (data, context, tensor: from far to near)", None, interactive)
+my_guess_worst = lab15.guess("worst (the same names)", None, interactive)
 
 # %%
 long_step = {"batch": 2, "seq_len": 65_536, "zero_stage": 1}
@@ -133,7 +132,9 @@ for one in placed:
     times = {"step": one.step_time_s}
     times |= {f"waits for {axis}": one.exposed_s[axis] for axis in one.mesh.axes}
     table[", ".join(one.mesh.axes)] = {k: format_quantity(v, "s") for k, v in times.items()}
-print("guesses: best", my_guess_best, "worst", my_guess_worst)
+by_time = sorted(placed, key=lambda one: one.step_time_s)
+my_guess_best.reveal(by_time[0].mesh.axes)
+my_guess_worst.reveal(by_time[-1].mesh.axes)
 pd.DataFrame(table).T
 
 # %% [markdown]
@@ -149,8 +150,7 @@ pd.DataFrame(table).T
 # equal work on all ranks?
 
 # %%
-my_guess_times = None  # 4 ranks, contiguous pieces: times as long, such as 1.5
-print("guess:", my_guess_times)
+my_guess_times = lab15.guess("as long, contiguous on 4 ranks", None, interactive, "times")
 
 # %%
 LONG = parallel.ContextSizes(batch=1, seq_len=65_536, heads=32, kv_heads=8, d_head=128)
@@ -170,9 +170,7 @@ def attend(order_name):
 SHAPES = {"cluster": cluster, "fidelity": "shapes"}
 run = launch(attend, "contiguous", ranks=4, **SHAPES)
 share_s = studies.fair_share_s(LONG, find_cluster(cluster), 4)  # equal work, no rounds
-print(
-    f"guess: {my_guess_times}; simulated: {run.timeline.makespan_s / share_s:.2f} times as long"
-)
+my_guess_times.reveal(run.timeline.makespan_s / share_s)
 show(run.timeline.figure(title=f"Contiguous pieces, {LONG.seq_len} tokens on 4 ranks"))
 
 # %% [markdown]
@@ -219,12 +217,9 @@ for name in ("contiguous", "zigzag", "striped"):
 # in the measurement?
 
 # %%
-my_guess_zigzag = None  # both passes together: a share, such as 0.95
-my_guess_striped = None
-print("guesses: zigzag", my_guess_zigzag, "striped", my_guess_striped)
+my_guess_rings = lab15.guess("both passes (zigzag, striped)", None, interactive, "%")
 
 # %%
-print("guesses: zigzag", my_guess_zigzag, "striped", my_guess_striped)
 counted, table = studies.counted_efficiencies(), {}
 for row in studies.PUBLISHED_RINGS[:2]:
     kind = "forward" if row.forward_only else "both passes"
@@ -232,6 +227,8 @@ for row in studies.PUBLISHED_RINGS[:2]:
     for order in counted:
         shares = [counted[order], predicted[order], row.efficiencies[order]]
         table[f"{kind}, {order}"] = [f"{share:.0%}" for share in shares]
+both = next(row for row in studies.PUBLISHED_RINGS if not row.forward_only)
+my_guess_rings.reveal([100 * both.efficiencies[order] for order in ("zigzag", "striped")])
 pd.DataFrame(table, index=["pairs", "predicted", "measured"]).T
 
 # %% [markdown]
@@ -353,9 +350,7 @@ check.mixture(mixture)
 # they be summed after backward, and by which number divided?
 
 # %%
-my_guess_summed = None  # ranks
-my_guess_divided = None
-print("guesses:", my_guess_summed, "and", my_guess_divided)
+my_guess_experts = lab15.guess("ranks summed over, and divisor", None, interactive, "count")
 
 
 # %%
@@ -388,7 +383,7 @@ for rank, own in enumerate(found):
     times = (own / whole[experts]).mean()
     where = f"rank {rank}, experts {experts.tolist()}: summed over data"
     print(f"{where}, {times:.6f} times one device's gradient")
-print("guesses:", my_guess_summed, "and", my_guess_divided)
+my_guess_experts.reveal([2, 4])  # the ranks along data; the losses
 
 # %% [markdown]
 # Two ranks hold a copy of an expert: the sum is over *data*, 2 ranks. But through the exchange each copy has processed
@@ -429,8 +424,7 @@ pd.DataFrame(table).T
 # balancing? (With 2 of 8 for each token, the maximum is 4 times.)
 
 # %%
-my_guess_busiest = None  # times the mean, 1 to 4
-print("guess:", my_guess_busiest)
+my_guess_busiest = lab15.guess("busiest over mean (1 to 4)", None, interactive, "times")
 
 # %%
 from lablib.studies.expert_runs import recorded_expert_runs
@@ -439,7 +433,7 @@ runs = recorded_expert_runs()
 first = runs["nothing"][0]
 counts = [of_step[1] for of_step in first.counts]
 show(lab15.figure_expert_load(counts, list(first.steps), "Second layer, without balancing"))
-print("guess:", my_guess_busiest)
+my_guess_busiest.reveal(max(counts[-1]) / (sum(counts[-1]) / 8))
 table = {}
 for name in ("nothing", "auxiliary loss", "bias"):
     of_name = {"dropless": runs[name], "capacity": runs[f"{name}, capacity"]}
@@ -507,13 +501,12 @@ pd.DataFrame(table).T
 # third of the tokens), but a step has extra costs. On 8 GPUs, what is its speed over the dense model's?
 
 # %%
-my_guess_speed = None  # such as 0.9
-print("guess:", my_guess_speed)
+my_guess_speed = lab15.guess("speed over the dense model's", None, interactive, "times")
 
 # %%
 compared = studies.against_dense(studies.OLMOE, cluster, [1, 2, 4, 8, 16, 32])
 show(lab15.figure_expert_times(compared, title=f"OLMoE and dense models on {cluster}"))
-print("guess:", my_guess_speed)
+my_guess_speed.reveal({one.num_gpus: one.speed for one in compared}[8])
 table = {}
 for one in compared:
     table[f"{one.num_gpus} GPUs"] = {
