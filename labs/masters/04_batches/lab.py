@@ -311,7 +311,7 @@ print(f"all three conditions: off by {off_by(blocks, masked):.0e}")
 off = {"mask": off_by(blocks, packed_attention.attend_to_all)}  # causal mask alone
 off["targets"] = off_by(blocks._replace(targets=following), masked)  # last tokens have some
 off["positions"] = off_by(blocks._replace(positions=places), masked)  # within the block
-print(*(f"without that of the {name}: off by {one:.0e}" for name, one in off.items()), sep="\n")
+print(*(f"{name} broken: off by {one:.0e}" for name, one in off.items()), sep="\n")
 my_guess_most.reveal(max(off, key=off.__getitem__))
 
 # %% [markdown] minutes=11
