@@ -30,8 +30,9 @@ quick: bool = True  # small sizes, a few seconds
 # Predict before the next cell: how many bytes go through memory, in units of one tensor's 4 N bytes?
 
 # %%
-my_guess_tensors = None  # tensors read and written, by all four kernels together
-print("guess:", my_guess_tensors)
+my_guess_tensors = lab06.guess(
+    "read and written by all four kernels", None, interactive, "tensors"
+)
 
 # %%
 import math
@@ -64,15 +65,16 @@ chain, numel = ["relu", "double", "add", "abs"], 2**24
 cost = unfused_cost(chain, numel, itemsize=4)
 tensors = [size_bytes // (4 * numel) for size_bytes in cost.kernel_bytes]
 print(f"kernels {cost.kernels}, tensors moved by each {tensors}")
-print(f"together {cost.size_bytes / (4 * numel):g} tensors; you guessed {my_guess_tensors}")
+my_guess_tensors.reveal(cost.size_bytes / (4 * numel))
 
 # %% [markdown]
 # Every kernel reads its inputs and writes its result: 2, 2, 3 and 2 tensors. A *fused* kernel does the whole chain for
 # one number before the next: a, b and c stay in *registers*, on the chip. Guess how many tensors it moves.
 
 # %%
-my_guess_fused = None  # tensors read and written by the fused kernel
-print("guess:", my_guess_fused)
+my_guess_fused = lab06.guess(
+    "read and written by the fused kernel", None, interactive, "tensors"
+)
 
 # %% [markdown]
 # Now the simulator counts both: it records each operator and computes its time. `run_fused` is declared to it as one
@@ -91,7 +93,7 @@ for name, run in (("unfused", run_unfused), ("fused", run_fused)):
     spans = [one for one in seen.timeline.spans if one.size_bytes]
     moved = sum(one.size_bytes for one in spans) / (4 * numel)
     rows[name] = {"kernels": len(spans), "tensors moved": moved}
-print("you guessed", my_guess_fused)
+my_guess_fused.reveal(rows["fused"]["tensors moved"])
 pd.DataFrame(rows).T
 
 # %% [markdown]
@@ -312,8 +314,9 @@ check.attend_kernel(attend_kernel)
 # tokens, by which factor do the bytes of each grow?
 
 # %%
-my_guess_growth = None  # two factors: standard, the loop
-print("guess:", my_guess_growth)
+my_guess_growth = lab06.guess(
+    "growth of the bytes (standard, the loop)", None, interactive, "times"
+)
 
 # %%
 from lablib.kernels.attention_bytes import forward_bytes, paper_flash_numbers, standard_numbers
@@ -334,9 +337,9 @@ axes = {"x_label": "tokens N", "y_label": "moved", "x_unit": "count", "y_unit": 
 axes |= {"log_x": True, "log_y": True}
 axes["title"] = "Bytes of one head in 16 bits"
 show(figure_lines(sizes, curves, **axes))
-for name, line in curves.items():
-    print(f"{name}: {line[-1] / line[-2]:.1f} times the bytes at twice the tokens")
-print("you guessed", my_guess_growth)
+growth = {name: line[-1] / line[-2] for name, line in curves.items()}
+print("at twice the tokens:", {name: f"{factor:.1f} times" for name, factor in growth.items()})
+my_guess_growth.reveal([growth["standard"], growth["the loop"]])
 
 # %% [markdown]
 # All grow with N^2, but the loop as 2 N^2 d / B: fewer bytes if B is well above d / 2. The four tiles of q, k, v and o,
@@ -382,8 +385,9 @@ pd.DataFrame(rows).T.round(1)
 # times as long. Predicted by bytes alone, fused over unfused is 3/9. Guess the measured ratio.
 
 # %%
-my_guess_share = None  # seconds of the fused chain over seconds of the unfused one
-print("guess:", my_guess_share)
+my_guess_share = lab06.guess(
+    "seconds of the fused chain over the unfused", None, interactive, "times"
+)
 
 # %%
 import time
@@ -427,8 +431,7 @@ for name, all_s in took.items():
         f"median {all_s[len(all_s) // 2] * 1e3:.1f} ms",
     )
 if "fused" in took:
-    share = took["fused"][0] / took["unfused"][0]
-    print(f"fused / unfused {share:.2f}; you guessed {my_guess_share}")
+    my_guess_share.reveal(took["fused"][0] / took["unfused"][0])
 
 # %% [markdown]
 # Here are the recorded numbers of another machine that was nearly idle:
@@ -639,15 +642,14 @@ def careful(x):
     return torch.tanh(x)
 
 
-my_guess_graphs = None
-print("guess:", my_guess_graphs)
+my_guess_graphs = lab06.guess("graphs of this call", None, interactive, "graphs")
 
 
 # %%
 from lablib.kernels.graph_breaks import find_graph_breaks
 
 found = find_graph_breaks(careful, torch.randn(8))
-print(f"{found.graphs} graphs; you guessed {my_guess_graphs}")
+my_guess_graphs.reveal(found.graphs)
 for one in found.breaks:
     print_text(f"line {one.line}, `{one.text}`: {one.reason}")
 

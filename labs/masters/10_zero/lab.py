@@ -30,8 +30,7 @@ quick: bool = True  # few repeats
 # each gradient in FP32 (lab 05). Guess: how many bytes per parameter are that together?
 
 # %%
-my_guess_replica = None  # bytes per parameter: parameters, gradients, master copy, averages
-print("guess:", my_guess_replica)
+my_guess_replica = lab10.guess("bytes per parameter of a replica", None, interactive, "B")
 
 # %%
 import torch
@@ -48,7 +47,9 @@ check
 # %%
 simulated = {"ranks": ranks, "cluster": cluster}
 runs = {"stage 0": lab10.run_stage(0, **simulated)}
-print(f"{lab10.NUM_PARAMS:,} parameters; you guessed", my_guess_replica, "bytes for each")
+print(f"{lab10.NUM_PARAMS:,} parameters")
+held = lab10.held_at_rest(runs["stage 0"])
+my_guess_replica.reveal(sum(held.values()) / lab10.NUM_PARAMS)
 lab10.table_at_rest(runs)
 
 # %% [markdown]
@@ -78,10 +79,9 @@ lab10.table_at_rest(runs)
 # | master copy and averages | 12 |
 
 # %%
-# Bytes per parameter that must stay on each rank between backward and zero_grad:
-my_guess_smallest = None
-my_guess_times = None  # bytes sent per step, as a multiple of data parallel training's
-print(f"{ranks} ranks, guesses: {my_guess_smallest} bytes, {my_guess_times} times the bytes")
+print(f"{ranks} ranks; between backward and zero_grad must stay on each:")
+my_guess_smallest = lab10.guess("least bytes per parameter", None, interactive, "B")
+my_guess_times = lab10.guess("sent per step, over data parallel", None, interactive, "times")
 
 # %% [markdown] minutes=3
 # ## Cut into pieces
@@ -261,15 +261,17 @@ lab10.show_source(parallel.Zero2._launch, after=check.shard_gradients)
 # which kinds are smaller in stage 2 than in stage 0, and which are equal?
 
 # %%
-my_guess_equal = None  # those of parameter, gradient, optimizer state, activation
-print("guess:", my_guess_equal)
+my_guess_equal = lab10.guess(
+    "equal (parameter, gradient, optimizer state, activation)", None, interactive
+)
 
 # %%
 runs["stage 2"] = lab10.run_stage(2, **simulated)
 for name in ("stage 0", "stage 2"):
     lab10.show_memory(name, runs[name])
-print("the most of each kind in a step; you guessed as equal:", my_guess_equal)
-lab10.table_of_most({name: runs[name] for name in ("stage 0", "stage 2")})
+most = lab10.table_of_most({name: runs[name] for name in ("stage 0", "stage 2")})
+my_guess_equal.reveal({kind for kind in most if most[kind].nunique() == 1})
+most
 
 # %% [markdown]
 # F is forward, B backward, C communication, X other compute: here the update. *Exposed* is communication during which
@@ -424,15 +426,15 @@ check.backward_of_units(backward_of_units)
 # to its last.) Which step will be shorter, stage 1's or stage 3's with prefetching?
 
 # %%
-my_guess_shorter = None  # "stage 1" or "stage 3"
-print("guess:", my_guess_shorter)
+my_guess_shorter = lab10.guess('the shorter step ("stage 1" or "stage 3")', None, interactive)
 
 # %%
 runs["stage 3"] = lab10.run_stage(3, **simulated)
 waiting = lab10.run_stage(3, **simulated, prefetch=False)
 lab10.show(lab10.step_of(waiting).figure(title="Stage 3: each unit waits for its gather"))
 lab10.show(lab10.step_of(runs["stage 3"]).figure(title="Stage 3: the next unit is prefetched"))
-print("you guessed", my_guess_shorter)
+steps_s = {name: lab10.step_of(runs[name]).makespan_s for name in ("stage 1", "stage 3")}
+my_guess_shorter.reveal(min(steps_s, key=steps_s.get))
 lab10.table_of_steps({**runs, "stage 3, no prefetch": waiting})
 
 # %% [markdown]
@@ -460,8 +462,10 @@ lab10.show_stages(runs)
 # *root*, those outside the blocks), and gradients.
 
 # %%
-print(f"you guessed {my_guess_smallest} bytes per parameter, {my_guess_times} times the bytes")
-lab10.table_of_bytes(runs, ranks)
+table = lab10.table_of_bytes(runs, ranks)
+my_guess_smallest.reveal(float(table["bytes per parameter"]["stage 3"]))
+my_guess_times.reveal(float(table["times sent"]["stage 3"]))
+table
 
 # %% [markdown]
 # Stages 1 and 2 send as much as data parallel training: they add no traffic. Stage 3 adds half as much again, less the
@@ -475,13 +479,14 @@ lab10.table_of_bytes(runs, ranks)
 # into GPUs of 80 GB, for 7 billion parameters on 8 GPUs? And for 70 billion on 16?
 
 # %%
-my_guess_stages = None  # two stages, 0 to 3
-print("guess:", my_guess_stages)
+my_guess_stages = lab10.guess(
+    "lowest stages that fit (7 billion on 8, 70 billion on 16)", None, interactive, "count"
+)
 
 # %%
 for params, n in [(7e9, 8), (70e9, 8), (70e9, 16)]:
     print(f"{params / 1e9:.0f} billion on {n} GPUs: {lab10.first_that_fits(params, n)}")
-print("you guessed", my_guess_stages)
+my_guess_stages.reveal([1, 3])
 lab10.explore_states(interactive)
 
 # %% [markdown]
@@ -629,8 +634,7 @@ for bandwidth, n, grouping, tokens in [
 # times, and compares; a step in phase "setup" is a warm-up. Guess: will compute hide the gathers on this machine?
 
 # %%
-my_guess_hidden = None  # "yes" or "no"
-print("guess:", my_guess_hidden)
+my_guess_hidden = lab10.guess('compute hides the gathers ("yes" or "no")', None, interactive)
 
 
 # %%
@@ -654,7 +658,8 @@ lab10.print_text(comparison.reading())
 
 # %%
 recorded = lab10.recorded_comparison("10")
-lab10.print_text(f"{recorded}\nYou guessed: {my_guess_hidden}")
+lab10.print_text(f"{recorded}")
+my_guess_hidden.reveal("no")  # in the recording
 rows = comparison.beside(recorded).loc[["forward", "backward", "step", "exposed", "makespan"]]
 rows.map("{:.0f}%".format).replace("nan%", "-")
 

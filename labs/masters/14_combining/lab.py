@@ -189,9 +189,8 @@ print(f"parameters of rank 5's whole model off by {off:.0e} at most")
 # most bytes in a step? Guess also the ratio of most to fewest bytes.
 
 # %%
-my_guess_axis = None  # "data", "pipeline" or "tensor"
-my_guess_factor = None  # most over least, such as 5
-print("guesses:", my_guess_axis, my_guess_factor)
+my_guess_axis = lab14.guess("most bytes (data, pipeline or tensor)", None, interactive)
+my_guess_factor = lab14.guess("most over fewest bytes", None, interactive, "times")
 
 # %%
 LARGE = GPTConfig(16, 4096, 32, vocab_size=32_000, max_seq_len=2048, tied_head=False)
@@ -231,7 +230,8 @@ for transfer in run.traffic.transfers:
             sent = transfer.sent_bytes[transfer.ranks.index(0)]
             rows.append({"axis": axis, "call": transfer.name, "sent": sent})
 by_axis = pd.DataFrame(rows).groupby("axis")["sent"].agg(["count", "sum", "max"])
-print("calls and bytes sent of rank 0; guesses:", my_guess_axis, my_guess_factor)
+my_guess_axis.reveal(by_axis["sum"].idxmax())
+my_guess_factor.reveal(by_axis["sum"].max() / by_axis["sum"].min())
 by_axis[["sum", "max"]] = by_axis[["sum", "max"]].map(lambda x: format_quantity(x, "B"))
 by_axis.rename(columns={"count": "calls", "sum": "sent in total", "max": "largest message"})
 
@@ -290,14 +290,15 @@ check.best_order(best_order)
 # same number on all nodes.)
 
 # %%
-my_guess_order = None  # such as ("tensor", "data", "pipeline")
-print("guess:", my_guess_order)
+my_guess_order = lab14.guess(
+    "fastest order (data, pipeline, tensor: from far to near)", None, interactive
+)
 
 # %%
 step_as = {"batch": 16, "seq_len": 2048, "micro_batch": 2, "zero_stage": 1}
 placed = studies.placements(LARGE, large_mesh, cluster, sequence_parallel=False, **step_as)
 show(lab14.figure_placements(placed, title=f"16 ranks on {cluster}"))
-print("guess:", my_guess_order)
+my_guess_order.reveal(min(placed, key=lambda one: one.step_time_s).mesh.axes)
 table = {}
 for one in placed:
     waits = max(one.exposed_s, key=one.exposed_s.get)
@@ -369,10 +370,9 @@ for wires, order, milliseconds in [
 # And how many replicas then? (Rows 2, 3 and 4 answer; rows 5 to 7 refine.)
 
 # %%
-my_guess_tensor = None  # ranks
-my_guess_pipeline = None  # stages
-my_guess_data = None
-print("guesses:", my_guess_tensor, my_guess_pipeline, my_guess_data)
+my_guess_sizes = lab14.guess(
+    "size of the axis (tensor, pipeline, data)", None, interactive, "ranks"
+)
 
 # %%
 from lablib.plan import Parallel, axis_by_axis, predict
@@ -389,7 +389,8 @@ for number, one in enumerate(steps, 1):
         "step": format_quantity(one.step_time_s, "s"),
         "FLOPs used": f"{one.prediction.mfu:.0%}",
     }
-print("guesses:", my_guess_tensor, my_guess_pipeline, my_guess_data)
+sizes = [steps[1].parallel.tensor, steps[2].parallel.pipeline, steps[3].parallel.data]
+my_guess_sizes.reveal(sizes)
 pd.DataFrame(table).T
 
 # %%
@@ -405,8 +406,7 @@ for number, one in enumerate(steps, 1):
 # the last row's?
 
 # %%
-my_guess_zero = None  # such as 2.0
-print("guess:", my_guess_zero)
+my_guess_zero = lab14.guess("step of ZeRO-3 over the last row's", None, interactive, "times")
 
 # %%
 alone = Parallel(data=512, zero_stage=3)
@@ -420,7 +420,8 @@ for micro_batch, recompute in ((1, "none"), (1, "full"), (3, "none"), (3, "full"
         "step": format_quantity(one.step_time_s, "s"),
         "times the last row": f"{one.step_time_s / steps[-1].step_time_s:.2f}",
     }
-print("guess:", my_guess_zero)
+fitting = [row for row in table.values() if row["fits"] == "yes"]
+my_guess_zero.reveal(min(float(row["times the last row"]) for row in fitting))
 pd.DataFrame(table).T
 
 # %% [markdown]
