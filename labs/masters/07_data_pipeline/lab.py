@@ -26,8 +26,7 @@ quick: bool = True  # few batches and few repeats
 # and a step 100 ms. Guess: for what fraction of the time does the device wait?
 
 # %%
-my_guess_alone = None  # percent
-print("guess:", my_guess_alone)
+my_guess_alone = lab07.guess("time that the device waits", None, interactive, "%")
 
 # %%
 import pandas as pd
@@ -46,7 +45,7 @@ check
 # A simulated loop: for each batch the seconds of its load and of its step.
 alone = run_loop(Loader(workers=0), [0.25] * 8, [0.1] * 8)
 show(lab07.figure_loading(alone, batches=6))
-print("you guessed", my_guess_alone, "percent")
+my_guess_alone.reveal(100 * alone.idle_share_from(0))
 
 # %% [markdown]
 # Each second without computing is in a *gap*, and has a cause; here always that the batch is not loaded. (F+B is a
@@ -56,14 +55,14 @@ print("you guessed", my_guess_alone, "percent")
 # that the device waits in the long run.
 
 # %%
-my_guess_workers = None  # percent
-print("guess:", my_guess_workers)
+my_guess_workers = lab07.guess(
+    "time that the device waits, with workers", None, interactive, "%"
+)
 
 # %%
 two = run_loop(Loader(workers=2, prefetch=2), [0.25] * 100, [0.1] * 100)
 show(lab07.figure_loading(two, batches=10))
-print(f"after the first batch the device waits {two.idle_share_from(0):.0%} of the time")
-print("you guessed", my_guess_workers, "percent")
+my_guess_workers.reveal(100 * two.idle_share_from(0))  # after the first batch
 
 # %% [markdown]
 # Two workers bring a batch every 125 ms on average, and the device needs one every 100 ms. So a fifth of the time is
@@ -92,15 +91,18 @@ show(lab07.figure_loading(again, batches=10))
 # time per step, copy included, for each of the three.
 
 # %%
-my_guess_copies = None  # three numbers, in ms: pageable; pinned; pinned, separate stream
-print("guess:", my_guess_copies)
+my_guess_copies = lab07.guess(
+    "time per step (pageable; pinned; pinned, separate stream)", None, interactive, "ms"
+)
 
 # %%
+times_ms = {}
 for copy in Copy:
     loader = Loader(workers=2, copy=copy, batch_bytes=1e9)  # 1 GB at 25 GB/s: 40 ms
-    print(f"{copy.value}: {steady_step_s(loader, 0.05, 0.1) * 1e3:.0f} ms")
+    times_ms[copy.value] = steady_step_s(loader, 0.05, 0.1) * 1e3
+    print(f"{copy.value}: {times_ms[copy.value]:.0f} ms")
 show(lab07.figure_loading(run_loop(loader, [0.05] * 6, [0.1] * 6), batches=6))
-print("you guessed", my_guess_copies)
+my_guess_copies.reveal(times_ms.values())
 
 # %% [markdown]
 # A stream does one thing after another, so in the stream of the steps a pinned copy saves nothing here. But it allows a
@@ -165,8 +167,9 @@ check.fewest_workers(fewest_workers)
 # at a jitter of 100%, with prefetch 1 and with prefetch 16?
 
 # %%
-my_guess_jitter = None  # two percentages
-print("guess:", my_guess_jitter)
+my_guess_jitter = lab07.guess(
+    "time that the device waits (prefetch 1, prefetch 16)", None, interactive, "%"
+)
 
 # %%
 prefetches, num = [1, 2, 4, 8, 16, 32], 2000 if quick else 20_000
@@ -182,7 +185,8 @@ shares = {}
 for load_s, spread in [(0.08, 0.25), (0.08, 1.0), (0.125, 1.0)]:
     shares[f"load {load_s * 1e3:.0f} ms, jitter {spread:.0%}"] = waits(load_s, spread)
 show(figure_idle_shares(prefetches, shares, title="One worker, steps of 100 ms"))
-print("you guessed", my_guess_jitter)
+waiting = shares["load 80 ms, jitter 100%"]
+my_guess_jitter.reveal([100 * waiting[0], 100 * waiting[4]])
 
 # %% [markdown]
 # There are two kinds of waiting. A *buffer* of batches loaded ahead bridges slow loads, at the price of host memory for
@@ -269,8 +273,9 @@ loader_calculator(interactive=interactive)
 # 1,000 and with 5,000?
 
 # %%
-my_guess_classes = None  # two numbers, up to 10
-print("guess:", my_guess_classes)
+my_guess_classes = lab07.guess(
+    "classes in a batch (b = 1,000, b = 5,000; up to 10)", None, interactive, "classes"
+)
 
 # %%
 from lablib.data.shuffle_buffer import shuffle_buffer
@@ -291,7 +296,7 @@ labels = {
 }
 labels["summary"] = f"Classes in a batch, mean: {'; '.join(means)}."
 show(figure_lines(range(100), classes, **labels))
-print("you guessed", my_guess_classes)
+my_guess_classes.reveal([sum(classes[f"buffer {size}"]) / 100 for size in ("1,000", "5,000")])
 
 # %% [markdown]
 # A buffer far smaller than the sorted data leaves the data nearly sorted. Reading several files, or *shards*, in turn
@@ -302,8 +307,7 @@ print("you guessed", my_guess_classes)
 # Guess: if each of 4 ranks shuffled with a different seed, how many of 1,000 samples would no rank get?
 
 # %%
-my_guess_lost = None  # of 1,000
-print("guess:", my_guess_lost)
+my_guess_lost = lab07.guess("of 1,000 that no rank gets", None, interactive, "samples")
 
 # %%
 from lablib.data.sharding import count_seen, epoch_order, rank_part
@@ -312,7 +316,8 @@ for name, seeds in {"one seed": [0, 0, 0, 0], "a seed for each rank": [0, 1, 2, 
     orders = [epoch_order(1000, seed) for seed in seeds]
     seen = count_seen([rank_part(order, rank, 4) for rank, order in enumerate(orders)], 1000)
     print(f"{name}: {len(seen.lost)} lost, {len(seen.repeated)} more than once")
-print(f"you guessed {my_guess_lost}; by chance 1000 x (1 - 1/4)^4 = {1000 * 0.75**4:.0f}")
+my_guess_lost.reveal(len(seen.lost))
+print(f"by chance 1000 x (1 - 1/4)^4 = {1000 * 0.75**4:.0f}")
 
 # %% [markdown] minutes=7
 # ## Exercise 3: find the bugs in an order
@@ -447,8 +452,10 @@ show_source(ResumableSampler.load_state_dict, after=check.resume)
 # of the measured time.
 
 # %%
-my_guess_off = None  # no, 1 or 2 workers, jitter with prefetch 1 or 8; percent
-print("guess:", my_guess_off)
+my_guess_which = lab07.guess(
+    "furthest off (no workers, 1 worker, 2 workers, jitter prefetch 1 or 8)", None, interactive
+)
+my_guess_off = lab07.guess("error of that prediction", None, interactive, "%")
 
 # %%
 from lablib.course import recorded_comparison
@@ -478,7 +485,9 @@ for row in recorded.rows:
         "recorded, ms": row["measured_s"] * 1e3,
         "recorded off, %": row["error_pct"],
     }
-print("you guessed", my_guess_off)
+furthest = max(rows, key=lambda name: abs(rows[name]["off, %"]))
+my_guess_which.reveal(furthest.replace(",", ""))
+my_guess_off.reveal(rows[furthest]["off, %"])
 print_text(f"{recorded}")
 pd.DataFrame(rows).T.round(2)
 
