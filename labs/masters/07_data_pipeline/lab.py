@@ -45,7 +45,7 @@ check
 # A simulated loop: for each batch the seconds of its load and of its step.
 alone = run_loop(Loader(workers=0), [0.25] * 8, [0.1] * 8)
 show(lab07.figure_loading(alone, batches=6))
-my_guess_alone.reveal(100 * alone.idle_share_from(0))
+my_guess_alone.reveal(100 * alone.idle_share)
 
 # %% [markdown]
 # Each second without computing is in a *gap*, and has a cause; here always that the batch is not loaded. (F+B is a
