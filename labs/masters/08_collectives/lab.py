@@ -30,8 +30,8 @@ quick: bool = True  # fewer sizes, a few seconds
 # many with the best algorithm, if ranks do the adding?
 
 # %%
-my_guess_mb, my_best_mb = None, None  # megabytes, of all ranks together
-print(f"My guess in MB: {my_guess_mb} through rank 0, {my_best_mb} with the best algorithm")
+my_guess_mb = lab08.guess("sent in total, through rank 0", None, interactive, "MB")
+my_best_mb = lab08.guess("sent in total, best algorithm", None, interactive, "MB")
 
 # %%
 from functools import partial
@@ -76,8 +76,7 @@ print("rank 3 holds", summed_digits[3].tolist())
 # NVLink, inside a machine, has α = 1.9 µs and 1/β = 450 GB/s. At which size is half of the time latency?
 
 # %%
-my_guess_half = None  # bytes
-print("guess:", my_guess_half)
+my_guess_half = lab08.guess("size at which half is latency", None, interactive, "B")
 
 
 # %%
@@ -95,7 +94,7 @@ for link in (nvlink, infiniband):
 title = "One message against its size"
 lab08.show(lab08.figure_collective_cost(sizes_bytes, curves, halves, title=title))
 half_bytes = nvlink.latency_s * nvlink.bandwidth_bytes_per_s
-print(f"half of the time on NVLink: {half_bytes:,.0f} B; you guessed {my_guess_half}")
+my_guess_half.reveal(half_bytes)
 
 # %% [markdown]
 # InfiniBand joins machines; NDR is its generation of 400 Gb/s. At α/β bytes (Hockney's n½) a message spends half of its
@@ -130,7 +129,7 @@ star_run = launch(lab08.summed, star_all_reduce, 2_000_000, **here)
 total = sum(before for before, _ in star_run.values)
 is_sum = [torch.allclose(after, total, atol=1e-4) for _, after in star_run.values]
 print("every rank holds the sum:", all(is_sum))
-print(f"sent in total: {star_run.traffic.sent_bytes() / 1e6:.0f} MB; you guessed {my_guess_mb}")
+my_guess_mb.reveal(star_run.traffic.sent_bytes() / 1e6)
 title = "Star: bytes sent by each rank, 8 MB each time"
 lab08.show(lab08.figure_traffic(star_run.traffic, ranks, title=title))
 
@@ -150,8 +149,9 @@ sends = {f"rank {r} sends": [f"chunk {(r - s) % 4}" for s in range(3)] for r in 
 pd.DataFrame(sends, index=["step 0", "step 1", "step 2"])
 
 # %%
-my_guess_rank = None  # 0, 1, 2 or 3
-print("guess:", my_guess_rank)
+my_guess_rank = lab08.guess(
+    "rank with the sum of chunk 0 (0, 1, 2 or 3)", None, interactive, "count"
+)
 
 
 # %%
@@ -162,7 +162,7 @@ def scattered():
 
 
 chunks = pd.DataFrame(launch(scattered, ranks=4, cluster=cluster).values)
-print(f"chunk 0 is complete at rank {chunks[0].idxmax()}; you guessed {my_guess_rank}")
+my_guess_rank.reveal(chunks[0].idxmax())
 chunks.add_prefix("chunk ").rename_axis("rank")
 
 # %% [markdown]
@@ -226,8 +226,9 @@ lab08.show_source(parallel.ring_all_gather, after=check.ring_all_reduce)
 # formula. Let the simulated GPUs compute in no time, on one machine.
 
 # %%
-my_guess_us = None  # µs; with α = 1.9 µs and 1/β = 450 GB/s
-print("guess:", my_guess_us)
+my_guess_us = lab08.guess(
+    "time of 8 MB on 8 ranks (α = 1.9 µs, 1/β = 450 GB/s)", None, interactive, "µs"
+)
 
 
 # %%
@@ -242,7 +243,7 @@ ring_run = launch(lab08.summed, parallel.ring_all_reduce, 250_000 * ranks, **on_
 formula_s = ring_s(ranks, machine.intra, 1_000_000 * ranks)
 simulated_s = ring_run.timeline.makespan_s  # from the start to the end of the last rank
 print(f"{ranks} MB, simulated: {1e6 * simulated_s:.9g} µs, formula: {1e6 * formula_s:.9g} µs")
-print(f"you guessed {my_guess_us} µs")
+my_guess_us.reveal(1e6 * simulated_s)
 print(f"rank 0 sends {ring_run.traffic.sent_bytes(0) / 1e6:.4g} MB")
 title = f"Ring all-reduce of {ranks} MB: two of {ranks} ranks"
 lab08.show(lab08.figure_timeline(ring_run.timeline, ranks=[0, 1], title=title))
@@ -258,7 +259,7 @@ lab08.show(lab08.figure_timeline(ring_run.timeline, ranks=[0, 1], title=title))
 # evenly (Patarasuk and Yuan, 2009).
 
 # %%
-print(f"your guesses for 8 ranks and 8 MB: {my_guess_mb} MB and {my_best_mb} MB")
+my_best_mb.reveal(2 * (8 - 1) * 8)  # 8 ranks and 8 MB
 for n in (8, 1000):
     total_mb = 2 * (n - 1) * 8
     each, first = f"{total_mb / n:.4g} MB from each", f"{total_mb // 2} MB from rank 0"
@@ -364,8 +365,7 @@ lab08.show(lab08.figure_timeline(tree_run.timeline, ranks=range(min(ranks, 4)), 
 # take the same time. Guess it, for eight ranks on NVLink (α 1.9 µs, 1/β 450 GB/s); your formula will give the answer.
 
 # %%
-my_crossing_bytes = None  # bytes
-print(f"My guess: they cross at {my_crossing_bytes} B")
+my_crossing_bytes = lab08.guess("size at which they cross", None, interactive, "B")
 
 # %% [markdown]
 # **Exercise 3.** Set both formulas equal, 2 (n − 1) (α + S/n β) = 2 ⌈log₂ n⌉ (α + S β), and solve for S. Your function
@@ -398,9 +398,9 @@ def on_links(n, link):
     return partial(ring_s, n, link), partial(tree_s, n, link)
 
 
-print(f"your guess: {my_crossing_bytes} B")
 title = "All-reduce of 8 ranks on NVLink"
 found = lab08.cost_curves(*on_links(8, nvlink))
+my_crossing_bytes.reveal(found[2]["tree = ring"])
 lab08.show(lab08.figure_collective_cost(*found, title=title))
 
 # %% [markdown]
@@ -415,8 +415,9 @@ lab08.show(lab08.figure_collective_cost(*found, title=title))
 # as long will 1000 times the bytes take?
 
 # %%
-my_guess_times = None  # 1 if only latency counts, 1000 if only bytes count
-print("guess:", my_guess_times)
+my_guess_times = lab08.guess(
+    "as long for 1000 times the bytes (1: only latency counts)", None, interactive, "times"
+)
 
 # %%
 real = "gloo" if backend == "sim" else backend  # gloo: processes on this CPU
@@ -428,8 +429,7 @@ large_s = lab08.step_s(1_000_000, repeats, **there)
 bandwidth = 3_996_000 / max(large_s - small_s, 1e-9)  # 4 MB less 4 kB
 your_link = Link("your link", small_s, bandwidth)
 print(f"α {lab08.format_quantity(small_s, 's')}, 1/β {lab08.format_quantity(bandwidth, 'B/s')}")
-print(f"1000 times the bytes take {large_s / small_s:.0f} times as long;", end=" ")
-print(f"you guessed {my_guess_times}")
+my_guess_times.reveal(large_s / small_s)
 
 # %% [markdown]
 # The test is to predict a size that was not measured: messages of 1 MB. An *error* of −50% means that the predicted
@@ -437,8 +437,7 @@ print(f"you guessed {my_guess_times}")
 # than the noise has no meaning. How large will the error be?
 
 # %%
-my_error_pct = None  # percent; negative: predicted too short
-print(f"My guess of the error: {my_error_pct} %")
+my_error_pct = lab08.guess("error (negative: predicted too short)", None, interactive, "%")
 
 # %%
 your_machine = lab08.find_cluster("laptop" if real == "gloo" else cluster).replace(
@@ -447,7 +446,7 @@ your_machine = lab08.find_cluster("laptop" if real == "gloo" else cluster).repla
 how = {**there, "repeats": repeats, "without": "setup", "cluster": your_machine}
 program = lab08.three_times, parallel.ring_all_reduce, 250_000 * there["ranks"]
 comparison = reconcile(*program, **how)
-print(f"error of the makespan: {comparison.error:+.0%}; you guessed {my_error_pct} %")
+my_error_pct.reveal(100 * comparison.error)
 lab08.print_text(comparison.reading())
 lab08.show(comparison.figure(ranks=[0, 1]))
 

@@ -30,8 +30,7 @@ quick: bool = True  # few repeats
 # One batch goes through 4 equal stages. Guess: for what share of that time is a stage idle?
 
 # %%
-my_guess_one = None  # a share such as 0.5
-print("guess:", my_guess_one)
+my_guess_one = lab13.guess("share of the time that a stage is idle", None, interactive, "%")
 
 # %%
 import torch
@@ -75,7 +74,7 @@ def program(plan):
 one = schedules.gpipe(ranks, 1)
 costs = lab13.measured_costs(program(one).timeline, one)
 lab13.show(lab13.picture(one, costs, "One batch through all stages"))
-print(f"idle: {replay(one, costs).bubble_fraction:.0%}; you guessed", my_guess_one)
+my_guess_one.reveal(100 * replay(one, costs).bubble_fraction)
 
 # %% [markdown]
 # Rank i is the GPU of stage i. F0 is its forward, B0 its backward of batch 0. Backward takes longer: it has twice the
@@ -91,11 +90,10 @@ print(f"idle: {replay(one, costs).bubble_fraction:.0%}; you guessed", my_guess_o
 #
 # Work on several *micro-batches*, parts of the batch: while stage 1 has the first, stage 0 can begin the second. GPipe
 # runs the forward of all micro-batches, then backward of all (Huang et al., 2018). The idle time is the *bubble*: its
-# share is the idle time of all stages over their total time. Write down a guess.
+# share is the idle time of all stages over their total time. Guess it.
 
 # %%
-my_guess = None  # the bubble of 4 stages and 8 micro-batches: a share such as 0.5
-print("guess:", my_guess)
+my_guess = lab13.guess("bubble of 4 stages and 8 micro-batches", None, interactive, "%")
 
 # %% [markdown]
 # The next picture is not a run: here `replay` gets assumed durations, 1 second for F and 2 for B. An action begins when
@@ -105,7 +103,7 @@ print("guess:", my_guess)
 gpipe = schedules.gpipe(ranks, microbatches)
 lab13.show(lab13.picture(gpipe, title=f"GPipe, {ranks} stages, {microbatches} micro-batches"))
 print(replay(gpipe))
-print("you guessed", my_guess)
+my_guess.reveal(100 * replay(gpipe).bubble_fraction)
 print(gpipe)
 
 # %% [markdown]
@@ -279,9 +277,8 @@ check.run_row(run_row)
 # stage may hold more than stage 0 does with 1F1B, p micro-batches.
 
 # %%
-my_guess_idle = None  # seconds that a stage still idles, with 4 stages; with 1F1B it is 9
+my_guess_idle = lab13.guess("idle time of a stage (1F1B: 9 s)", None, interactive, "s")
 split = schedules.zb_h1(ranks, microbatches)
-print("guess:", my_guess_idle)
 
 # %%
 lab13.show(lab13.picture(split, title=f"ZB-H1, {ranks} stages, {microbatches} micro-batches"))
@@ -290,7 +287,7 @@ for plan in (one_by_one, split, schedules.zb_h2(ranks, microbatches)):
     done = replay(plan)
     idle = [round(done.makespan_s - busy, 3) for busy in done.busy_s]
     rows[plan.name] = {"step (s)": done.makespan_s, "idle (s)": idle, "holds": done.in_flight}
-print(f"you guessed {my_guess_idle}")
+my_guess_idle.reveal(rows[split.name]["idle (s)"][0])
 lab13.in_rows(rows)
 
 # %% [markdown]
@@ -600,8 +597,9 @@ lab13.in_rows(rows)
 # with memory for 8 micro-batches, and which with memory for 5.
 
 # %%
-my_guess_leaders = None  # memory for 8, and for 5: names such as ("gpipe", "zb-h1")
-print("guess:", my_guess_leaders)
+my_guess_leaders = lab13.guess(
+    "smallest bubble (memory for 8, for 5: two names)", None, interactive
+)
 
 # %%
 memories = (2, 4, 5, 6, 8, 10, 12, 16, 32)
@@ -610,7 +608,7 @@ afforded = {memory: lab13.equal_memory(8, 32, memory, names) for memory in memor
 lab13.show(
     lab13.figure_equal_memory(afforded, "Bubble at equal memory: 8 stages, 32 micro-batches")
 )
-print("you guessed", my_guess_leaders)
+my_guess_leaders.reveal([afforded[memory][0].schedule for memory in (8, 5)])
 
 # %% [markdown]
 # ZB-H2 gains nothing over ZB-H1, which needs half the memory: here, too, all stages wait for the last one before the
