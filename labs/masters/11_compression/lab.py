@@ -30,8 +30,7 @@ quick: bool = True  # short trainings, few repeats
 # in what share of a step does the GPU wait for communication?
 
 # %%
-my_guess_exposed = None  # percent
-print("guess:", my_guess_exposed)
+my_guess_exposed = lab11.guess("share of the step that waits", None, interactive, "%")
 
 # %%
 from functools import partial
@@ -63,7 +62,7 @@ parts, there = lab11.parts_of_batch(ranks), {"ranks": ranks, "cluster": machine}
 whole_run = launch(step, lambda: parallel.all_reduce_average, **there)
 whole = whole_run.timeline.without("setup")
 lab11.show(whole.figure(ranks=[0, local], title=f"32 bits: ranks 0 and {local}, on two nodes"))
-print(f"{whole.exposed_s(0) / whole.makespan_s:.0%} exposed; you guessed", my_guess_exposed)
+my_guess_exposed.reveal(100 * whole.exposed_s(0) / whole.makespan_s)
 
 # %% [markdown]
 # F is forward, B backward, C communication. Each rank has two lanes, its compute and below it its communication; C with
@@ -75,9 +74,8 @@ print(f"{whole.exposed_s(0) / whole.makespan_s:.0%} exposed; you guessed", my_gu
 # uniform guesses, 2.7 after those steps in 32 bits.)
 
 # %%
-my_guess_faster = None  # a factor such as 3.0
-my_guess_loss = None  # nats such as 0.2
-print("guesses:", my_guess_faster, "and", my_guess_loss)
+my_guess_faster = lab11.guess("faster in 4 bits", None, interactive, "times")
+my_guess_loss = lab11.guess("loss in 4 bits less that in 32", None, interactive, "nats")
 
 # %% [markdown] minutes=11
 # ## Blocks and scales
@@ -159,12 +157,14 @@ check.quantize(quantize)
 # rounding to nearest and with stochastic rounding?
 
 # %%
-my_guess_shrinks = None  # to nearest and stochastic: two factors such as (2, 3)
-print("guess:", my_guess_shrinks)
+my_guess_shrinks = lab11.guess(
+    "error of 1 rank over that of 64 (to nearest, stochastic)", None, interactive, "times"
+)
 
 # %%
-print("you guessed", my_guess_shrinks)
-lab11.table_of_means(gradient[: 2**14])
+means = lab11.table_of_means(gradient[: 2**14])
+my_guess_shrinks.reveal(means.loc[1].astype(float) / means.loc[64].astype(float))
+means
 
 # %% [markdown] minutes=15
 # ## Add quantized numbers
@@ -191,7 +191,7 @@ def in_two_phases():
 flat_run = launch(step, in_two_phases, **there)
 flat = flat_run.timeline.without("setup")
 lab11.show(flat.figure(ranks=[0, local], title=f"4 bits, in two phases: ranks 0 and {local}"))
-print(f"{whole.makespan_s / flat.makespan_s:.1f} times faster; you guessed {my_guess_faster}")
+my_guess_faster.reveal(whole.makespan_s / flat.makespan_s)
 
 # %% [markdown]
 # Why not 8 times? The all-reduce in 32 bits is hierarchical (lab 08): it first adds inside each node, so each piece
@@ -341,8 +341,7 @@ lab11.show_training(trained)
 # Those runs use AdamW. Guess: with top-k, does feedback help there as well?
 
 # %%
-my_guess_adam = None  # "helps" or "harms"
-print("guess:", my_guess_adam)
+my_guess_adam = lab11.guess('feedback with AdamW ("helps" or "harms")', None, interactive)
 
 # %% [markdown] minutes=6
 # ## Loss against bytes
@@ -357,7 +356,7 @@ gradients = lab11.gradient_runs(runs)
 lab11.show(lab11.figure_loss_against_bytes(gradients))
 
 # %%
-print(f"you guessed {my_guess_loss} nats for 4 bits: see row INT4, column less none's")
+my_guess_loss.reveal(lab11.table(runs)["less none's"]["INT4"])
 columns = ["sent (B/step)", "times fewer", "loss (nats)", "less none's", "+- 95%"]
 lab11.table(runs)[columns].loc[list(gradients)].style.format(precision=3)
 
@@ -372,7 +371,10 @@ lab11.table(runs)[columns].loc[list(gradients)].style.format(precision=3)
 # Now compare *top-k* with *top-k, no feedback*, and with your last guess; and the same with SGD:
 
 # %%
-print(f"you guessed that with AdamW feedback {my_guess_adam}")
+with_feedback, without = (
+    sum(runs[name].losses.values()) for name in ("top-k", "top-k, no feedback")
+)
+my_guess_adam.reveal("helps" if with_feedback < without else "harms")
 lab11.print_feedback(runs)
 with_sgd = {name: run for name, run in runs.items() if name.startswith("SGD")}
 lab11.table(with_sgd, "SGD, none")[columns[1:3] + ["less SGD, none's", "+- 95%"]].round(3)
@@ -397,8 +399,7 @@ lab11.table(with_sgd, "SGD, none")[columns[1:3] + ["less SGD, none's", "+- 95%"]
 # packing, by a fused kernel.
 
 # %%
-my_guess_even = None  # GB/s
-print("guess:", my_guess_even)
+my_guess_even = lab11.guess("break-even bandwidth", None, interactive, "GB/s")
 
 # %%
 step_of = partial(lab11.compressed_step, numel=1e9, compute_s=0.5, overlap=0.5)
@@ -406,7 +407,8 @@ even = lab11.break_even_bandwidth("int8", 1e9, 0.5, overlap=0.5)
 pack_s = step_of("int8", bandwidth_bytes_per_s=even).pack_s
 formula = 2 * 63 / 64 * 4e9 / (pack_s + 0.5 * 0.5)
 print(f"8 bits save time below {even / 1e9:.2f} GB/s, by the formula {formula / 1e9:.2f} GB/s")
-print(f"packing takes {pack_s * 1e3:.1f} ms; you guessed", my_guess_even)
+print(f"packing takes {pack_s * 1e3:.1f} ms")
+my_guess_even.reveal(even / 1e9)
 for link in (0.5 * even, even, 2 * even):
     both = [step_of(name, bandwidth_bytes_per_s=link).step_s for name in ("none", "int8")]
     print(f"at {link / 1e9:.1f} GB/s: {both[0]:.4f} s without, {both[1]:.4f} s with")
@@ -436,8 +438,7 @@ lab11.compression_calculator(interactive=interactive)
 # here?
 
 # %%
-my_guess_here = None  # "32 bits" or "8 bits"
-print("guess:", my_guess_here)
+my_guess_here = lab11.guess('faster here ("32 bits" or "8 bits")', None, interactive)
 
 # %%
 real = "nccl" if backend == "nccl" else "gloo"
@@ -497,6 +498,8 @@ for where, spent in {"here": comparison.table(), "recorded": recorded.table()}.i
         rows[f"{where}, {side}"]["break-even"] = lab11.format_quantity(
             saved_bytes / found["packing"], "B/s"
         )
+is_faster = found["saved in communication"] > found["packing"]  # in the recording
+my_guess_here.reveal("8 bits" if is_faster else "32 bits")
 lab11.in_rows(rows)
 
 # %%
