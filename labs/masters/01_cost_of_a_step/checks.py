@@ -438,6 +438,60 @@ _PER_SEQUENCE = 5000  # number of sequences in memory when the bytes of one are 
 
 
 @exercise(
+    "Self times",
+    hints=[
+        "Which events may an event be inside? While you go through the events by their starts, which are still open?",
+        "Keep a list of open events. Before each event, close those that ended before it. The last open one is "
+        "directly around it, and loses its duration; those further out do not.",
+        "`for name, start, end in sorted(events, key=lambda event: event[1])`: pop while `around[-1][1] < start`; "
+        "subtract `end - start` from the name of `around[-1]`; add it to `name`; append `(name, end)`.",
+    ],
+)
+def self_times(expect: Expect, self_times: Callable[..., dict[str, int]]) -> None:
+    not_from_lablib(self_times)
+    draw = expect.draw
+    for rule, depth, names, in_order in (
+        ("the times of all events of a name are added", 1, 1, True),
+        ("an event loses the durations of the events inside it", 2, 0, True),
+        ("events may come in any order", 2, 0, False),
+        ("an event loses those directly inside it, and not again those inside these", 4, 0, False),
+        ("an operator may call one of its own name: the times of both are added", 4, 2, False),
+    ):
+        events, expected = _nested_events(draw, depth, names)
+        given = sorted(events, key=lambda event: event[1]) if in_order else draw.shuffled(events)
+        copy = list(given)
+        saw = self_times(given)
+        if saw is Ellipsis:
+            raise NotAttempted
+        expect.equal("events are not changed", given, copy)
+        expect.that("a dict is returned, from name to time", isinstance(saw, dict), short_repr(saw), "a dict")
+        expect.equal(f"{rule}; events {short_repr(copy[:6])}", dict(sorted(saw.items())), expected)
+    expect.equal("no events: no times", self_times([]), {})
+
+
+def _nested_events(draw: Draw, depth: int, names: int) -> tuple[list[tuple[str, int, int]], dict[str, int]]:
+    """Events of three outermost operators, and the self time of each name. `names`: 0 for an own name for each."""
+    events: list[tuple[str, int, int]] = []
+    own: dict[str, int] = {}
+    now = 0
+
+    def call(level: int) -> None:
+        nonlocal now
+        name, start = f"op{draw.integer(1, names) if names else now}", now
+        for number in range(draw.integer(3, 4) if level < depth else 1):
+            if number:
+                call(level + 1)
+            passed = draw.integer(1, 9)
+            now, own[name] = now + passed, own.get(name, 0) + passed
+        events.append((name, start, now))
+
+    for _ in range(3):
+        call(1)
+        now += draw.integer(1, 9)
+    return events, dict(sorted(own.items()))
+
+
+@exercise(
     "The largest micro-batch",
     hints=[
         "Which bytes do not depend on the number of sequences? How many does one sequence add, in its layers and in "

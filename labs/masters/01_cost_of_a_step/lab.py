@@ -552,6 +552,133 @@ scores = 5 * config.num_heads * seq_len / config.d_model
 print(f"bytes for each of B T D numbers: this layer {2 * kept / one_tensor:.2f};", end=" ")
 print(f"by Korthikanti's count 34 + {scores:.0f} = {34 + scores:.0f}")
 
+# %% [markdown] tags=["further"] minutes=10
+# ## Further: a real trace
+#
+# A *profiler* records when each operator begins and ends; the record is a *trace*. Here `torch.profiler` traces a real
+# step on the CPU of this computer: GPT-2 with 2 of its 12 layers, one sequence of 256 tokens, numbers of 4 bytes, which
+# every CPU can multiply. The simulator runs the same function on the GPU. Products take 75% of the simulated step
+# (`dgx-a100`). Guess: which percentage of the real one? And will the real step hold more bytes, fewer, or the same?
+
+# %%
+my_guess_real = None  # two: products, % of the real step; "more", "fewer" or "the same" bytes
+print("guess:", my_guess_real)
+
+# %%
+import json
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from torch.profiler import ProfilerActivity, profile
+
+from lablib import Run
+from lablib.figures import figure_reconcile
+
+
+def cpu_step():
+    with phase("setup"):
+        model = GPT(lab01.replace(config, num_layers=2))
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
+        tokens = torch.zeros(1, 256, dtype=torch.long)
+        usual_loss(model, tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    usual_loss(model, tokens).backward()
+    optimizer.step()
+
+
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder) / "trace.json"  # https://ui.perfetto.dev shows such a file
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        cpu_step()
+    profiler.export_chrome_trace(str(path))
+    real, trace = Run.from_profile(path), json.loads(path.read_text())["traceEvents"]
+
+# %%
+simulated_run = launch(cpu_step, ranks=1, cluster=cluster, fidelity="shapes")
+both = {"simulated": simulated_run.timeline, "real": real.timeline}
+both = {name: one.without("setup") for name, one in both.items()}
+labels = (f"simulated, {device.name}", "real, this CPU")
+lab01.show(figure_reconcile(*both.values(), labels=labels, normalize=True, title="One step"))
+for name, one in both.items():
+    length = lab01.format_quantity(one.makespan_s, "s")
+    print(f"{name}: {length}, of it {lab01.shares(one)}")
+
+# %% [markdown]
+# In a trace operators are nested: `aten::linear` calls `aten::addmm`, which does the work. So the durations of all
+# events add up to more than the step. An event's *self time* is its duration without the events directly inside it.
+#
+# ### Exercise 5: self times
+#
+# Which operator takes the time? Add up the self times of each name. An operator may call another one of its own name.
+
+
+# %% tags=["exercise"]
+def self_times(events):
+    """Name -> sum of the self times of its events.
+
+    events: list of (name, start, end) of one thread, in any order; not changed. All starts and
+    ends differ. Of two events one is inside the other, or they do not overlap.
+    """
+    ### BEGIN SOLUTION
+    times, around = {}, []  # around: the events that are open, outermost first
+    for name, start, end in sorted(events, key=lambda event: event[1]):
+        while around and around[-1][1] < start:
+            around.pop()
+        if around:
+            times[around[-1][0]] -= end - start
+        times[name] = times.get(name, 0) + end - start
+        around.append((name, end))
+    return times
+    ### END SOLUTION
+
+
+# %%
+# linear has 10 - 7 = 3 itself, addmm 7 - 2 = 5 and, the second time, 4.
+nested = [("copy", 3, 5), ("linear", 0, 10), ("addmm", 2, 9), ("addmm", 11, 15)]
+lab01.try_out(self_times, nested)
+
+# %% tags=["check"] points=2
+check.self_times(self_times)
+
+# %% [markdown]
+# `Run.from_profile` has made a timeline of the trace: one span for each outermost operator below autograd. Which
+# operators have another share on the CPU than on the GPU?
+
+# %%
+seconds = {name: Counter() for name in both}
+for name, one in both.items():
+    for span in one.select(0):
+        seconds[name][span.name.removeprefix("aten.")] += span.duration_s / one.makespan_s
+rows = {}
+for name, share in seconds["real"].most_common(10):
+    rows[name] = {"real": f"{share:.1%}", "simulated": f"{seconds['simulated'][name]:.1%}"}
+products = {name: shares["mm"] + shares["addmm"] for name, shares in seconds.items()}
+print("products:", {name: f"{share:.0%}" for name, share in products.items()})
+print("you guessed", my_guess_real)
+pd.DataFrame(rows).T
+
+# %%
+held, peak_bytes = {}, 0  # address -> bytes
+for event in sorted((e for e in trace if e["name"] == "[memory]"), key=lambda e: e["ts"]):
+    address, size_bytes = event["args"]["Addr"], event["args"]["Bytes"]
+    if size_bytes > 0:
+        held[address] = size_bytes
+    else:
+        held.pop(address, None)
+    peak_bytes = max(peak_bytes, sum(held.values()))
+print(f"peak of the real step {peak_bytes:,} B,", end=" ")
+print(f"of the simulated one {simulated_run.memory.peak_bytes(0):,} B")
+
+# %% [markdown]
+# The bytes are the same: which tensors exist follows from the program, not from the device. The times are not: the CPU
+# took about 190 times as long here. And the shares moved. Products are what a GPU is built for: there they gain most. A
+# CPU's allocator takes new *pages* from the system for each large tensor, and the first write to a page is slow.
+# `_foreach_sqrt` and `add` make new tensors: one square root took three times as long into new memory as into old. A
+# GPU's allocator keeps its memory. Last, the simulator charges softmax and lookups for their bytes alone, while a CPU
+# also needs time to compute them. A trace shows what a machine did; only a model of it says why.
+
 # %% [markdown] tags=["further"] minutes=5
 # ## Further: reconcile, predicted and measured
 #
@@ -614,7 +741,7 @@ comparison.beside(recorded).loc[parts].map("{:.0f}%".format)
 # bytes of the sequences.
 
 # %% [markdown]
-# ### Exercise 5: the largest micro-batch
+# ### Exercise 6: the largest micro-batch
 #
 # How many sequences at most fit into the memory? As in this lab, F is 4 D, attention is flash attention, and the loss
 # is not in chunks. Leave out tensors with one number for each token or head, the input of the first layer, and the

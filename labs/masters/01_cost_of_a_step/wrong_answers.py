@@ -1044,6 +1044,119 @@ def chunked_loss(hidden, weight, targets, num_chunks):
             "your own code",
         ),
     ],
+    "self_times": [
+        (
+            "sums durations",
+            """
+def self_times(events):
+    times = {}
+    for name, start, end in events:
+        times[name] = times.get(name, 0) + end - start
+    return times
+""",
+            "loses the durations of the events inside it",
+        ),
+        (
+            "subtracts all events inside, at any depth",
+            """
+def self_times(events):
+    times = {}
+    for name, start, end in events:
+        inside = sum(e - s for _, s, e in events if start < s and e < end)
+        times[name] = times.get(name, 0) + end - start - inside
+    return times
+""",
+            "and not again those inside these",
+        ),
+        (
+            "takes the events in their order",
+            """
+def self_times(events):
+    times, around = {}, []
+    for name, start, end in events:
+        while around and around[-1][1] < start:
+            around.pop()
+        if around:
+            times[around[-1][0]] -= end - start
+        times[name] = times.get(name, 0) + end - start
+        around.append((name, end))
+    return times
+""",
+            "events may come in any order",
+        ),
+        (
+            "keeps the last time of a name",
+            """
+def self_times(events):
+    times = {}
+    for name, start, end in sorted(events, key=lambda event: event[1]):
+        times[name] = end - start
+    return times
+""",
+            "the times of all events of a name are added",
+        ),
+        (
+            "counts the innermost events alone",
+            """
+def self_times(events):
+    times = {}
+    for name, start, end in events:
+        is_innermost = not any(start < s and e < end for _, s, e in events)
+        times[name] = times.get(name, 0) + (end - start) * is_innermost
+    return times
+""",
+            "loses the durations of the events inside it",
+        ),
+        (
+            "leaves out calls of the own name",
+            """
+def self_times(events):
+    times, around = {}, []
+    for name, start, end in sorted(events, key=lambda event: event[1]):
+        while around and around[-1][1] < start:
+            around.pop()
+        if any(name == other for other, _ in around):
+            continue
+        if around:
+            times[around[-1][0]] -= end - start
+        times[name] = times.get(name, 0) + end - start
+        around.append((name, end))
+    return times
+""",
+            "an operator may call one of its own name",
+        ),
+        (
+            "sorts the caller's list",
+            """
+def self_times(events):
+    times, around = {}, []
+    events.sort(key=lambda event: event[1])
+    for name, start, end in events:
+        while around and around[-1][1] < start:
+            around.pop()
+        if around:
+            times[around[-1][0]] -= end - start
+        times[name] = times.get(name, 0) + end - start
+        around.append((name, end))
+    return times
+""",
+            "events are not changed",
+        ),
+        (
+            "takes every earlier event for the outer one",
+            """
+def self_times(events):
+    times, before = {}, None
+    for name, start, end in sorted(events, key=lambda event: event[1]):
+        if before and end < before[1]:
+            times[before[0]] -= end - start
+        times[name] = times.get(name, 0) + end - start
+        before = (name, end)
+    return times
+""",
+            "an event loses the durations",
+        ),
+    ],
     "largest_micro_batch": [
         (
             "rounds up",
@@ -1348,6 +1461,37 @@ def chunked_loss(hidden, weight, targets, num_chunks):
     x, t = F.pad(hidden, (0, 0, 0, missing)), F.pad(targets, (0, missing), value=-100)
     parts = zip(x.chunk(num_chunks), t.chunk(num_chunks))
     return sum(checkpoint(summed, *part, use_reentrant=False) for part in parts) / len(hidden)
+""",
+        ),
+    ],
+    "self_times": [
+        (
+            "from the innermost outwards, with a Counter",
+            """
+def self_times(events):
+    from collections import Counter
+
+    times = Counter()
+    for name, start, end in events:
+        inside = [other for other in events if start < other[1] and other[2] < end]
+        direct = [a for a in inside if not any(b[1] < a[1] and a[2] < b[2] for b in inside)]
+        times[name] += end - start - sum(stop - begin for _, begin, stop in direct)
+    return times
+""",
+        ),
+        (
+            "by moments: time belongs to the last event that began and has not ended",
+            """
+def self_times(events):
+    begins_and_ends = [[(s, 1, i), (e, 0, i)] for i, (_, s, e) in enumerate(events)]
+    moments = sorted(moment for pair in begins_and_ends for moment in pair)
+    times, stack, last = {name: 0 for name, *_ in events}, [], 0
+    for at, begins, index in moments:
+        if stack:
+            times[events[stack[-1]][0]] += at - last
+        stack.append(index) if begins else stack.pop()
+        last = at
+    return times
 """,
         ),
     ],
