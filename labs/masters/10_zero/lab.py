@@ -903,6 +903,129 @@ print(f"{said}, 2 more in stage 1 on 3 ranks: loss {loss:.12f}")
 # %% [markdown]
 # Both losses agree to rounding: parameters, the optimizer's averages and its count of steps have moved to other ranks.
 
+# %% [markdown] tags=["further"] minutes=6
+# ## Further: DTensor, and torch's own checkpoint
+#
+# What does `fully_shard` make of a parameter? A *DTensor*: a tensor that knows the whole shape, a *device mesh* (the
+# ranks as a grid with named axes) and one *placement* for each axis: `Shard(0)` cuts the first dimension, `Replicate()`
+# puts the whole on each rank. So with a mesh of two axes the same call is hybrid sharding. Here are 4 ranks as 2 nodes
+# of 2. A weight has shape [256, 64]: which shape has a rank's part, with the mesh of one axis, and of two?
+
+# %%
+my_guess_local = None  # two shapes, such as [(64, 64), (256, 64)]
+print("guess:", my_guess_local)
+
+# %%
+import tempfile
+
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+short = lab10.GPTConfig(num_layers=2, d_model=64, num_heads=2, vocab_size=256, max_seq_len=16)
+
+
+def sharded(mesh):
+    model = GPT(short, seed=0, dtype=torch.float64).to(torch.get_default_device())
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def placements(shape, names):
+    kind = torch.get_default_device().type
+    model = sharded(init_device_mesh(kind, shape, mesh_dim_names=names))
+    weight = model.blocks[0].mlp.up.weight  # a DTensor
+    return list(weight.shape), str(weight.placements), list(weight.to_local().shape)
+
+
+for shape, names in {(4,): ("data",), (2, 2): ("node", "local")}.items():
+    found = lab10.launch(placements, shape, names, ranks=4).values[0]
+    print(dict(zip(names, shape, strict=True)), "whole {}, {}, a rank has {}".format(*found))
+print("you guessed", my_guess_local)
+
+# %% [markdown]
+# The timeline shows what the call adds around each block: a gather before its forward and again before its backward,
+# ahead of time (*prefetch*), and a reduce-scatter after its backward. Between the passes a block's whole parameters are
+# freed. Which of these calls does one step make, and how many, for 2 blocks and the rest of the model (a third unit)?
+
+# %%
+my_guess_calls = None  # gathers and reduce-scatters, such as (2, 2)
+print("guess:", my_guess_calls)
+
+
+# %%
+def one_step(wrap):
+    with phase("setup"):
+        kind = torch.get_default_device().type
+        model = wrap(init_device_mesh(kind, (4,)))
+        tokens = torch.arange(16, device=torch.get_default_device()).expand(2, -1)
+        next_token_loss(model(tokens), tokens).backward()  # records the order of the units
+    next_token_loss(model(tokens), tokens).backward()
+
+
+run = lab10.launch(one_step, sharded, ranks=4, cluster=cluster, device="cuda")
+calls = [span for span in run.timeline.without("setup").select(0, stream="comm")]
+for span in calls:
+    start, end = (lab10.format_quantity(at_s, "s") for at_s in (span.start_s, span.end_s))
+    print(f"{span.phase:9} {span.name:22} {span.size_bytes:9,.0f} B, {start} to {end}")
+gathers = sum("gather" in span.name for span in calls)
+print(f"{gathers} gathers, {len(calls) - gathers} others; you guessed {my_guess_calls}")
+
+# %% [markdown]
+# The last unit, the rest of the model, is not gathered again: FSDP2 keeps it from forward to backward, as it is needed
+# at once. A DTensor knows its place in the whole, so a checkpoint needs no layout of its own. `torch.distributed.
+# checkpoint` (DCP) writes a file for each rank, and reads from all of them the parts that the new ranks need. Save on 4
+# ranks; go on with 3.
+
+
+# %%
+def steps_of(model, optimizer, numbers):
+    for number in numbers:
+        drawn = torch.Generator().manual_seed(number)
+        whole = torch.randint(0, 256, (12, 16), generator=drawn)
+        mine = whole.to(torch.get_default_device()).chunk(dist.get_world_size())[
+            dist.get_rank()
+        ]
+        optimizer.zero_grad()
+        loss = next_token_loss(model(mine), mine)
+        loss.backward()
+        optimizer.step()
+    dist.all_reduce(loss := loss.detach() / dist.get_world_size())
+    return float(loss)
+
+
+def go_on(numbers, load="", save=""):
+    mesh = init_device_mesh(torch.get_default_device().type, (dist.get_world_size(),))
+    model = sharded(mesh)
+    optimizer = torch.optim.AdamW(model.parameters())
+    if load:
+        states = dict(
+            zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)
+        )
+        dcp.load(states, checkpoint_id=load)
+        loaded = {"model_state_dict": states["model"], "optim_state_dict": states["optimizer"]}
+        set_state_dict(model, optimizer, **loaded)
+    loss = steps_of(model, optimizer, numbers)
+    if save:
+        states = dict(
+            zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)
+        )
+        dcp.save(states, checkpoint_id=save)
+    return loss
+
+
+with tempfile.TemporaryDirectory() as folder:
+    lab10.launch(go_on, [0, 1], "", folder, ranks=4, trace=False)
+    resumed = lab10.launch(go_on, [2, 3], folder, ranks=3, trace=False).values[0]
+never_stopped = lab10.launch(go_on, [0, 1, 2, 3], ranks=4, trace=False).values[0]
+print(f"4 steps on 4 ranks: loss {never_stopped:.12f}")
+print(f"2 on 4 ranks, 2 on 3 ranks: loss {resumed:.12f}")
+
+# %% [markdown]
+# The same to rounding: the model, AdamW's averages and its count of steps have moved from 4 parts to 3.
+
 # %% [markdown] minutes=1
 # ## Summary
 #
@@ -919,6 +1042,8 @@ print(f"{said}, 2 more in stage 1 on 3 ranks: loss {loss:.12f}")
 #
 # - S. Rajbhandari, J. Rasley, O. Ruwase, Y. He, "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
 #   SC 2020, arXiv 1910.02054: stages, bytes (section 3.1, figure 1), traffic (section 7).
+# - torch 2.13: `torch/distributed/fsdp/_fully_shard`, `torch/distributed/tensor`, `torch/distributed/checkpoint`
+#   (further).
 # - Y. Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023, arXiv 2304.11277:
 #   units, prefetching, hybrid sharding.
 # - S. Rajbhandari et al., "ZeRO-Infinity: Breaking the GPU Memory Wall for Extreme Scale Deep Learning", SC 2021, arXiv
