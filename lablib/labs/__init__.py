@@ -4,10 +4,10 @@ lab00   possible messages between ranks
 lab01   memory over a step, six FLOPs, parts of a step
 lab02   exponents of gradients, and the ranges of number formats
 lab03   steps of a chain, copies to the host, ways to keep fewer activations
-lab04   cuts of a batch, packed documents, learning rates, critical batch, muP
+lab04   cuts of a batch, learning rates, critical batch, muP
 lab05   a narrow valley, recorded runs of optimizers, effects of an update
 lab06   tiles of a kernel, and tile quantization
-lab07   a loop fed by a loader
+lab07   a loop fed by a loader, packed documents
 lab08   an all-reduce before and after, crossing of ring and tree, fit of a link
 lab09   times of a data-parallel step, its calls and its scaling
 lab10   memory and bytes of each ZeRO stage

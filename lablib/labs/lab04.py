@@ -1,4 +1,4 @@
-"""Lab 04: cuts of a batch, packed documents, learning rates, the critical batch size and muP."""
+"""Lab 04: cuts of a batch, learning rates, the critical batch size and muP."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from lablib.batches.accumulation import IGNORED
 from lablib.batches.large_batch import linear_rate, square_root_rate
 from lablib.batches.noise_scale import StepsLaw
-from lablib.batches.packing import Packing
 from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, guess, print_text, recorded_comparison, show_source, try_out
 from lablib.data import Batch, batches, documents, load_corpus
@@ -31,12 +30,12 @@ from lablib.figures.chart import (
     line,
     points,
 )
-from lablib.figures.style import LOOKS, Look, series_look
+from lablib.figures.style import Look
 from lablib.hardware.cluster import Cluster
 from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
 from lablib.phases import phase
 from lablib.signature import NonEmpty, Range, checked
-from lablib.text.units import format_quantity, plural
+from lablib.text.units import format_quantity
 from lablib.widgets import batch_calculator
 from lablib.widgets.batch_calculator import split_batch
 
@@ -44,14 +43,12 @@ from lablib.widgets.batch_calculator import split_batch
 __all__ = ["batch_calculator", "checks_for", "documents", "figure_lines", "format_quantity", "guess", "print_text"]
 __all__ += ["recorded_comparison", "show", "show_source", "split_batch", "this_machine", "try_out"]
 
-MOST_BLOCKS = 40  # of a panel
 Runs = Annotated[Sequence[float], NonEmpty()]
 Points = Annotated[Mapping[float, Runs], NonEmpty()]  # a setting -> a value of each run
 # Panel -> number of a line, such as the width -> rate -> loss in nats of each seed.
 Rates = Annotated[Mapping[str, Annotated[Mapping[int, Points], NonEmpty()]], NonEmpty()]
 # One `coordinate_check` for each seed: the change of each activation.
 Changes = Annotated[Sequence[Annotated[Mapping[str, float], NonEmpty()]], NonEmpty()]
-Packings = Annotated[Mapping[str, Packing], NonEmpty()]
 # Name of a line -> position -> one value for each run (or seed).
 Lines = Mapping[str, Mapping[float, Sequence[float]]]
 
@@ -162,65 +159,6 @@ def seconds_by_cut(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
             row = {name: format_quantity(by_cut[name], "s") for name in CUTS}
             rows[f"{place}, {side}"] = row | {"last over first": f"{by_cut['16 of 1'] / by_cut['1 of 16']:.2f}"}
     return pd.DataFrame(rows).T
-
-
-# --- Packed documents ---
-
-
-@checked
-def figure_packing(packings: Packings) -> go.Figure:
-    """A panel for each packing, a bar for each block: its documents from below in two shades, and the padding on top.
-
-    `packings`: name -> packing of the same documents. Of more than 40 blocks 40 are drawn, evenly spaced.
-    """
-    blocks = Axis("block", "count", look={"showgrid": False})
-    panels = [Panel(blocks, Axis("block", "tokens"), _documents(one), title=name) for name, one in packings.items()]
-    first = next(iter(packings.values()))
-    parts = [f"{name} {plural(len(p.blocks), 'blocks')}, {p.waste:.2%} of them waste" for name, p in packings.items()]
-    tokens = f"{format_quantity(sum(first.lengths), 'tokens')} in blocks of {first.block_size:,}"
-    sentence = f"{plural(len(first.lengths), 'documents')} of {tokens}: {'; '.join(parts)}."
-    if max(len(packing.blocks) for packing in packings.values()) > MOST_BLOCKS:
-        sentence += f" Of a packing with more, {MOST_BLOCKS} blocks are drawn, evenly spaced."
-    columns = packing_table(packings)
-    return chart("Documents in blocks", panels, sentence, columns, barmode="stack", bargap=0.15)
-
-
-def packing_table(packings: Mapping[str, Packing]) -> dict[str, Sequence[object]]:
-    """Blocks, tokens and waste of each packing, and the work of attention: pairs of tokens in blocks and documents."""
-    every = list(packings.values())
-    pairs = [len(p.blocks) * p.block_size**2 for p in every]
-    inside = [sum(length**2 for length in p.lengths) for p in every]
-    return {
-        "packing": list(packings),
-        "documents": [len(p.lengths) for p in every],
-        "blocks": [len(p.blocks) for p in every],
-        "waste (%)": [100 * p.waste for p in every],
-        "attention over blocks (pairs of tokens)": pairs,
-        "in documents alone (pairs of tokens)": inside,
-        "times fewer": [a / b for a, b in zip(pairs, inside, strict=True)],
-    }
-
-
-def _documents(packing: Packing) -> list[Mark]:
-    """A group of bars for each place in a block, from below, and one for the padding."""
-    number = len(packing.blocks)
-    blocks = [packing.blocks[i * number // MOST_BLOCKS] for i in range(MOST_BLOCKS)]
-    blocks = packing.blocks if number <= MOST_BLOCKS else blocks
-    at, marks = range(len(blocks)), []
-    for place in range(max(map(len, blocks))):
-        heights = [packing.lengths[block[place]] if place < len(block) else 0 for block in blocks]
-        words = [
-            f"document {block[place]}: {plural(height, 'tokens')}" if height else ""
-            for block, height in zip(blocks, heights, strict=True)
-        ]
-        pattern = {"shape": ("", "/")[place % 2], "fillmode": "overlay", "fgcolor": "#FFFFFF", "solidity": 0.2}
-        shade = {"color": series_look((0, 5)[place % 2]).color, "pattern": pattern | {"size": 6}}
-        name = ("first, third, ... document", "second, fourth, ...")[place % 2]
-        mark = bars(LOOKS["idle"], name, at, heights, words)
-        marks.append(mark.styled(marker=shade | {"line": {"width": 0.5, "color": "#FFFFFF"}}))
-    left = [packing.block_size - sum(packing.lengths[document] for document in block) for block in blocks]
-    words = [f"padding: {plural(room, 'tokens')}" for room in left]
-    return [*marks, bars(LOOKS["idle"], "padding", at, left, words, legendrank=2000)]
 
 
 # --- The critical batch size ---

@@ -1,23 +1,26 @@
-"""Lab 07: a GPU that waits, timeline of a loop fed by a loader, and the causes of each wait of the device."""
+"""Lab 07: a GPU that waits, timeline of a loop fed by a loader, the causes of its waits, and packed documents."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import plotly.graph_objects as go
 
+from lablib.batches.packing import Packing
 from lablib.course import checks_for, guess
 from lablib.data.loading.loaded_run import LoadedRun
 from lablib.figures import show
-from lablib.figures.chart import Axis, Panel, chart, line
+from lablib.figures.chart import Axis, Mark, Panel, bars, chart, line
 from lablib.figures.describe import attach
-from lablib.figures.style import COMPUTE, LOOKS, PAPER_PIXELS, Look, axis, base_layout, named_rows
-from lablib.signature import Range, checked
+from lablib.figures.style import COMPUTE, LOOKS, PAPER_PIXELS, Look, axis, base_layout, named_rows, series_look
+from lablib.signature import NonEmpty, Range, checked
 from lablib.text.units import Unit, axis_title, format_quantity, plural, unit_for
 
 # Names of other packages that the notebook uses, as lab07.show.
 __all__ = ["checks_for", "guess", "show"]
 
 LANE_PIXELS = 34
+MOST_BLOCKS = 40  # of a panel
+Packings = Annotated[Mapping[str, Packing], NonEmpty()]
 _LOAD = Look("load", "", "#E69F00", "")
 _COPY = Look("copy", "", LOOKS["communication"].color, ".")
 _GAPS = {  # by cause
@@ -56,9 +59,9 @@ def figure_loading(run: LoadedRun, batches: Annotated[int, Range(ge=1, le=60)]) 
     title = f"{plural(loader.workers, 'workers')}, prefetch {loader.prefetch}" if loader.workers else "No workers"
     title += f", {loader.copy.value}" if loader.copy_s else ""
     figure = go.Figure(layout=base_layout(title, LANE_PIXELS * len(lanes) + PAPER_PIXELS))
-    for look, bars in _bars(run, drawn).items():
-        if bars:
-            figure.add_trace(_trace(look, bars, lanes, unit))
+    for look, drawn_bars in _bars(run, drawn).items():
+        if drawn_bars:
+            figure.add_trace(_trace(look, drawn_bars, lanes, unit))
     figure.update_layout(
         barmode="overlay",
         showlegend=True,
@@ -136,3 +139,62 @@ def _summary(run: LoadedRun, drawn: range, causes: Mapping[str, float]) -> str:
         f"Over {plural(len(run.batches), 'batches')} in {format_quantity(run.makespan_s, 's')} the device waits "
         f"{run.idle_share:.0%} of the time{why}.{part}"
     )
+
+
+# --- Packed documents ---
+
+
+@checked
+def figure_packing(packings: Packings) -> go.Figure:
+    """A panel for each packing, a bar for each block: its documents from below in two shades, and the padding on top.
+
+    `packings`: name -> packing of the same documents. Of more than 40 blocks 40 are drawn, evenly spaced.
+    """
+    blocks = Axis("block", "count", look={"showgrid": False})
+    panels = [Panel(blocks, Axis("block", "tokens"), _documents(one), title=name) for name, one in packings.items()]
+    first = next(iter(packings.values()))
+    parts = [f"{name} {plural(len(p.blocks), 'blocks')}, {p.waste:.2%} of them waste" for name, p in packings.items()]
+    tokens = f"{format_quantity(sum(first.lengths), 'tokens')} in blocks of {first.block_size:,}"
+    sentence = f"{plural(len(first.lengths), 'documents')} of {tokens}: {'; '.join(parts)}."
+    if max(len(packing.blocks) for packing in packings.values()) > MOST_BLOCKS:
+        sentence += f" Of a packing with more, {MOST_BLOCKS} blocks are drawn, evenly spaced."
+    columns = packing_table(packings)
+    return chart("Documents in blocks", panels, sentence, columns, barmode="stack", bargap=0.15)
+
+
+def packing_table(packings: Mapping[str, Packing]) -> dict[str, Sequence[object]]:
+    """Blocks, tokens and waste of each packing, and the work of attention: pairs of tokens in blocks and documents."""
+    every = list(packings.values())
+    pairs = [len(p.blocks) * p.block_size**2 for p in every]
+    inside = [sum(length**2 for length in p.lengths) for p in every]
+    return {
+        "packing": list(packings),
+        "documents": [len(p.lengths) for p in every],
+        "blocks": [len(p.blocks) for p in every],
+        "waste (%)": [100 * p.waste for p in every],
+        "attention over blocks (pairs of tokens)": pairs,
+        "in documents alone (pairs of tokens)": inside,
+        "times fewer": [a / b for a, b in zip(pairs, inside, strict=True)],
+    }
+
+
+def _documents(packing: Packing) -> list[Mark]:
+    """A group of bars for each place in a block, from below, and one for the padding."""
+    number = len(packing.blocks)
+    blocks = [packing.blocks[i * number // MOST_BLOCKS] for i in range(MOST_BLOCKS)]
+    blocks = packing.blocks if number <= MOST_BLOCKS else blocks
+    at, marks = range(len(blocks)), []
+    for place in range(max(map(len, blocks))):
+        heights = [packing.lengths[block[place]] if place < len(block) else 0 for block in blocks]
+        words = [
+            f"document {block[place]}: {plural(height, 'tokens')}" if height else ""
+            for block, height in zip(blocks, heights, strict=True)
+        ]
+        pattern = {"shape": ("", "/")[place % 2], "fillmode": "overlay", "fgcolor": "#FFFFFF", "solidity": 0.2}
+        shade = {"color": series_look((0, 5)[place % 2]).color, "pattern": pattern | {"size": 6}}
+        name = ("first, third, ... document", "second, fourth, ...")[place % 2]
+        mark = bars(LOOKS["idle"], name, at, heights, words)
+        marks.append(mark.styled(marker=shade | {"line": {"width": 0.5, "color": "#FFFFFF"}}))
+    left = [packing.block_size - sum(packing.lengths[document] for document in block) for block in blocks]
+    words = [f"padding: {plural(room, 'tokens')}" for room in left]
+    return [*marks, bars(LOOKS["idle"], "padding", at, left, words, legendrank=2000)]

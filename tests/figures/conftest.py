@@ -108,7 +108,7 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "steps law": lab04.figure_steps_law({4: [290.0, 310.0], 16: [150.0]}, StepsLaw(100.0, 8.0), 10),
         "coordinate check": lab04.figure_coordinates({"muP": {32: [{"logits": 1.0}], 64: [{"logits": 1.1}]}}),
         "rates": lab04.figure_rates({"muP": {32: {0.25: [3.0, 3.2], 0.5: [2.0, 2.4]}}}, "width", "rates"),
-        "packing": lab04.figure_packing({"best fit": best_fit([3, 5, 2, 7, 1], 8)}),
+        "packing": lab07.figure_packing({"best fit": best_fit([3, 5, 2, 7, 1], 8)}),
         "tiles": lab06.figure_tiles(examples.some_launch()),
         "tensor times": figures.figure_tensor_times([1, 8, 16], [8e-3, 1e-3, 6e-4], [0.0, 2e-4, 3e-3], 8),
         "matrices": lab12.figure_matrices(

@@ -217,7 +217,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_staircase": lambda: lab06.figure_staircase([1, 2], {MARK: [1.0, 2.0]}, {MARK: [0.5, 0.5]}, MARK),
     "figure_coordinates": lambda: lab04.figure_coordinates({MARK: {32: [{MARK: 1.0}], 64: [{MARK: 1.1}]}}),
     "figure_rates": lambda: lab04.figure_rates({MARK: {32: {0.25: [3.0], 0.5: [2.0]}}}, MARK, MARK),
-    "figure_packing": lambda: lab04.figure_packing({MARK: best_fit([3, 5, 2], 8)}),
+    "figure_packing": lambda: lab07.figure_packing({MARK: best_fit([3, 5, 2], 8)}),
     "figure_idle_shares": lambda: figures.figure_idle_shares([1, 2], {MARK: [0.5, 0.2]}, MARK, title=MARK),
     "figure_tiles": lambda: lab06.figure_tiles(LAUNCH),
     "figure_batch_splits": lambda: figures.figure_batch_splits([prediction()], title=MARK),

@@ -15,7 +15,6 @@ from lablib.course.checks.comparison import plain_number
 from lablib.course.checks.draw import Draw
 from lablib.course.checks.expect import RuleBroken
 from lablib.course.checks.formatting import short_repr
-from lablib.course.checks.observe import Observed
 from lablib.course.checks.rules import changes_nothing, communications_within, not_from_lablib, observe
 from lablib.text.units import plural
 
@@ -211,111 +210,6 @@ def _reference(model: _Model, micro_batches: MicroBatches) -> float:
         loss.backward()
         total += loss.item()
     return total
-
-
-# ---- The document mask ----------------------------------------------------------------------------------------------
-
-
-@exercise(
-    "The document mask",
-    hints=[
-        "Two tokens are of one document if their numbers are equal. How do you compare each with each?",
-        "`documents[:, :, None] == documents[:, None, :]` has the shape (B, T, T): row i, column j. And a token sees "
-        "no later token: which half must be False?",
-        "`.tril()` keeps the diagonal and the entries below it; `[:, None]` inserts the dimension of 1. Padding is "
-        "then a document like any other.",
-    ],
-)
-def document_mask(expect: Expect, document_mask: Callable[[Tensor], Tensor]) -> None:
-    not_from_lablib(document_mask)
-    draw = expect.draw
-    kept = None
-    for words, documents in _blocks(draw):
-        expect.measured.clear()  # the result shows only the rules of the last blocks
-        call = observe(document_mask, documents.clone())
-        _expect_mask(expect, call, documents, f"{words}, {tuple(documents.shape)}")
-        if kept and not torch.equal(*kept):
-            rule = f"the mask of the call before stays unchanged ({words})"
-            raise RuleBroken(rule, "it changed", "a new tensor in each call")
-        kept = call.value, call.value.clone()
-
-
-def _block(draw: Draw, lengths: Sequence[int], padding: int) -> list[int]:
-    """Document numbers for these lengths, in any order, and padding at the end."""
-    numbers = draw.integers(len(lengths), 0, 2 * len(lengths) + 3)
-    return [number for number, length in zip(numbers, lengths, strict=True) for _ in range(length)] + [-1] * padding
-
-
-def _blocks(draw: Draw) -> Iterator[tuple[str, Tensor]]:
-    length, num = draw.integer(3, 6), draw.integer(2, 4)
-    yield "one document", torch.tensor([_block(draw, [length], 0)])
-    low, (middle, high) = 0, sorted(draw.integers(2, 1, 20))  # neither ascending nor descending
-    yield "equal documents", torch.tensor([[middle] * length + [low] * length + [high] * length])
-    uneven = [draw.integer(1, 7) for _ in range(num)] + [1, 5]
-    yield "documents of different lengths", torch.tensor([_block(draw, uneven, 0)])
-    yield "the same shape, different documents", torch.tensor([_block(draw, uneven[1:] + uneven[:1], 0)])
-    yield "documents and padding", torch.tensor([_block(draw, uneven, draw.integer(2, 5))])
-    rows = []
-    for _ in range(draw.integer(3, 5)):
-        lengths = [draw.integer(1, 4) for _ in range(draw.integer(1, 4))]
-        rows.append(_block(draw, lengths, 17 - sum(lengths)))
-    yield "several blocks", torch.tensor(rows)
-    yield (
-        "several blocks of different documents, without padding",
-        torch.tensor([_block(draw, cut, 0) for cut in ([3, 9], [7, 5], [1, 1, 10])]),
-    )
-    yield "a block of padding alone", torch.tensor([_block(draw, uneven, 0), [-1] * sum(uneven)])
-    front = torch.tensor([_block(draw, [draw.integer(2, 5) for _ in range(4)], 0)])
-    numbers = front.unique_consecutive()
-    front[torch.isin(front, numbers[::2])] = -1
-    yield "padding in front, and between documents", front
-    number = draw.integer(110_000, 300_000)
-    large = [number + more for more in (256, 0, 1, 65_536) for _ in range(draw.integer(2, 4))]
-    yield "large numbers of documents", torch.tensor([large])
-    for name in (0, 12, draw.integer(1, 5)):  # 12 tokens: padding must not become document 0 or 12
-        yield f"padding before document {name}", torch.tensor([[-1] * 3 + [name] * 4 + [40] * 3 + [-1] + [50]])
-    yield "a long block", torch.tensor([[*range(300)] + [300] * 100])
-    yield "documents in ascending order", torch.tensor([sorted(_block(draw, [4] * num, 0)) + [-1]])
-    yield "blocks of one token", torch.tensor([[3], [0]])
-
-
-def _expect_mask(expect: Expect, call: Observed, documents: Tensor, on: str) -> None:
-    mask, (rows, length) = call.value, documents.shape
-    rule = f"the mask is a tensor of booleans ({on})"
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        raise RuleBroken(rule, _told(mask), "torch.bool")
-    changes_nothing(expect, [call])
-    if mask.shape != (rows, 1, length, length):
-        raise RuleBroken(
-            f"the mask has the shape (B, 1, T, T) ({on})", str(tuple(mask.shape)), f"{(rows, 1, length, length)}"
-        )
-    saw = mask[:, 0]
-    i, j = torch.arange(length)[:, None], torch.arange(length)[None, :]
-    same = documents[:, :, None] == documents[:, None, :]
-    is_token = (documents >= 0)[:, :, None]
-    rules = {  # for each: the places where it applies, and the value there
-        "every token sees itself, padding too": ((i == j).expand(rows, -1, -1), True),
-        "no token sees a later one": (is_token & (j > i), False),
-        "no token sees another document": (is_token & ~same, False),
-        "a token sees all tokens before it in its own document": (is_token & same & (j < i), True),
-    }
-    in_all = sum(int((where & (saw != wanted)).sum()) for where, wanted in rules.values())
-    for rule, (where, wanted) in rules.items():
-        wrong = (where & (saw != wanted)).nonzero()
-        if len(wrong):
-            b, row, column = wrong[0].tolist()
-            sees = "does not see" if wanted else "sees"
-            seer, seen = (
-                f"{place} ({'padding' if number < 0 else f'document {number}'})"
-                for place, number in ((at, int(documents[b, at])) for at in (row, column))
-            )
-            what = f"token {seer} {sees} token {seen}"
-            raise RuleBroken(
-                f"{rule} ({on})",
-                f"in block {b} {what}; {in_all} of {saw.numel()} entries are wrong",
-                f"{wanted} at [{b}, 0, {row}, {column}]",
-            )
-        expect.that(f"{rule} ({on})", True, "yes", "")
 
 
 # ---- Clip over shards -----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@
 # move the weights against it. The text of one step is the *batch*. You split batches without changing the gradient, and
 # see where the gain of a larger batch ends.
 #
-# **Prerequisites.** Lab 01; helpful: lab 02. **Time.** 60 minutes, without the folded sections, called *further*.
+# **Prerequisites.** Lab 01; helpful: lab 02. **Time.** 48 minutes, without the folded sections, called *further*.
 
 # %%
 from lablib.labs import lab04
@@ -39,12 +39,11 @@ import math
 import pandas as pd
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 from lablib import launch
-from lablib.batches import accumulation, clipping, noise_scale, packed_attention, packing
+from lablib.batches import accumulation, clipping, noise_scale
 from lablib.batches.accumulation import IGNORED, summed_loss
-from lablib.data import Batch, batches, cut_documents, load_corpus
+from lablib.data import Batch, batches, load_corpus
 from lablib.models import GPT
 from lablib.studies import batches as small_runs
 from lablib.studies.batches import MODEL, NARROW, SEQ_LEN
@@ -178,142 +177,6 @@ for one in (accumulation.accumulate, accumulation.accumulate_mean_of_means):
     off = float((mine - whole).norm() / whole.norm())
     print(f"{one.__name__:24s} off by {off:.0e} of the gradient's length")
 
-# %% [markdown] minutes=12
-# ## Documents in blocks
-#
-# Results for padding are computed and discarded. Text comes in *documents*: here the modules of Python's standard
-# library, with one token per byte. Take blocks of 16,384 tokens, and cut longer documents into pieces. If each piece
-# has its own block, which share of all computed tokens is padding?
-
-# %%
-modules = lab04.documents(load_corpus())
-pieces = cut_documents(modules, 16_384)
-in_order = sorted(len(piece) for piece in pieces)
-print(
-    f"{len(modules)} documents, {len(pieces)} pieces, of which half are shorter than", end=" "
-)
-print(f"{in_order[len(pieces) // 2]:,} tokens and {in_order.count(16_384)} fill a block")
-my_guess_waste = lab04.guess("share of padding", None, interactive, "%")
-
-# %% [markdown]
-# *Packing* puts several documents into one block. *First fit* puts them one after another, each into the first block
-# with enough room; *best fit* uses the block that then has the least room left. If the longest come first, the short
-# ones fill the gaps.
-
-# %%
-lengths = [len(piece) for piece in pieces]
-ways = {"alone": packing.one_per_block(lengths, 16_384)}
-ways["first fit"] = packing.first_fit(lengths, 16_384, longest_first=False)
-ways["best fit, longest first"] = packing.best_fit(lengths, 16_384)
-my_guess_waste.reveal(100 * ways["alone"].waste)
-rows = {name: [len(way.blocks), f"{way.waste:.2%}"] for name, way in ways.items()}
-pd.DataFrame(rows, index=["blocks", "waste"]).T
-
-# %%
-few = [len(module) for module in modules if len(module) < 2000][:40]  # in smaller blocks
-drawn = {"alone": packing.one_per_block(few, 2048)}
-drawn["best fit, longest first"] = packing.best_fit(few, 2048)
-lab04.show(lab04.figure_packing(drawn))
-
-# %% [markdown]
-# In *attention* each token reads the *values* of the tokens before it in its block, and its own: the *causal mask*.
-# Below is a block of ten tokens, from three documents and padding (-1). A loss is computed on document 1 alone. Which
-# of the ten values does its gradient reach?
-
-# %%
-document_of = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2, -1]])
-print("document ", "     ".join(f"{number:2d}" for number in document_of[0].tolist()))
-my_guess_reached = lab04.guess("places of the values (such as 0, 1)", None, interactive)
-
-# %%
-query, key, value = torch.randn(3, 1, 1, 10, 8, generator=torch.Generator().manual_seed(0))
-value.requires_grad_()
-read = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-read[0, 0, document_of[0] == 1].square().sum().backward()
-print("gradient ", "  ".join(f"{row.norm():.3f}" for row in value.grad[0, 0]))
-reached = value.grad[0, 0].norm(dim=1).nonzero().flatten()
-my_guess_reached.reveal(set(map(str, reached.tolist())))
-
-# %% [markdown]
-# It reaches document 1 itself, and all of document 0. So the gradient of a document depends on its neighbours in the
-# block, which are there by chance.
-
-# %% [markdown]
-# ### Exercise 2: the document mask
-#
-# Write the mask under which no gradient crosses a border: a token sees only itself and the tokens before it in its own
-# document. Padding has the number -1. It must see at least itself: a softmax over an empty set is NaN, and one NaN
-# reaches every weight.
-
-
-# %% tags=["exercise"]
-def document_mask(documents):
-    """True where a token (row) may see another (column).
-
-    documents: whole numbers of shape (B, T), each token's document, -1 for padding, which may
-    be anywhere. Tokens of one document are adjacent; numbers may have any size and order.
-    Returns booleans of shape (B, 1, T, T).
-    """
-    ### BEGIN SOLUTION
-    same = documents[:, :, None] == documents[:, None, :]
-    return same.tril()[:, None]
-    ### END SOLUTION
-
-
-# %%
-# Try it: two tokens of document 7, one of document 3, one of padding.
-lab04.try_out(lambda: document_mask(torch.tensor([[7, 7, 3, -1]])).int()[0, 0].tolist())
-
-# %% tags=["check"] points=2
-check.document_mask(document_mask)
-
-# %% [markdown]
-# Does a packed block now give each document the same gradients as alone? Two more conditions must hold. *Targets*: a
-# document's last token has no target (IGNORED), because the next token in the block is from another document.
-# *Positions*: this GPT adds to each token a vector for its position, so each document counts its positions from 0. The
-# library's `fill_blocks` does both.
-
-# %%
-texts = [b"import os\n", b"x = 1 + 2\nprint(x)\n", b"def f(): pass\n"]
-three = [torch.tensor(list(text)) for text in texts]
-blocks = packing.fill_blocks(three, packing.best_fit([len(one) for one in three], 48))
-print("document ", *blocks.documents[0].tolist())
-print("position ", *blocks.positions[0].tolist())
-small = GPT(NARROW, dtype=torch.float64)
-for one in three:  # each document alone; its last token has no target
-    summed_loss(small(one[None, :-1]), one[None, 1:]).backward()
-alone = lab04.gradient(small)
-ignored = int((blocks.targets == IGNORED).sum())
-print(f"{ignored} of {blocks.targets.numel()} targets are IGNORED: last tokens, and padding")
-
-# %% [markdown]
-# Compare the gradient of the block with the gradient of the documents alone; then break each of the three conditions.
-# Which one changes the gradient most?
-
-# %%
-my_guess_most = lab04.guess(
-    'condition that matters most ("mask", "targets" or "positions")', None, interactive
-)
-
-
-# %%
-def off_by(blocks, attend):
-    small.zero_grad()
-    logits = packed_attention.packed_logits(small, blocks, attend)
-    summed_loss(logits, blocks.targets).backward()
-    return float((lab04.gradient(small) - alone).norm() / alone.norm())
-
-
-masked = packed_attention.attend_by_mask(blocks.documents)
-following = blocks.tokens.roll(-1, 1).where(blocks.documents >= 0, IGNORED)  # across borders
-places = torch.arange(48)[None]
-print(f"all three conditions: off by {off_by(blocks, masked):.0e}")
-off = {"mask": off_by(blocks, packed_attention.attend_to_all)}  # causal mask alone
-off["targets"] = off_by(blocks._replace(targets=following), masked)  # last tokens have some
-off["positions"] = off_by(blocks._replace(positions=places), masked)  # within the block
-print(*(f"{name} broken: off by {one:.0e}" for name, one in off.items()), sep="\n")
-my_guess_most.reveal(max(off, key=off.__getitem__))
-
 # %% [markdown] minutes=11
 # ## Clipping, and the cut
 #
@@ -382,7 +245,7 @@ pd.DataFrame(rows).T
 # gradient, a *shard*. Small parameters are *replicated*: every rank holds them whole, with equal gradients.
 
 # %% [markdown]
-# ### Exercise 3: clip over shards
+# ### Exercise 2: clip over shards
 #
 # All ranks must use the norm of the whole gradient, but each holds only a part of it. `dist.all_reduce(x)` replaces the
 # tensor x on every rank by the sum over all ranks. The budget: one such call, of a tensor of at most 64 bytes.
@@ -442,7 +305,7 @@ check.clip_shards(clip_shards)
 # `E |g_kb|^2 = |G|^2 + tr(Sigma) / (k b)`
 
 # %% [markdown]
-# ### Exercise 4: the unbiased estimate
+# ### Exercise 3: the unbiased estimate
 #
 # Solve the two equations: use the mean of the parts' squares for E |g_b|^2, and the square of the mean for E |g_kb|^2.
 # *Unbiased* means right on average over all possible batches. A single estimate of the signal can be negative; keep it,
@@ -580,7 +443,7 @@ pd.DataFrame(lines, index=counts).round().astype(int).rename_axis("steps average
 # run from the start. *WSD* (warmup, stable, decay; Hu et al., 2024) falls only at the end.
 
 # %% [markdown]
-# ### Exercise 5: WSD
+# ### Exercise 4: WSD
 #
 # Steps s count from 0; the first W are warmup, the last D of N are decay. During warmup the factor is (s + 1) / (W +
 # 1): no step has 0, and the first step after the warmup has 1. In the decay it falls on a straight line, from 1 at s =
@@ -706,19 +569,6 @@ pd.DataFrame(rows).T
 # the computer. In the recording on a quiet one, the predictions are 13 to 56 percent too long, and sixteen
 # micro-batches took 13 percent longer than one; 56 percent longer was predicted. (The calibration measured two ranks
 # that compute at once; here one rank has caches and memory alone.)
-
-# %% [markdown] tags=["further"] minutes=2
-# ## Further: variable length
-#
-# Under the document mask the scores between documents are still computed, and discarded. *Kernels* (programs of the
-# GPU) for *variable length* get the ends of the documents, and skip these scores. With k equal documents in a block 1 /
-# k of the work of attention is left. How much is left here, where long pieces fill their blocks?
-
-# %%
-best, shape = ways["best fit, longest first"], {"num_layers": 12, "d_model": 768}
-by_mask = packed_attention.masked_attention_flops(best, **shape)
-by_length = packed_attention.variable_length_attention_flops(best, **shape)
-print(f"variable length takes {by_length / by_mask:.0%} of the FLOPs of the document mask")
 
 # %% [markdown] tags=["further"] minutes=6
 # ## Further: large batches
@@ -877,8 +727,8 @@ lab04.show(
 # %% [markdown] minutes=1
 # ## Summary
 #
-# - A batch is a sum over tokens: micro-batches, ranks and documents split it. No split changes the gradient, if every
-#   token weighs 1 / N and sees only its own document, and no target crosses a border. Mean of means does change it.
+# - A batch is a sum over tokens: micro-batches and ranks split it. No split changes the gradient, if every token weighs
+#   1 / N. Mean of means does change it.
 # - Clip the whole sum, by the norm over all ranks, after unscaling: then the cut does not matter.
 # - The right size depends on noise. Far above the noise scale, more tokens save few steps. The noise scale changes
 #   during training; here it was below one sequence in the first ten steps, and rose to 37.
@@ -889,7 +739,6 @@ lab04.show(
 #
 # - S. McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, arXiv 1812.06162.
 # - R. Pascanu et al., "On the difficulty of training recurrent neural networks", 2012, arXiv 1211.5063.
-# - M. Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021, arXiv 2107.02027.
 # - S. Hu et al., "MiniCPM", 2024, arXiv 2404.06395. A. Hägele et al., 2024, arXiv 2405.18392.
 # - P. Goyal et al., "Accurate, Large Minibatch SGD", 2017, arXiv 1706.02677.
 # - S. Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", 2022, arXiv 2205.10287.

@@ -523,6 +523,165 @@ with tempfile.TemporaryDirectory() as folder:
     print(tokens)
     print(repr(tokenizer.decode(tokens.block(0, 16)[0])))
 
+# %% [markdown] tags=["further"] minutes=14
+# ## Further: documents in blocks
+#
+# Results for padding are computed and discarded. Text comes in *documents*: here the modules of Python's standard
+# library, with one token per byte. Take blocks of 16,384 tokens, and cut longer documents into pieces. If each piece
+# has its own block, which share of all computed tokens is padding?
+
+# %%
+from lablib.batches import packed_attention, packing
+from lablib.batches.accumulation import IGNORED, summed_loss
+from lablib.data import cut_documents, documents, load_corpus
+from lablib.models import GPT
+from lablib.studies.batches import NARROW
+
+modules = documents(load_corpus())
+pieces = cut_documents(modules, 16_384)
+in_order = sorted(len(piece) for piece in pieces)
+print(
+    f"{len(modules)} documents, {len(pieces)} pieces, of which half are shorter than", end=" "
+)
+print(f"{in_order[len(pieces) // 2]:,} tokens and {in_order.count(16_384)} fill a block")
+my_guess_waste = lab07.guess("share of padding", None, interactive, "%")
+
+# %% [markdown]
+# *Packing* puts several documents into one block. *First fit* puts them one after another, each into the first block
+# with enough room; *best fit* uses the block that then has the least room left. If the longest come first, the short
+# ones fill the gaps.
+
+# %%
+lengths = [len(piece) for piece in pieces]
+ways = {"alone": packing.one_per_block(lengths, 16_384)}
+ways["first fit"] = packing.first_fit(lengths, 16_384, longest_first=False)
+ways["best fit, longest first"] = packing.best_fit(lengths, 16_384)
+my_guess_waste.reveal(100 * ways["alone"].waste)
+rows = {name: [len(way.blocks), f"{way.waste:.2%}"] for name, way in ways.items()}
+pd.DataFrame(rows, index=["blocks", "waste"]).T
+
+# %%
+few = [len(module) for module in modules if len(module) < 2000][:40]  # in smaller blocks
+drawn = {"alone": packing.one_per_block(few, 2048)}
+drawn["best fit, longest first"] = packing.best_fit(few, 2048)
+show(lab07.figure_packing(drawn))
+
+# %% [markdown]
+# In *attention* each token reads the *values* of the tokens before it in its block, and its own: the *causal mask*.
+# Below is a block of ten tokens, from three documents and padding (-1). A loss is computed on document 1 alone. Which
+# of the ten values does its gradient reach?
+
+# %%
+document_of = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 2, 2, -1]])
+print("document ", "     ".join(f"{number:2d}" for number in document_of[0].tolist()))
+my_guess_reached = lab07.guess("places of the values (such as 0, 1)", None, interactive)
+
+# %%
+query, key, value = torch.randn(3, 1, 1, 10, 8, generator=torch.Generator().manual_seed(0))
+value.requires_grad_()
+read = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+read[0, 0, document_of[0] == 1].square().sum().backward()
+print("gradient ", "  ".join(f"{row.norm():.3f}" for row in value.grad[0, 0]))
+reached = value.grad[0, 0].norm(dim=1).nonzero().flatten()
+my_guess_reached.reveal(set(map(str, reached.tolist())))
+
+# %% [markdown]
+# It reaches document 1 itself, and all of document 0. So the gradient of a document depends on its neighbours in the
+# block, which are there by chance.
+
+# %% [markdown]
+# ### Exercise 5: the document mask
+#
+# Write the mask under which no gradient crosses a border: a token sees only itself and the tokens before it in its own
+# document. Padding has the number -1. It must see at least itself: a softmax over an empty set is NaN, and one NaN
+# reaches every weight.
+
+
+# %% tags=["exercise"]
+def document_mask(documents):
+    """True where a token (row) may see another (column).
+
+    documents: whole numbers of shape (B, T), each token's document, -1 for padding, which may
+    be anywhere. Tokens of one document are adjacent; numbers may have any size and order.
+    Returns booleans of shape (B, 1, T, T).
+    """
+    ### BEGIN SOLUTION
+    same = documents[:, :, None] == documents[:, None, :]
+    return same.tril()[:, None]
+    ### END SOLUTION
+
+
+# %%
+# Try it: two tokens of document 7, one of document 3, one of padding.
+try_out(lambda: document_mask(torch.tensor([[7, 7, 3, -1]])).int()[0, 0].tolist())
+
+# %% tags=["check"] points=2
+check.document_mask(document_mask)
+
+# %% [markdown]
+# Does a packed block now give each document the same gradients as alone? Two more conditions must hold. *Targets*: a
+# document's last token has no target (IGNORED), because the next token in the block is from another document.
+# *Positions*: this GPT adds to each token a vector for its position, so each document counts its positions from 0. The
+# library's `fill_blocks` does both.
+
+# %%
+texts = [b"import os\n", b"x = 1 + 2\nprint(x)\n", b"def f(): pass\n"]
+three = [torch.tensor(list(text)) for text in texts]
+blocks = packing.fill_blocks(three, packing.best_fit([len(one) for one in three], 48))
+print("document ", *blocks.documents[0].tolist())
+print("position ", *blocks.positions[0].tolist())
+small = GPT(NARROW, dtype=torch.float64)
+
+
+def gradient_of(model):
+    return torch.cat([param.grad.flatten() for param in model.parameters()])
+
+
+for one in three:  # each document alone; its last token has no target
+    summed_loss(small(one[None, :-1]), one[None, 1:]).backward()
+apart = gradient_of(small)
+ignored = int((blocks.targets == IGNORED).sum())
+print(f"{ignored} of {blocks.targets.numel()} targets are IGNORED: last tokens, and padding")
+
+# %% [markdown]
+# Compare the gradient of the block with the gradient of the documents alone; then break each of the three conditions.
+# Which one changes the gradient most?
+
+# %%
+my_guess_most = lab07.guess(
+    'condition that matters most ("mask", "targets" or "positions")', None, interactive
+)
+
+
+# %%
+def off_by(blocks, attend):
+    small.zero_grad()
+    logits = packed_attention.packed_logits(small, blocks, attend)
+    summed_loss(logits, blocks.targets).backward()
+    return float((gradient_of(small) - apart).norm() / apart.norm())
+
+
+masked = packed_attention.attend_by_mask(blocks.documents)
+following = blocks.tokens.roll(-1, 1).where(blocks.documents >= 0, IGNORED)  # across borders
+places = torch.arange(48)[None]
+print(f"all three conditions: off by {off_by(blocks, masked):.0e}")
+off = {"mask": off_by(blocks, packed_attention.attend_to_all)}  # causal mask alone
+off["targets"] = off_by(blocks._replace(targets=following), masked)  # last tokens have some
+off["positions"] = off_by(blocks._replace(positions=places), masked)  # within the block
+print(*(f"{name} broken: off by {one:.0e}" for name, one in off.items()), sep="\n")
+my_guess_most.reveal(max(off, key=off.__getitem__))
+
+# %% [markdown]
+# Under the document mask the scores between documents are still computed, and discarded. *Kernels* (programs of the
+# GPU) for *variable length* get the ends of the documents, and skip these scores. With k equal documents in a block 1 /
+# k of the work of attention is left. How much is left here, where long pieces fill their blocks?
+
+# %%
+best, shape = ways["best fit, longest first"], {"num_layers": 12, "d_model": 768}
+by_mask = packed_attention.masked_attention_flops(best, **shape)
+by_length = packed_attention.variable_length_attention_flops(best, **shape)
+print(f"variable length takes {by_length / by_mask:.0%} of the FLOPs of the document mask")
+
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: formats
 #
@@ -675,10 +834,11 @@ if StatefulDataLoader:
 # - D. Murray et al., "tf.data: A Machine Learning Data Processing Framework", 2021, arXiv 2101.12127.
 # - A. Audibert et al., "tf.data service: A Case for Disaggregating ML Input Data Processing", 2023, arXiv 2210.14826:
 #   loaders on other machines.
+# - M. Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021, arXiv 2107.02027 (further).
 # - L. Kleinrock, "Queueing Systems", volume 1, 1975: the queue M/M/k/K.
 # - torch 2.13: `torch/utils/data/dataloader.py` and `distributed.py`.
 # - "Best Practices Design Patterns: Optimizing Amazon S3 Performance", AWS, 2019.
-# - The code: `lablib/data`.
+# - The code: `lablib/data`, and `packing.py` and `packed_attention.py` in `lablib/batches`.
 
 # %%
 check

@@ -102,6 +102,12 @@ def _resume(
     return _RESUME.format(start=start, runs=runs, pair=pair, used=used, rest=rest, dealt=dealt)
 
 
+def _mask(returned: str, before: str = "pass") -> str:
+    return f"def document_mask(documents):\n    {before}\n    return {returned}\n"
+
+
+_SAME = "(documents[:, :, None] == documents[:, None, :])"
+
 WRONG_ANSWERS = {
     "fewest_workers": [
         ("rounds down", _workers(workers="max(1, load_ms // busy_ms)"), "just short of k steps"),
@@ -543,6 +549,172 @@ def resume(order, runs, ranks):
             "no sample is",
         ),
     ],
+    "document_mask": [
+        (
+            "treats padding as document 0",
+            _mask(f"{_SAME}.tril()[:, None]", "documents = documents.masked_fill(documents < 0, 0)"),
+            "padding before document 0",
+        ),
+        (
+            "treats padding as document T",
+            _mask(f"{_SAME}.tril()[:, None]", "documents = documents.masked_fill(documents < 0, documents.shape[1])"),
+            "padding before document 12",
+        ),
+        (
+            "has one mask for each shape",
+            "OUT = {}\n"
+            + _mask(f"OUT.setdefault(documents.shape, {_SAME}[:, None].clone()).copy_({_SAME}.tril()[:, None])"),
+            "the mask of the call before stays unchanged",
+        ),
+        (
+            "counts positions in a byte",
+            _mask(
+                f"({_SAME} & (place[:, None] >= place))[:, None]",
+                "place = torch.arange(documents.shape[1]).to(torch.int8)",
+            ),
+            "a long block",
+        ),
+        (
+            "the causal mask alone",
+            _mask(f"torch.ones_like({_SAME}).tril()[:, None]"),
+            "no token sees another document",
+        ),
+        ("no causal mask", _mask(f"{_SAME}[:, None]"), "no token sees a later one"),
+        ("the upper half", _mask(f"{_SAME}.triu()[:, None]"), "no token sees a later one (one document"),
+        (
+            "does not see itself",
+            _mask(f"{_SAME}.tril(-1)[:, None]"),
+            "every token sees itself, padding too (one document",
+        ),
+        ("True for the tokens that it must not see", _mask(f"~{_SAME}.tril()[:, None]"), "every token sees itself"),
+        (
+            "padding sees nothing",
+            _mask(f"({_SAME}.tril() & (documents >= 0)[:, :, None])[:, None]"),
+            "every token sees itself, padding too (documents and padding",
+        ),
+        ("shape (B, T, T)", _mask(f"{_SAME}.tril()"), "the mask has the shape (B, 1, T, T)"),
+        ("shape (1, B, T, T)", _mask(f"{_SAME}.tril()[None]"), "the mask has the shape (B, 1, T, T) (several blocks"),
+        (
+            "numbers to add, 0 and -inf",
+            _mask(f"torch.zeros({_SAME}.shape).masked_fill(~{_SAME}.tril(), -torch.inf)[:, None]"),
+            "the mask is a tensor of booleans",
+        ),
+        ("whole numbers", _mask(f"{_SAME}.tril()[:, None].long()"), "the mask is a tensor of booleans"),
+        (
+            "the first block's mask for all",
+            _mask(f"{_SAME}.tril()[:1, None].expand(len(documents), -1, -1, -1).clone()"),
+            "(several blocks",
+        ),
+        (
+            "sees documents of smaller numbers",
+            _mask("(documents[:, :, None] >= documents[:, None, :]).tril()[:, None]"),
+            "no token sees another document",
+        ),
+        (
+            "sees only its neighbour",
+            _mask(f"({_SAME}.tril() & ~{_SAME}.tril(-2))[:, None]"),
+            "a token sees all tokens before it in its own document (one document",
+        ),
+        (
+            "sees the first token of the block",
+            _mask("same.tril()[:, None]", f"same = {_SAME}; same[:, :, 0] = True"),
+            "no token sees another document (equal documents",
+        ),
+        (
+            "treats document 0 as padding",
+            _mask(
+                "((same & real).tril() | torch.eye(documents.shape[1], dtype=torch.bool))[:, None]",
+                f"same, real = {_SAME}, (documents > 0)[:, :, None]",
+            ),
+            "a token sees all tokens before it in its own document",
+        ),
+        (
+            "documents of equal length",
+            """
+def document_mask(documents):
+    length = int((documents[0] == documents[0, 0]).sum())
+    place = torch.arange(documents.shape[1]) // length
+    same = (place[:, None] == place[None, :]).tril()
+    return same.expand(len(documents), -1, -1)[:, None].clone()
+""",
+            "(documents of different lengths",
+        ),
+        (
+            "one document after another, numbered 0, 1, 2",
+            """
+def document_mask(documents):
+    number = (torch.diff(documents, dim=1, prepend=documents[:, :1]) > 0).cumsum(1)
+    return (number[:, :, None] == number[:, None, :]).tril()[:, None]
+""",
+            "no token sees another document",
+        ),
+        (
+            "renumbers padding in place",
+            _mask(f"{_SAME}.tril()[:, None]", "documents[documents < 0] = 99"),
+            "the input stays as it was",
+        ),
+        (
+            "tokens see padding before them",
+            _mask(f"({_SAME} | (documents < 0)[:, None, :]).tril()[:, None]"),
+            "no token sees another document (padding in front, and between documents",
+        ),
+        (
+            "places documents from the start of the block",
+            """
+def document_mask(documents):
+    rows, length = documents.shape
+    mask = torch.eye(length, dtype=torch.bool).repeat(rows, 1, 1, 1)
+    for row, numbers in enumerate(documents):
+        at = 0
+        for size in torch.unique_consecutive(numbers[numbers >= 0], return_counts=True)[1].tolist():
+            mask[row, 0, at : at + size, at : at + size] = torch.ones(size, size).tril().bool()
+            at += size
+    return mask
+""",
+            "(padding in front, and between documents",
+        ),
+        (
+            "numbers in 8 bits",
+            _mask(f"{_SAME}.tril()[:, None]", "documents = documents.to(torch.uint8)"),
+            "no token sees another document (large numbers of documents",
+        ),
+        (
+            "numbers in FP16",
+            _mask(f"{_SAME}.tril()[:, None]", "documents = documents.half()"),
+            "no token sees another document (large numbers of documents",
+        ),
+        (
+            "close numbers are equal",
+            _mask(
+                "torch.isclose(numbers[:, :, None], numbers[:, None, :]).tril()[:, None]", "numbers = documents.float()"
+            ),
+            "no token sees another document (large numbers of documents",
+        ),
+        (
+            "64 documents at most",
+            _mask(
+                "(one @ one.transpose(1, 2) > 0).tril()[:, None]",
+                "one = torch.nn.functional.one_hot(documents + 1, 64).float()",
+            ),
+            "Class values must be smaller than num_classes",
+        ),
+        (
+            "keeps the mask of a shape",
+            f"""
+def document_mask(documents, kept={{}}):
+    if documents.shape not in kept:
+        kept[documents.shape] = {_SAME}.tril()[:, None]
+    return kept[documents.shape]
+""",
+            "entries are wrong",
+        ),
+        ("returns nothing", _mask("None"), "the mask is a tensor of booleans (one document"),
+        (
+            "uses the library's function",
+            _mask("packed_attention.document_mask(documents)", "from lablib.batches import packed_attention"),
+            "the answer is your own code",
+        ),
+    ],
 }
 
 RIGHT_ANSWERS = {
@@ -717,6 +889,40 @@ def resume(order, runs, ranks):
                 is_left[place] = False
     rest = [sample for sample, left in zip(order, is_left) if left]
     return tuple(tuple(rest[rank::ranks]) for rank in range(ranks))
+""",
+        ),
+    ],
+    "document_mask": [
+        (
+            "token by token",
+            """
+def document_mask(documents):
+    rows, length = documents.shape
+    mask = torch.zeros(rows, 1, length, length, dtype=torch.bool)
+    for b in range(rows):
+        for i in range(length):
+            for j in range(i + 1):
+                mask[b, 0, i, j] = bool(documents[b, i] == documents[b, j])
+    return mask
+""",
+        ),
+        (
+            "by borders, each padding token alone",
+            """
+def document_mask(documents):
+    number = (torch.diff(documents, dim=1, prepend=documents[:, :1]) != 0).cumsum(1)
+    places = torch.arange(documents.shape[1])
+    mask = (number.unsqueeze(2) == number.unsqueeze(1)) & (places[:, None] >= places[None, :])
+    mask &= (documents >= 0)[:, :, None] | torch.eye(len(places), dtype=torch.bool)
+    return mask.unsqueeze(1)
+""",
+        ),
+        (
+            "by excluding forbidden pairs; padding sees everything before it",
+            """
+def document_mask(documents):
+    a, b = torch.broadcast_tensors(documents[:, None, :, None], documents[:, None, None, :])
+    return torch.tril(torch.eq(a, b) | (a < 0))
 """,
         ),
     ],
