@@ -1,11 +1,14 @@
 """Lab 15: attention that ranks share, load of experts, a mixture next to dense models; its notebook's one import."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from math import ceil
 from typing import Annotated, Any
 
 import numpy as np
 import plotly.graph_objects as go
+import torch
+from torch import Tensor, nn
 
 from lablib.course import checks_for, guess
 from lablib.figures import show
@@ -227,3 +230,30 @@ def _words(name: str, each: Prediction) -> str:
         f"<b>{name}</b>, {plural(each.num_gpus, 'GPUs')}<br>{each.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, "
         f"MFU {each.mfu:.0%}<br>{each.parallel}; {plan}<br>{format_quantity(each.peak_memory_bytes, 'B')} a GPU"
     )
+
+
+# --- Small runs ---
+
+
+def text_batches(sequences: int = 8, seq_len: int = 64) -> Iterator[Tensor]:
+    """Batches of the course's text, one token per byte, drawn at random: [sequences, seq_len + 1]."""
+    from lablib.data.text import load_corpus
+
+    tokens, drawn = load_corpus().tokens[: 2**20], torch.Generator().manual_seed(0)
+    while True:
+        first = torch.randint(len(tokens) - seq_len, (sequences, 1), generator=drawn)
+        yield tokens[first + torch.arange(seq_len + 1)].long()
+
+
+def trained(model: nn.Module, steps: int) -> list[float]:
+    """Train in place on `text_batches`, with AdamW; the loss of each step, in nats per byte."""
+    from lablib.models import next_token_loss
+
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=3e-3), []
+    for batch in islice(text_batches(), steps):
+        optimizer.zero_grad()
+        loss = next_token_loss(model(batch[:, :-1]), batch[:, 1:])
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses

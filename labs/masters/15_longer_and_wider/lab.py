@@ -521,7 +521,7 @@ pd.DataFrame(table).T.map(lambda x: "does not fit" if pd.isna(x) else f"{x:.2f}"
 # sorted and sent. Its authors measured 0.63 on 128 H100: their plan had no expert axis, so all 6.9 billion were
 # gathered for each micro-batch (Muennighoff et al., 2024). Its steps are slower, but it needs fewer steps.
 
-# %% [markdown] tags=["further"] minutes=8
+# %% [markdown] tags=["further"] minutes=11
 # ## Further: a block for some tokens
 #
 # If tokens can choose among MLPs, they can also choose none. In a *mixture of depths* (Raposo et al., 2024) a block
@@ -556,8 +556,235 @@ try_out(some_tokens, four, torch.tensor([0.0, 2.0, -1.0, 1.0]), lambda x: 10 * x
 check.some_tokens(some_tokens)
 
 # %% [markdown]
-# One difficulty remains: whether a token is among the best of its sequence depends on later tokens, which a model that
-# generates text does not have yet. The paper tries two solutions; one is a small predictor of the choice.
+# The library's `with_depths` makes such blocks. Train three small GPTs of 4 layers on text: a dense one, one where
+# every other block takes an eighth of the tokens, and a dense one with half of the layers. How do their losses order?
+
+# %%
+my_guess_loss = None  # from the lowest to the highest, such as ("dense", "depths", "shallow")
+print("guess:", my_guess_loss)
+
+
+# %%
+def block_flops(tokens, d_model=64):
+    return 24 * tokens * d_model**2 + 4 * tokens**2 * d_model
+
+
+SHORT = 64  # tokens of a sequence
+layers = {"dense": 4, "depths": 4, "shallow": 2}
+models = {
+    name: GPT(GPTConfig(number, 64, 4, vocab_size=256, max_seq_len=SHORT), seed=0)
+    for name, number in layers.items()
+}
+parallel.with_depths(models["depths"], capacity=SHORT // 8, every=2)
+flops = {name: len(model.blocks) * block_flops(SHORT) for name, model in models.items()}
+flops["depths"] = 2 * block_flops(SHORT) + 2 * block_flops(SHORT // 8)
+rows, losses = {}, {name: lab15.trained(model, steps=40) for name, model in models.items()}
+for name in models:
+    last = sum(losses[name][-10:]) / 10
+    share = f"{flops[name] / flops['dense']:.0%}"
+    rows[name] = {"FLOPs of the blocks": share, "loss, last 10 steps": f"{last:.3f}"}
+print("guess:", my_guess_loss)
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# So few steps of so small a model show that it learns, not which one is best. (The authors' models reached the loss of
+# dense ones for the same training FLOPs, with fewer FLOPs per token.) One difficulty remains. Whether a token is among
+# the best of its sequence depends on later tokens, which a model that generates text does not have yet. Give each model
+# 64 tokens, then only the first 32 of them: are the 32 predictions the same?
+
+# %%
+seen = next(lab15.text_batches())[:, :SHORT]
+with torch.no_grad():
+    for name, model in models.items():
+        off = (model(seen)[:, :32] - model(seen[:, :32])).abs().max().item()
+        print(f"{name:8} predictions of the first half differ by {off:.1e}, at most")
+scores = torch.randn(SHORT, generator=torch.Generator().manual_seed(0))
+best = {t: set(scores[:t].topk(8).indices.tolist()) for t in (32, SHORT)}
+lost = sorted(best[32] - best[SHORT])
+print(f"8 best of 32: {sorted(best[32])}; no longer among 64: {lost}")
+
+# %% [markdown]
+# The dense models agree: a causal mask hides later tokens. With depths they do not. The paper tries two remedies: a
+# second loss that pushes the router's scores of chosen tokens above 0, or a small predictor of the choice. Then each
+# token is decided by its own score alone.
+
+# %% [markdown] tags=["further"] minutes=7
+# ## Further: two of four
+#
+# In a *2:4 sparse* matrix at most 2 of 4 neighbours in a row are not zero. GPUs of NVIDIA from Ampere on (compute
+# capability 8.0) multiply such a matrix by a dense one at up to twice the dense rate. They keep two numbers of each
+# four, and a 2-bit index for each. With 2 bytes per number that is 2 x 2 bytes + 4 bits instead of 8 bytes: 9/16.
+
+# %%
+from dataclasses import replace
+from itertools import product
+
+from lablib import phase
+from lablib.hardware import DEVICES
+
+for each in ("V100-32GB-SXM2", "A100-80GB-SXM", "RTX-4090", "H100-80GB-SXM", "B200-SXM"):
+    capability = DEVICES[each].compute_capability
+    print(f"{each:16} {capability}: {'2:4 sparse' if capability >= (8, 0) else 'dense alone'}")
+
+PAIRS = [row for row in product((0.0, 1.0), repeat=4) if sum(row) == 2]
+BLOCKS = [
+    block
+    for block in product(PAIRS, repeat=4)
+    if all(sum(c) == 2 for c in zip(*block, strict=True))
+]
+print(f"{len(PAIRS)} patterns of a row; {len(BLOCKS)} of 4 x 4 with two in each row and column")
+
+
+def row_mask(w):
+    """1 for the two largest of each four in a row of w [R, C], otherwise 0."""
+    groups = w.abs().unflatten(1, (-1, 4))
+    return torch.zeros_like(groups).scatter(2, groups.topk(2).indices, 1.0).flatten(1)
+
+
+def both_ways_mask(w):
+    """Of each 4 x 4 block of w the pattern that keeps most: 2:4 in rows and in columns."""
+    patterns = torch.tensor(BLOCKS, dtype=w.dtype)
+    blocks = w.abs().unflatten(0, (-1, 4)).unflatten(2, (-1, 4)).transpose(1, 2)
+    best = torch.einsum("mnij,pij->mnp", blocks, patterns).argmax(-1)
+    return patterns[best].transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+w = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+for name, mask in {"rows": row_mask(w), "rows and columns": both_ways_mask(w)}.items():
+    print(f"{name}: keeps {(w.abs() * mask).sum() / w.abs().sum():.1%} of the sum of |w|")
+    print(mask[:4, :8].int())
+
+# %% [markdown]
+# A linear layer has three products: Y = X W^T, and in backward dX = dY W and dW = dY^T X. The zeros must be along the
+# dimension that is summed. That is along W's rows in the first product, and along its columns in the second: only a
+# mask for both, a *transposable* one (Hubara et al., 2021), makes both fast. The third has no W: it stays dense, unless
+# a gradient is pruned, too (Hu et al., 2024). So which share of a layer's time is saved at most, by two of three
+# products at twice the rate? And by the simulator, with GELU between two layers, and the masks made again in each step?
+
+# %%
+my_guess_saved = None  # two percentages: at most; simulated
+print("guess:", my_guess_saved)
+
+
+# %%
+class Linear24(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        with phase("Y"):
+            return x @ w.T
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        with phase("dX"):
+            of_x = grad @ w
+        with phase("dW"):
+            return of_x, grad.T @ x
+
+
+def mlp_step():
+    x, up, down = (
+        torch.zeros(shape, dtype=torch.bfloat16, requires_grad=True)
+        for shape in [(8192, 4096), (14_336, 4096), (4096, 14_336)]
+    )
+    out = Linear24.apply(F.gelu(Linear24.apply(x, up)), down)
+    out.backward(torch.zeros_like(out))
+
+
+def seconds_by_product(on):
+    seconds = {}
+    for span in launch(mlp_step, ranks=1, cluster=on, fidelity="shapes").timeline:
+        kind = span.phase if span.phase in ("Y", "dX", "dW") else "GELU, sums"
+        seconds[kind] = seconds.get(kind, 0.0) + span.duration_s
+    return seconds
+
+
+gpu = find_cluster(cluster)
+twice = {name: 2 * peak for name, peak in gpu.device.peak_flops_per_s.items()}
+dense = seconds_by_product(gpu)
+fast = seconds_by_product(gpu.replace(device=replace(gpu.device, peak_flops_per_s=twice)))
+# In each step: read the weights, 2 bytes each, and write a form of 9/16 for each product.
+weights_s = 2 * 14_336 * 4096 * 2 / gpu.device.memory_bandwidth_bytes_per_s
+rows = {"dense": dense | {"masks": 0.0}}
+rows["2:4 in rows"] = dense | {"Y": fast["Y"], "masks": weights_s * (1 + 9 / 16)}
+rows["2:4 in rows and columns"] = rows["2:4 in rows"] | {"dX": fast["dX"]}
+rows["2:4 in rows and columns"]["masks"] = weights_s * (1 + 2 * 9 / 16)
+whole_s, table = sum(dense.values()), {}
+for name, row in rows.items():
+    table[name] = {part: format_quantity(seconds, "s") for part, seconds in row.items()}
+    table[name]["saved"] = f"{1 - sum(row.values()) / whole_s:.0%}"
+print("at most 33%: half of two thirds; you guessed", my_guess_saved)
+pd.DataFrame(table).T
+
+# %% [markdown]
+# (The masks' time is their bytes alone; real kernels reach less than twice the rate.) And the loss? A mask that is made
+# once and kept works for a trained model that is trained again (Mishra et al., 2021). In training from the start, the
+# mask is made from the current weights in each step, and the gradient passes to all weights, also to the masked ones:
+# *straight-through*. Then the mask may change to and fro. *SR-STE* (Zhou et al., 2021) also lets masked weights decay.
+# Here are all products of the MLPs of a small GPT. Which loss is lowest, which highest?
+
+# %%
+my_guess_masked = None  # "dense", "straight-through", "SR-STE", "kept": from low to high
+print("guess:", my_guess_masked)
+
+# %%
+from torch.nn.utils.parametrize import register_parametrization
+
+
+class Masked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, w, mask, decay):
+        ctx.save_for_backward(w, mask)
+        ctx.decay = decay
+        return w * mask
+
+    @staticmethod
+    def backward(ctx, grad):
+        w, mask = ctx.saved_tensors
+        return grad + ctx.decay * (1 - mask) * w, None, None
+
+
+class TwoOfFour(torch.nn.Module):
+    def __init__(self, decay=0.0, kept=None):
+        super().__init__()
+        self.decay, self.kept = decay, kept  # kept: a mask made once; None: again in each step
+
+    def forward(self, w):
+        if self.kept is not None:
+            return w * self.kept
+        return Masked.apply(w, both_ways_mask(w.detach()), self.decay)
+
+
+def small_gpt(way):
+    model = GPT(GPTConfig(2, 64, 4, vocab_size=256, max_seq_len=64), seed=0)
+    for linear in [one for block in model.blocks for one in (block.mlp.up, block.mlp.down)]:
+        masks = {"straight-through": TwoOfFour(), "SR-STE": TwoOfFour(decay=2e-4)}
+        masks["kept"] = TwoOfFour(kept=both_ways_mask(linear.weight.detach()))
+        if way != "dense":
+            register_parametrization(linear, "weight", masks[way])
+    return model
+
+
+steps = 40 if quick else 400
+ways = ["dense", "straight-through", "SR-STE", "kept"]
+losses = {way: lab15.trained(small_gpt(way), steps) for way in ways}
+means = {
+    way: [sum(each[i : i + 10]) / 10 for i in range(0, steps, 10)]
+    for way, each in losses.items()
+}
+look = {"y_unit": "nats per byte", "title": "A small GPT with 2:4 sparse MLPs"}
+show(
+    lab15.figure_lines(
+        range(10, steps + 1, 10), means, "step", "loss, mean of 10 steps", **look
+    )
+)
+print("last 10 steps:", {way: round(sum(each[-10:]) / 10, 3) for way, each in losses.items()})
+print("guess:", my_guess_masked)
+
+# %% [markdown]
+# With 40 steps a mask that follows the weights costs nothing visible (2.91 nats, as dense; differences of 0.01 are
+# chance). A mask kept from the first, random weights is worse: 2.94. Long runs decide; Hu et al. train dense at the end.
 
 # %% [markdown] minutes=1
 # ## Summary
@@ -586,6 +813,10 @@ check.some_tokens(some_tokens)
 #   exchange and compute); deepseek-ai/EPLB, README.md, 2025. N. Muennighoff et al., "OLMoE: Open
 #   Mixture-of-Experts Language Models", 2024, arXiv 2409.02060 (further). D. Raposo et al., "Mixture-of-Depths:
 #   Dynamically Allocating Compute in Transformer-Based Language Models", 2024, arXiv 2404.02258 (further).
+# - A. Mishra et al., "Accelerating Sparse Deep Neural Networks", 2021, arXiv 2104.08378: 2:4, its bytes and rates. I.
+#   Hubara et al., "Accelerated Sparse Neural Training", 2021, arXiv 2102.08124: transposable masks. A. Zhou et al.,
+#   "Learning N:M Fine-grained Structured Sparse Neural Networks From Scratch", 2021, arXiv 2102.04010: SR-STE. Y. Hu et
+#   al., "Accelerating Transformer Pre-training with 2:4 Sparsity", 2024, arXiv 2404.01847 (further).
 # - Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783: keys gathered, zigzag (section 3.3.2).
 # - The code: `lablib/parallel/context`, `lablib/parallel/experts`.
 
