@@ -3,6 +3,7 @@
     lab run 14 --mine, or LAB_MINE=1 lab open 14         then `from lablib.labs import lab14` puts them there
 
     lab  exercise          in place of                                                   in labs
+    02   unscale_and_update precision.loss_scaling.LossScaler.unscale_, of the trainer                  18
     04   clip_shards       batches.clipping.clip_grad_norm_, of the trainer                             18
     08   ring_all_reduce   parallel.data.naive.average_gradients, its sums               09
     09   plan_buckets      parallel.data.bucketed.plan_buckets                           10 11          18
@@ -15,7 +16,8 @@ The functions come from work/mine (course/mine.py). Each is checked first; one t
 a message. A function of the library is replaced under each name that a module of lablib has for it, in this process:
 simulated ranks are its threads. Ranks of gloo and NCCL are other processes, and run the library's.
 Simplified: a call that the exercise does not cover (two axes, several dtypes, gradients cut over ranks, a group) stays
-the library's. Lab 18 also takes the parts of capstone/small_run.py, in any case.
+the library's. Of lab 02's answer the next scale is not used: the library's rule gives the same number. Lab 18 also
+takes the parts of capstone/small_run.py, in any case.
 """
 
 import sys
@@ -76,6 +78,7 @@ def _replace(row: StandIn, own: Callable[..., Any]) -> None:
 def stand_ins() -> list[StandIn]:
     """The table of this file's head."""
     return [
+        StandIn("02", "unscale_and_update", "precision.loss_scaling", "LossScaler.unscale_", "18", _unscale_),
         StandIn("04", "clip_shards", "batches.clipping", "clip_grad_norm_", "18", _clip_grad_norm_),
         StandIn("08", "ring_all_reduce", "parallel.data.naive", "average_gradients", "09", _average_gradients),
         StandIn("09", "plan_buckets", "parallel.data.bucketed", "plan_buckets", "10 11 18", _plan_buckets),
@@ -84,6 +87,20 @@ def stand_ins() -> list[StandIn]:
         StandIn("13", "split_layers", "pipeline.balance", "balanced_cut", "14 16 18", _balanced_cut),
         StandIn("14", "groups", "parallel.mesh.mesh", "Mesh.group_of", "15 16 18", _group_of),
     ]
+
+
+def _unscale_(own: Callable[..., Any], library: Any) -> Any:
+    def unscale_(self: Any, optimizer: torch.optim.Optimizer) -> bool:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        is_plain = all(type(each) is torch.Tensor and each.dtype == torch.float32 for each in gradients)
+        if self._group or self._overflows or not (is_plain and dist.is_initialized()):
+            return library(self, optimizer)
+        with torch.no_grad():
+            skip, _, _ = own(gradients, self.loss_scale, self.state.good_steps, self.rule.interval)
+        self._overflows[optimizer] = bool(skip)
+        return bool(skip)
+
+    return unscale_
 
 
 def _clip_grad_norm_(own: Callable[..., Any], library: Any) -> Any:

@@ -25,6 +25,7 @@ from lablib.labs.mine import stand_ins
 from lablib.parallel import Mesh
 from lablib.parallel.data.bucketed import BUCKET_BYTES
 from lablib.pipeline.schedules import SCHEDULES
+from lablib.precision.loss_scaling import LossScaler, ScaleRule, ScaleState
 
 ROWS = stand_ins()
 
@@ -137,6 +138,32 @@ def test_clipped_gradients_are_the_librarys(max_norm: float):
         assert norm == pytest.approx(expected_norm, rel=1e-6)
         torch.testing.assert_close(gradients, expected, rtol=1e-5, atol=0)
     assert clipped(own)[0] == pytest.approx(clipped(clip)[0])  # without ranks: the library's
+
+
+@pytest.mark.parametrize("overflows_on", [None, 1])
+def test_a_loss_scaler_with_the_learners_function_steps_as_the_librarys(overflows_on: int | None):
+    def stepped(unscale_: Any) -> tuple[list[float], ScaleState, bool]:
+        class Scaler(LossScaler):
+            pass
+
+        Scaler.unscale_ = unscale_
+        scaler, weight = Scaler(ScaleRule(initial=1024.0, interval=2)), nn.Parameter(torch.ones(2))
+        optimizer, skipped = torch.optim.SGD([weight], lr=1.0), []
+        for step in range(3):
+            weight.grad = torch.full_like(weight, 1024.0)
+            if step == 1 and torch.distributed.get_rank() == overflows_on:
+                weight.grad[0] = torch.inf
+            skipped.append(scaler.unscale_(optimizer))
+            scaler.step(optimizer)
+            scaler.update()
+        return weight.tolist(), scaler.state, any(skipped)
+
+    own, expected = (launch(stepped, one, ranks=2).values for one in (UNSCALE, library("LossScaler.unscale_")))
+    assert own == expected
+    assert own[0][2] is (overflows_on is not None)
+
+
+UNSCALE = adapted("LossScaler.unscale_")
 
 
 # ---- a learner's life ----

@@ -784,7 +784,8 @@ print("guess:", my_guess_masked)
 
 # %% [markdown]
 # With 40 steps a mask that follows the weights costs nothing visible (2.91 nats, as dense; differences of 0.01 are
-# chance). A mask kept from the first, random weights is worse: 2.94. Long runs decide; Hu et al. train dense at the end.
+# chance). A mask kept from the first, random weights is worse: 2.94. Long runs decide; Hu et al. train dense at the
+# end.
 
 # %% [markdown] minutes=1
 # ## Summary
