@@ -137,7 +137,7 @@ def test_schedules_and_their_runs_share_the_axis_of_steps():
 
 
 def test_bars_of_a_packing_are_its_documents_and_fill_every_block():
-    figure = lab04.figure_packing(PACKINGS)
+    figure = lab07.figure_packing(PACKINGS)
     for axis, packing in zip(("x", "x2"), PACKINGS.values(), strict=True):
         bars = [trace for trace in figure.data if trace.xaxis == axis]
         assert [sum(column) for column in zip(*(bar.y for bar in bars), strict=True)] == [8] * len(packing.blocks)
@@ -151,7 +151,7 @@ def test_bars_of_a_packing_are_its_documents_and_fill_every_block():
 
 
 def test_of_many_blocks_forty_are_drawn_and_the_sentence_says_so():
-    figure = lab04.figure_packing({"alone": one_per_block([1] * 90, 2)})
+    figure = lab07.figure_packing({"alone": one_per_block([1] * 90, 2)})
     assert {len(bar.y) for bar in figure.data} == {40} and "40 blocks are drawn" in describe(figure)
 
 
