@@ -561,8 +561,8 @@ print(f"by Korthikanti's count 34 + {scores:.0f} = {34 + scores:.0f}")
 # (`dgx-a100`). Guess: which percentage of the real one? And will the real step hold more bytes, fewer, or the same?
 
 # %%
-my_guess_real = None  # two: products, % of the real step; "more", "fewer" or "the same" bytes
-print("guess:", my_guess_real)
+my_guess_real = lab01.guess("products, share of the real step", None, interactive, "%")
+my_guess_held = lab01.guess('bytes held ("more", "fewer" or "same")', None, interactive)
 
 # %%
 import json
@@ -656,7 +656,7 @@ for name, share in seconds["real"].most_common(10):
     rows[name] = {"real": f"{share:.1%}", "simulated": f"{seconds['simulated'][name]:.1%}"}
 products = {name: shares["mm"] + shares["addmm"] for name, shares in seconds.items()}
 print("products:", {name: f"{share:.0%}" for name, share in products.items()})
-print("you guessed", my_guess_real)
+my_guess_real.reveal(100 * products["real"])
 pd.DataFrame(rows).T
 
 # %%
@@ -670,6 +670,8 @@ for event in sorted((e for e in trace if e["name"] == "[memory]"), key=lambda e:
     peak_bytes = max(peak_bytes, sum(held.values()))
 print(f"peak of the real step {peak_bytes:,} B,", end=" ")
 print(f"of the simulated one {simulated_run.memory.peak_bytes(0):,} B")
+more = peak_bytes - simulated_run.memory.peak_bytes(0)
+my_guess_held.reveal("more" if more > 0 else "fewer" if more < 0 else "same")
 
 # %% [markdown]
 # The bytes are the same: which tensors exist follows from the program, not from the device. The times are not: the CPU

@@ -909,11 +909,10 @@ print(f"{said}, 2 more in stage 1 on 3 ranks: loss {loss:.12f}")
 # What does `fully_shard` make of a parameter? A *DTensor*: a tensor that knows the whole shape, a *device mesh* (the
 # ranks as a grid with named axes) and one *placement* for each axis: `Shard(0)` cuts the first dimension, `Replicate()`
 # puts the whole on each rank. So with a mesh of two axes the same call is hybrid sharding. Here are 4 ranks as 2 nodes
-# of 2. A weight has shape [256, 64]: which shape has a rank's part, with the mesh of one axis, and of two?
+# of 2. A weight has shape [256, 64]: how many rows has a rank's part, with the mesh of one axis, and of two?
 
 # %%
-my_guess_local = None  # two shapes, such as [(64, 64), (256, 64)]
-print("guess:", my_guess_local)
+my_guess_local = lab10.guess("rows of the part, on one axis and on two", None, interactive)
 
 # %%
 import tempfile
@@ -940,10 +939,12 @@ def placements(shape, names):
     return list(weight.shape), str(weight.placements), list(weight.to_local().shape)
 
 
+rows_of_part = []
 for shape, names in {(4,): ("data",), (2, 2): ("node", "local")}.items():
     found = lab10.launch(placements, shape, names, ranks=4).values[0]
     print(dict(zip(names, shape, strict=True)), "whole {}, {}, a rank has {}".format(*found))
-print("you guessed", my_guess_local)
+    rows_of_part.append(found[2][0])
+my_guess_local.reveal(rows_of_part)
 
 # %% [markdown]
 # The timeline shows what the call adds around each block: a gather before its forward and again before its backward,
@@ -951,8 +952,7 @@ print("you guessed", my_guess_local)
 # freed. Which of these calls does one step make, and how many, for 2 blocks and the rest of the model (a third unit)?
 
 # %%
-my_guess_calls = None  # gathers and reduce-scatters, such as (2, 2)
-print("guess:", my_guess_calls)
+my_guess_calls = lab10.guess("gathers, and reduce-scatters", None, interactive)
 
 
 # %%
@@ -971,7 +971,7 @@ for span in calls:
     start, end = (lab10.format_quantity(at_s, "s") for at_s in (span.start_s, span.end_s))
     print(f"{span.phase:9} {span.name:22} {span.size_bytes:9,.0f} B, {start} to {end}")
 gathers = sum("gather" in span.name for span in calls)
-print(f"{gathers} gathers, {len(calls) - gathers} others; you guessed {my_guess_calls}")
+my_guess_calls.reveal([gathers, len(calls) - gathers])
 
 # %% [markdown]
 # The last unit, the rest of the model, is not gathered again: FSDP2 keeps it from forward to backward, as it is needed

@@ -560,8 +560,7 @@ check.some_tokens(some_tokens)
 # every other block takes an eighth of the tokens, and a dense one with half of the layers. How do their losses order?
 
 # %%
-my_guess_loss = None  # from the lowest to the highest, such as ("dense", "depths", "shallow")
-print("guess:", my_guess_loss)
+my_guess_loss = lab15.guess('"dense", "depths", "shallow", from low to high', None, interactive)
 
 
 # %%
@@ -583,7 +582,7 @@ for name in models:
     last = sum(losses[name][-10:]) / 10
     share = f"{flops[name] / flops['dense']:.0%}"
     rows[name] = {"FLOPs of the blocks": share, "loss, last 10 steps": f"{last:.3f}"}
-print("guess:", my_guess_loss)
+my_guess_loss.reveal()
 pd.DataFrame(rows).T
 
 # %% [markdown]
@@ -662,8 +661,7 @@ for name, mask in {"rows": row_mask(w), "rows and columns": both_ways_mask(w)}.i
 # products at twice the rate? And by the simulator, with GELU between two layers, and the masks made again in each step?
 
 # %%
-my_guess_saved = None  # two percentages: at most; simulated
-print("guess:", my_guess_saved)
+my_guess_saved = lab15.guess("saved: at most, and simulated", None, interactive, "%")
 
 
 # %%
@@ -714,7 +712,9 @@ whole_s, table = sum(dense.values()), {}
 for name, row in rows.items():
     table[name] = {part: format_quantity(seconds, "s") for part, seconds in row.items()}
     table[name]["saved"] = f"{1 - sum(row.values()) / whole_s:.0%}"
-print("at most 33%: half of two thirds; you guessed", my_guess_saved)
+simulated_s = sum(rows["2:4 in rows and columns"].values())
+print("at most 33%: half of two thirds")
+my_guess_saved.reveal([33.3, 100 * (1 - simulated_s / whole_s)])
 pd.DataFrame(table).T
 
 # %% [markdown]
@@ -725,8 +725,9 @@ pd.DataFrame(table).T
 # Here are all products of the MLPs of a small GPT. Which loss is lowest, which highest?
 
 # %%
-my_guess_masked = None  # "dense", "straight-through", "SR-STE", "kept": from low to high
-print("guess:", my_guess_masked)
+my_guess_masked = lab15.guess(
+    '"dense", "straight-through", "SR-STE", "kept", from low to high', None, interactive
+)
 
 # %%
 from torch.nn.utils.parametrize import register_parametrization
@@ -780,7 +781,7 @@ show(
     )
 )
 print("last 10 steps:", {way: round(sum(each[-10:]) / 10, 3) for way, each in losses.items()})
-print("guess:", my_guess_masked)
+my_guess_masked.reveal()
 
 # %% [markdown]
 # With 40 steps a mask that follows the weights costs nothing visible (2.91 nats, as dense; differences of 0.01 are
