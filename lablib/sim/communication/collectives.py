@@ -105,8 +105,7 @@ class Collectives(dist.ProcessGroup):
             self._nccl.check_coalesced_lists(inputs)
         check_one_per_rank("all_gather_coalesced", outputs, self.size())
         works = [self.allgather([[of_rank[k] for of_rank in outputs]], [x], opts) for k, x in enumerate(inputs)]
-        issued = [each for work in works for each in work.issued]
-        return SimWork(self._rank_state, self._turns, issued, [x for work in works for x in work.results])
+        return self._together(works)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> SimWork:
         return self.all_gather_single_coalesced([output], [input], opts)
@@ -292,6 +291,11 @@ class Collectives(dist.ProcessGroup):
         if self._coalesced is not None:
             self._coalesced.append(work)
         return work
+
+    def _together(self, works: list[SimWork]) -> SimWork:
+        """One work of several."""
+        issued = [each for work in works for each in work.issued]
+        return SimWork(self._rank_state, self._turns, issued, [t for work in works for t in work.results])
 
     def _global(self, member: int) -> int:
         if not isinstance(member, int):
