@@ -130,22 +130,17 @@ def test_a_full_disk_ends_the_run_in_one_sentence_and_it_resumes_from_the_checkp
 
 
 @pytest.mark.parametrize("backend", ["sim", "gloo"])
-def test_an_interrupt_while_saving_is_one_line_and_the_run_goes_on_to_the_same_losses(backend: str, tmp_path: Path):
+def test_an_interrupt_while_saving_is_one_line_and_the_run_goes_on_to_the_same_losses(
+    backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
     """A save after each step, in the background: an interrupt right after a step finds one under way."""
-    words = [
-        "train",
-        str(ROOT / "examples" / "train.toml"),
-        "--backend",
-        backend,
-        "--ranks",
-        "2",
-        *SMALL,
-        "num_steps=12",
-    ]
+    words = ["train", str(ROOT / "examples" / "train.toml"), "--backend", backend, "--ranks", "2"]
+    words += [*SMALL, "num_steps=12"]
     keeping = [f"checkpoint.folder={tmp_path / 'run'}", "checkpoint.every=1"]
     environment = os.environ | {"LAB_DATA": str(tmp_path / "data"), "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "lablib.cli", *words]
-    whole = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300).stdout
+    assert main(words) == 0
+    whole = capsys.readouterr().out
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen([*command, *keeping], env=environment, start_new_session=True, **pipes) as run:
         assert run.stdout is not None
@@ -154,10 +149,10 @@ def test_an_interrupt_while_saving_is_one_line_and_the_run_goes_on_to_the_same_l
         rest = run.stdout.read()
     assert run.returncode in (130, 0), first + rest  # 0: it was as fast as its lines
     assert "Traceback" not in rest and ("lab: interrupted." in rest or not run.returncode)
-    again = subprocess.run([*command, *keeping], env=environment, capture_output=True, text=True, timeout=300)
-    assert again.returncode == 0 and "resumed after step" in again.stdout, again.stderr
-    later = losses(again.stdout)
-    assert later == losses(whole)[12 - len(later) :]
+    assert main([*words, *keeping]) == 0
+    again = capsys.readouterr().out
+    later = losses(again)
+    assert "resumed after step" in again and later == losses(whole)[12 - len(later) :]
     assert not list((tmp_path / "run").glob(".saving-*"))
 
 
