@@ -190,9 +190,9 @@ def sleeps(*values: object) -> None:
 
 @pytest.mark.parametrize("check", [called, launched])
 def test_an_answer_that_waits_is_not_asked_for_a_correction(check: Exercise):
-    machine = Machine(0.0, 20.0)
+    machine = Machine(0.0, 2.0)  # a look each 0.3 s
     machine.block_runs = True
-    with patch.object(trial, "time_limit", lambda *limits: time_limit(30, 300, machine.cpu, machine.clock)):
+    with patch.object(trial, "time_limit", lambda *limits: time_limit(3, 30, machine.cpu, machine.clock)):
         result = run_check("90", check, sleeps)
     assert (result.status, result.rule) == ("failed", "your code comes to its end")
     assert "waiting" in result.saw and "correct it" not in result.message, result
@@ -200,9 +200,9 @@ def test_an_answer_that_waits_is_not_asked_for_a_correction(check: Exercise):
 
 @pytest.mark.parametrize("check", [called, launched])
 def test_an_answer_that_got_no_cpu_is_not_judged(check: Exercise):
-    machine = Machine(1.0, 20.0)
+    machine = Machine(0.1, 2.0)
     machine.block_runs = True
-    with patch.object(trial, "time_limit", lambda *limits: time_limit(30, 300, machine.cpu, machine.clock)):
+    with patch.object(trial, "time_limit", lambda *limits: time_limit(3, 30, machine.cpu, machine.clock)):
         result = run_check("90", check, sleeps)
     assert result.status == "not checked" and not result
     assert "busy" in result.message and "correct it" not in result.message, result
