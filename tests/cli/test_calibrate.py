@@ -2,8 +2,6 @@
 
 import errno
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -161,9 +159,6 @@ def test_what_was_measured_is_printed_if_it_cannot_be_written(
 
 
 @pytest.mark.slow
-def test_the_command_measures_writes_and_predicts(place: Path):
-    environment = os.environ | {"LAB_MACHINE": str(place), "PYTHONPATH": str(Path(__file__).parents[2])}
-    command = [sys.executable, "-m", "lablib.cli", "calibrate", "--ranks", "2", "--quick"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    assert find_cluster(THIS_MACHINE).profile["ranks"] == "2" and "float32 products" in done.stdout
+def test_the_command_measures_writes_and_predicts(place: Path, capsys: pytest.CaptureFixture):
+    assert main(["calibrate", "--ranks", "2", "--quick"]) == 0
+    assert find_cluster(THIS_MACHINE).profile["ranks"] == "2" and "float32 products" in capsys.readouterr().out
