@@ -20,7 +20,7 @@ A7 Layers that predict further tokens (mtp_layers: DeepSeek-V3, arXiv 2412.19437
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from itertools import product
 from types import MappingProxyType
 from typing import Any
@@ -116,6 +116,7 @@ def squeezed(name: str) -> str:
     return re.sub(r"(?<!\d)\.|\.(?!\d)|[^a-z0-9.]", "", name.lower()).replace("llama3.1", "llama3")
 
 
+@lru_cache(maxsize=1024)
 def _known(name: str) -> Transformer | None:
     """The published model with the longest name that is part of this one."""
     models = {squeezed(model.name): model for model in (*TRANSFORMERS.values(), *MORE)}
