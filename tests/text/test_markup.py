@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 import lablib
 from lablib import Allocation, Memory, Reconciliation, Run, Span, Timeline, Traffic, Transfer, figures, labs
 from lablib.batches.packing import best_fit
+from lablib.course import guess
 from lablib.course.checks.expect import Measured
 from lablib.course.checks.result import Hint, Result
 from lablib.course.show_source import ShownSource
@@ -54,7 +55,7 @@ from lablib.studies.step_memory import memory_of_step
 from lablib.text.markup import in_html, in_picture, link_in_markdown, paragraph, plain
 from lablib.validation import explain, published_rows, score
 from lablib.validation.page import Results, markdown
-from lablib.widgets import Choice, explore, guess
+from lablib.widgets import Choice, explore
 
 MARK = "<img src=x onerror=alert(1)>\"><script>alert(2)</script>&'<a href='javascript:alert(3)'>"
 ROOT = Path(__file__).parents[2]

@@ -148,7 +148,7 @@ WRONG_ANSWERS = {
         (
             "torch's mean, by its tokens: NaN without tokens",
             _accumulate(
-                loss="F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()) "
+                loss="torch.nn.functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()) "
                 "* (targets != IGNORED).sum() / num_tokens"
             ),
             "every token weighs 1 / N (a micro-batch that is all padding)",
@@ -379,7 +379,8 @@ def accumulate(model, micro_batches):
         (
             "computes a loss for padding",
             _accumulate(
-                loss="F.cross_entropy(model(inputs).flatten(0, 1), targets.clamp(min=0).flatten(), reduction='sum') "
+                loss="torch.nn.functional.cross_entropy("
+                "model(inputs).flatten(0, 1), targets.clamp(min=0).flatten(), reduction='sum') "
                 "/ num_tokens"
             ),
             "every token weighs 1 / N (equal shapes, some of it padding)",
