@@ -3,21 +3,7 @@
 from dataclasses import replace
 from math import log
 
-from lablib.capstone import (
-    Alternative,
-    Brief,
-    LargeRun,
-    Predicted,
-    Report,
-    SmallMachine,
-    SmallRun,
-    changed,
-    gpu_hours,
-    locked,
-    plan_step,
-    simulate_step,
-    with_runs,
-)
+from lablib import capstone
 from lablib.capstone.large_run import StepCost
 from lablib.capstone.report import CHOICES
 from lablib.train.config import DataConfig, ModelConfig, TrainConfig
@@ -42,7 +28,7 @@ ranks = 2
 memory_bytes = 100e6
 steps = 20
 """
-BRIEF = Brief(
+BRIEF = capstone.Brief(
     name="tiny",
     title="A tiny model",
     text="Train a model of a million parameters on four GPUs.",
@@ -56,7 +42,7 @@ BRIEF = Brief(
     vocab_size=512,
     seq_len=128,
     goal_loss=20.0,
-    small=SmallMachine(2, 100e6, 20),
+    small=capstone.SmallMachine(2, 100e6, 20),
 )
 LARGE = TrainConfig(
     model=ModelConfig(num_layers=2, d_model=192, num_heads=4, vocab_size=512),
@@ -69,20 +55,20 @@ SMALL = TrainConfig(
 
 
 def finished(
-    brief: Brief,
+    brief: capstone.Brief,
     large: TrainConfig,
     changes: tuple[tuple[str, ...], ...],
     factor: float = 1.05,
     cost: StepCost | None = None,
-) -> Report:
+) -> capstone.Report:
     """A report whose predictions are `factor` times the simulation, and whose small run is made up.
 
     `cost`: of the large step, where it has been simulated.
     """
-    cost = cost or simulate_step(large, brief.cluster, brief.gpus)
-    small_bytes = simulate_step(SMALL, "laptop", 2).memory_bytes
+    cost = cost or capstone.simulate_step(large, brief.cluster, brief.gpus)
+    small_bytes = capstone.simulate_step(SMALL, "laptop", 2).memory_bytes
     losses = tuple(log(256) - 0.2 * step for step in range(SMALL.num_steps))
-    report = Report(
+    report = capstone.Report(
         title="A report",
         author="Ada",
         brief=brief,
@@ -93,21 +79,21 @@ def finished(
         conclusion="The plan is good.",
     )
     step_s = cost.step_s * factor
-    said = Predicted(
+    said = capstone.Predicted(
         step_s=step_s,
         memory_bytes=cost.memory_bytes / factor,
-        gpu_hours=gpu_hours(report, step_s),
+        gpu_hours=capstone.gpu_hours(report, step_s),
         loss=brief.loss(large),
         small_loss=losses[-1] + 0.1,
         small_step_s=0.012,
         small_memory_bytes=small_bytes * factor,
         method="made for a test",
     )
-    report = locked(replace(report, predicted=said), LOCKED)
+    report = capstone.locked(replace(report, predicted=said), LOCKED)
     assert report.lock is not None
     digest = report.lock.sha256
-    plans = [(each, plan_step(changed(large, each), brief.cluster, brief.gpus)) for each in changes]
-    alternatives = tuple(Alternative(c, p.step_time_s, p.peak_memory_bytes, "it is slower") for c, p in plans)
-    small = SmallRun(BEGUN, digest, "gloo", 0.01, small_bytes, losses)
-    run = LargeRun(BEGUN, digest, cost.step_s, cost.memory_bytes)
-    return with_runs(replace(report, alternatives=alternatives), small, run)
+    plans = [(each, capstone.plan_step(capstone.changed(large, each), brief.cluster, brief.gpus)) for each in changes]
+    alternatives = tuple(capstone.Alternative(c, p.step_time_s, p.peak_memory_bytes, "it is slower") for c, p in plans)
+    small = capstone.SmallRun(BEGUN, digest, "gloo", 0.01, small_bytes, losses)
+    run = capstone.LargeRun(BEGUN, digest, cost.step_s, cost.memory_bytes)
+    return capstone.with_runs(replace(report, alternatives=alternatives), small, run)

@@ -9,22 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lablib import RankError, Traffic, find_cluster, launch
-from lablib.compress import (
-    Asymmetric,
-    Int4,
-    Int8,
-    LevelBytes,
-    SecondaryShards,
-    hierarchical_reduce_scatter,
-    level_bytes,
-    quantized_all_gather,
-    quantized_reduce_scatter,
-    zero3_bytes,
-    zero_plus_plus_bytes,
-    zero_plus_plus_options,
-    zero_plus_plus_speedup,
-)
+from lablib import RankError, Traffic, compress, find_cluster, launch
 from lablib.parallel import Zero, node_mesh
 from lablib.parallel.zero.shards import all_gather_shards
 
@@ -40,16 +25,16 @@ def layers(width: int, dtype: torch.dtype) -> nn.Sequential:
 def step(local: int, width: int, parts: str, dtype: torch.dtype = torch.float32, num_steps: int = 1):
     """Gradients of the last step in float32, and bytes of the second copy; `parts` of qwZ, hpZ and qgZ are on."""
     mesh, options = node_mesh(local), {}
-    gather = quantized_all_gather if "qwZ" in parts else all_gather_shards
-    kept = SecondaryShards(mesh, gather)
+    gather = compress.quantized_all_gather if "qwZ" in parts else all_gather_shards
+    kept = compress.SecondaryShards(mesh, gather)
     options["all_gather"] = kept.forward if "hpZ" in parts else gather
     if "hpZ" in parts:
         options["backward_all_gather"] = kept.backward
     if parts == "qwZ hpZ qgZ":
-        options = zero_plus_plus_options(mesh)
+        options = compress.zero_plus_plus_options(mesh)
         kept = options["all_gather"].__self__
     elif "qgZ" in parts:
-        options["reduce_scatter"] = lambda full, shard, _: hierarchical_reduce_scatter(full, shard, mesh)
+        options["reduce_scatter"] = lambda full, shard, _: compress.hierarchical_reduce_scatter(full, shard, mesh)
     zero = Zero(layers(width, dtype), partial(torch.optim.SGD, lr=0.1), stage=3, **options)
     data = torch.randn(4, width, generator=torch.Generator().manual_seed(dist.get_rank())).to(dtype)
     for number in range(num_steps):
@@ -83,7 +68,7 @@ def test_gradients_of_all_three_are_near_those_of_zero3():
         assert (quantized[name] - grad).norm() < 0.2 * grad.norm()
 
 
-def level_of_step(nodes: int, local: int, parts: str, width: int = 256) -> dict[str, LevelBytes]:
+def level_of_step(nodes: int, local: int, parts: str, width: int = 256) -> dict[str, compress.LevelBytes]:
     """Bytes a node in each of the three collectives of a step in bfloat16, as the simulator routed them."""
     transfers = on_nodes(nodes, local, width, parts, torch.bfloat16).traffic.transfers
     gathers = [t for t in transfers if "gather" in t.name]
@@ -93,8 +78,8 @@ def level_of_step(nodes: int, local: int, parts: str, width: int = 256) -> dict[
     assert rest == (3 * nodes if "hpZ" in parts else 3)
     scatters = [t for t in transfers if "all_to_all" in t.name or "scatter" in t.name]
     named = {"forward": gathers[:3], "backward": backward, "gradients": scatters}
-    found = {name: level_bytes(Traffic(tuple(each)), local) for name, each in named.items()}
-    return {name: LevelBytes(each.inside / nodes / 3, each.across / nodes / 3) for name, each in found.items()}
+    found = {name: compress.level_bytes(Traffic(tuple(each)), local) for name, each in named.items()}
+    return {name: compress.LevelBytes(each.inside / nodes / 3, each.across / nodes / 3) for name, each in found.items()}
 
 
 FAST = ((2, 2), (3, 4))  # the others show the same
@@ -104,8 +89,8 @@ SIZES = [pytest.param(n, k, marks=() if (n, k) in FAST else pytest.mark.thorough
 @pytest.mark.parametrize(("nodes", "local"), SIZES)
 def test_bytes_on_each_level_are_the_closed_form(nodes, local):
     shard_numel = -(-256 * 256 // (nodes * local))
-    assert level_of_step(nodes, local, "") == zero3_bytes(shard_numel, nodes, local)
-    assert level_of_step(nodes, local, "qwZ hpZ qgZ") == zero_plus_plus_bytes(shard_numel, nodes, local)
+    assert level_of_step(nodes, local, "") == compress.zero3_bytes(shard_numel, nodes, local)
+    assert level_of_step(nodes, local, "qwZ hpZ qgZ") == compress.zero_plus_plus_bytes(shard_numel, nodes, local)
 
 
 def test_a_quarter_crosses_between_nodes():
@@ -114,8 +99,8 @@ def test_a_quarter_crosses_between_nodes():
         for local in LOCAL:
             numel = 2**20
             model_bytes = 2 * numel * nodes * local
-            before = sum((one.across for one in zero3_bytes(numel, nodes, local).values()), 0)
-            parts = zero_plus_plus_bytes(numel, nodes, local)
+            before = sum((one.across for one in compress.zero3_bytes(numel, nodes, local).values()), 0)
+            parts = compress.zero_plus_plus_bytes(numel, nodes, local)
             crossing = (nodes - 1) / nodes * model_bytes
             assert before == 3 * crossing
             assert parts["forward"].across == (1 / 2 + 4 / 256 / 2) * crossing
@@ -126,19 +111,24 @@ def test_a_quarter_crosses_between_nodes():
 
 @few
 @given(
-    st.integers(1, 3), st.integers(1, 4), st.integers(1, 600), st.sampled_from([Int4(), Int8(block=32), Asymmetric()])
+    st.integers(1, 3),
+    st.integers(1, 4),
+    st.integers(1, 600),
+    st.sampled_from([compress.Int4(), compress.Int8(block=32), compress.Asymmetric()]),
 )
 def test_one_hop_sends_a_node_as_often_as_it_has_ranks(nodes, local, numel, quantizer):
     def program(hops: int):
         full, shard = torch.randn(numel * nodes * local), torch.empty(numel)
         if hops == 1:
-            quantized_reduce_scatter(full, shard, None, quantizer).wait()
+            compress.quantized_reduce_scatter(full, shard, None, quantizer).wait()
         else:
-            hierarchical_reduce_scatter(full, shard, node_mesh(local), quantizer).wait()
+            compress.hierarchical_reduce_scatter(full, shard, node_mesh(local), quantizer).wait()
 
     cluster = find_cluster("dgx-a100").replace(devices_per_node=local)
-    one, two = (level_bytes(launch(program, n, ranks=nodes * local, cluster=cluster).traffic, local) for n in (1, 2))
-    expected = zero_plus_plus_bytes(numel, nodes, local, gradients=quantizer)["gradients"]
+    one, two = (
+        compress.level_bytes(launch(program, n, ranks=nodes * local, cluster=cluster).traffic, local) for n in (1, 2)
+    )
+    expected = compress.zero_plus_plus_bytes(numel, nodes, local, gradients=quantizer)["gradients"]
     assert (two.inside, two.across) == (nodes * expected.inside, nodes * expected.across)
     assert one.across == local * two.across and one.inside * nodes == two.inside
 
@@ -151,9 +141,11 @@ def test_twice_the_speed_needs_compute_below_two_fifths_of_the_wires():
     nodes, bandwidth, params = 24, 12.5e9, 18e9  # 100 Gb/s out of each node
     wire_s = 3 * 2 * params * 23 / 24 / bandwidth
     tokens = 0.46 / 1.16 * wire_s * 60e12 / (8 * params)
-    assert zero_plus_plus_speedup(params, tokens, 60e12, bandwidth, nodes).factor == pytest.approx(2.16)
+    assert compress.zero_plus_plus_speedup(params, tokens, 60e12, bandwidth, nodes).factor == pytest.approx(2.16)
     assert 1300 < tokens < 1500  # so a thousand and more tokens a GPU at 60 TFLOP/s: plausible on one slow link
-    assert zero_plus_plus_speedup(params, tokens, 60e12, 8 * bandwidth, nodes).factor < 1.25  # and not on eight
+    assert (
+        compress.zero_plus_plus_speedup(params, tokens, 60e12, 8 * bandwidth, nodes).factor < 1.25
+    )  # and not on eight
 
 
 @given(
@@ -164,9 +156,9 @@ def test_twice_the_speed_needs_compute_below_two_fifths_of_the_wires():
     params=st.floats(1e6, 1e12),
 )
 def test_the_speedup_lies_between_one_and_four(tokens, bandwidth, nodes, overlap, params):
-    found = zero_plus_plus_speedup(params, tokens, 1e14, bandwidth, nodes, overlap)
+    found = compress.zero_plus_plus_speedup(params, tokens, 1e14, bandwidth, nodes, overlap)
     assert 1 <= found.factor <= 4 and found.compute_s <= found.zero_plus_plus_s <= found.zero3_s
-    more = zero_plus_plus_speedup(params, tokens, 1e14, 2 * bandwidth, nodes, overlap)
+    more = compress.zero_plus_plus_speedup(params, tokens, 1e14, 2 * bandwidth, nodes, overlap)
     assert more.zero3_s <= found.zero3_s
 
 
@@ -175,7 +167,7 @@ def test_the_speedup_lies_between_one_and_four(tokens, bandwidth, nodes, overlap
 
 def test_a_copy_that_forward_did_not_make_is_an_error():
     def program(is_backward: bool):
-        kept = SecondaryShards(node_mesh(2))
+        kept = compress.SecondaryShards(node_mesh(2))
         if is_backward:
             kept.backward(torch.ones(2), torch.empty(4))
         else:

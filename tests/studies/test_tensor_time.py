@@ -8,38 +8,26 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lablib import CLUSTERS, launch
+from lablib import CLUSTERS, launch, parallel
 from lablib.models import GPT, GPTConfig
-from lablib.parallel import (
-    GPT_PLAN,
-    GPT_SEQUENCE_PLAN,
-    SEQUENCE,
-    TENSOR,
-    AttentionShard,
-    LayerSizes,
-    MLPShard,
-    NormOnShards,
-    parallelize,
-    tensor_attention,
-    tensor_mlp,
-    vocabulary_parallel_loss,
-)
 from lablib.studies import tensor_layer_time, tensor_times
 from lablib.studies.tensor_time import WAYS
 
-LARGE = LayerSizes(1, 4096, 8192, 64)
+LARGE = parallel.LayerSizes(1, 4096, 8192, 64)
 
 
-def gpt_step(num_layers: int, layer: LayerSizes, plan: Any) -> None:
+def gpt_step(num_layers: int, layer: parallel.LayerSizes, plan: Any) -> None:
     words = 8 * dist.get_world_size()
     sizes: Any = {"vocab_size": words, "max_seq_len": layer.seq_len, "d_ff": layer.hidden_size}
-    model = parallelize(GPT(GPTConfig(num_layers, layer.width, layer.heads, **sizes), dtype=torch.bfloat16), plan=plan)
+    model = parallel.parallelize(
+        GPT(GPTConfig(num_layers, layer.width, layer.heads, **sizes), dtype=torch.bfloat16), plan=plan
+    )
     tokens = torch.zeros(layer.batch, layer.seq_len, dtype=torch.long)
     dist.barrier()
-    vocabulary_parallel_loss(model(tokens), tokens, words).backward()
+    parallel.vocabulary_parallel_loss(model(tokens), tokens, words).backward()
 
 
-def functional_step(num_layers: int, layer: LayerSizes, region: Any) -> None:
+def functional_step(num_layers: int, layer: parallel.LayerSizes, region: Any) -> None:
     """The same layers from the functions, with backward overlapped."""
     n, width, hidden = dist.get_world_size(), layer.width, layer.hidden_size
 
@@ -48,25 +36,25 @@ def functional_step(num_layers: int, layer: LayerSizes, region: Any) -> None:
 
     def norm() -> nn.Module:
         whole = nn.LayerNorm(width, dtype=torch.bfloat16)
-        return NormOnShards(whole) if region == SEQUENCE else whole
+        return parallel.NormOnShards(whole) if region == parallel.SEQUENCE else whole
 
     layers = []
     for _ in range(num_layers):
         pairs = [t for _ in range(3) for t in (made(width // n, width), made(width // n))]
-        attention = AttentionShard._make([*pairs, made(width, width // n), made(width)])
-        mlp = MLPShard(made(hidden // n, width), made(hidden // n), made(width, hidden // n), made(width))
+        attention = parallel.AttentionShard._make([*pairs, made(width, width // n), made(width)])
+        mlp = parallel.MLPShard(made(hidden // n, width), made(hidden // n), made(width, hidden // n), made(width))
         layers.append((norm(), attention, norm(), mlp))
-    x = made(1, layer.seq_len // (n if region == SEQUENCE else 1), width)
+    x = made(1, layer.seq_len // (n if region == parallel.SEQUENCE else 1), width)
     grad = torch.ones_like(x)
     dist.barrier()
     for first, attention, second, mlp in layers:
         d_head = width // layer.heads
-        x = x + tensor_attention(first(x), attention, d_head, None, region, overlaps=True)
-        x = x + tensor_mlp(second(x), mlp, None, region, overlaps=True)
+        x = x + parallel.tensor_attention(first(x), attention, d_head, None, region, overlaps=True)
+        x = x + parallel.tensor_mlp(second(x), mlp, None, region, overlaps=True)
     x.backward(grad)
 
 
-def of_one_layer(step: Any, layer: LayerSizes, option: Any, cluster: str, ranks: int) -> float:
+def of_one_layer(step: Any, layer: parallel.LayerSizes, option: Any, cluster: str, ranks: int) -> float:
     """Seconds that a layer more takes."""
     seconds = []
     for num_layers in (1, 2):
@@ -78,10 +66,10 @@ def of_one_layer(step: Any, layer: LayerSizes, option: Any, cluster: str, ranks:
 
 THOROUGH = pytest.mark.thorough
 CASES = [
-    ("f and g", gpt_step, GPT_PLAN),
-    ("sequence", gpt_step, GPT_SEQUENCE_PLAN),
-    ("overlapped", functional_step, TENSOR),
-    ("gathered again", functional_step, SEQUENCE),
+    ("f and g", gpt_step, parallel.GPT_PLAN),
+    ("sequence", gpt_step, parallel.GPT_SEQUENCE_PLAN),
+    ("overlapped", functional_step, parallel.TENSOR),
+    ("gathered again", functional_step, parallel.SEQUENCE),
 ]
 
 
@@ -89,13 +77,13 @@ CASES = [
     ("cluster", "ranks", "layer"),
     [
         ("dgx-h100", 8, LARGE),
-        pytest.param("pcie-a100", 4, LayerSizes(1, 2048, 4096, 32), marks=THOROUGH),
-        pytest.param("dgx-a100", 16, LayerSizes(1, 2048, 4096, 32), marks=THOROUGH),
+        pytest.param("pcie-a100", 4, parallel.LayerSizes(1, 2048, 4096, 32), marks=THOROUGH),
+        pytest.param("dgx-a100", 16, parallel.LayerSizes(1, 2048, 4096, 32), marks=THOROUGH),
     ],
 )
 @pytest.mark.parametrize(("way", "step", "option"), CASES, ids=[case[0] for case in CASES])
 def test_the_closed_form_is_what_the_simulator_takes_for_a_layer(
-    way: str, step: Any, option: Any, cluster: str, ranks: int, layer: LayerSizes
+    way: str, step: Any, option: Any, cluster: str, ranks: int, layer: parallel.LayerSizes
 ):
     expected = tensor_layer_time(layer, CLUSTERS[cluster], ranks, way)
     assert of_one_layer(step, layer, option, cluster, ranks) == pytest.approx(expected.layer_s, rel=0.03)
@@ -108,19 +96,19 @@ def test_within_a_node_twice_the_ranks_take_little_more_than_half_and_across_nod
     shares = [time.exposed_s / time.layer_s for time in times]
     assert shares == sorted(shares) and shares[0] == 0 and shares[3] < 0.2 and shares[6] > 0.5
     # Where links are slow and the layer narrower, a second node saves nothing.
-    before, after = tensor_times(LayerSizes(1, 2048, 4096, 32), CLUSTERS["pcie-a100"], [8, 16])
+    before, after = tensor_times(parallel.LayerSizes(1, 2048, 4096, 32), CLUSTERS["pcie-a100"], [8, 16])
     assert after.layer_s > 0.98 * before.layer_s
 
 
 def test_a_wider_layer_hides_more_and_more_sequences_hide_nothing():
-    def share(layer: LayerSizes) -> float:
+    def share(layer: parallel.LayerSizes) -> float:
         time = tensor_layer_time(layer, CLUSTERS["pcie-a100"], 4)
         return time.exposed_s / time.compute_s
 
-    base, wide = LayerSizes(1, 2048, 2048, 32), LayerSizes(1, 2048, 16384, 32)
+    base, wide = parallel.LayerSizes(1, 2048, 2048, 32), parallel.LayerSizes(1, 2048, 16384, 32)
     assert share(wide) < 0.3 * share(base)
     # With more of them products are more efficient, so there is even less to hide behind.
-    assert share(base) < share(LayerSizes(8, 2048, 2048, 32)) < 1.5 * share(base)
+    assert share(base) < share(parallel.LayerSizes(8, 2048, 2048, 32)) < 1.5 * share(base)
 
 
 def test_each_way_exposes_no_more_than_it_sends_and_hiding_more_exposes_less():
@@ -155,8 +143,8 @@ def test_one_rank_sends_nothing_in_any_way():
     [
         ((LARGE, 8, "by magic"), "way"),
         ((LARGE, 3, "f and g"), "heads must be a multiple of the ranks"),
-        ((LayerSizes(1, 6, 64, 4), 4, "in chunks"), "seq_len must be a multiple of the ranks"),
-        ((LayerSizes(1, 8, 64, 4, element_bytes=3), 4, "f and g"), "element_bytes must be one of"),
+        ((parallel.LayerSizes(1, 6, 64, 4), 4, "in chunks"), "seq_len must be a multiple of the ranks"),
+        ((parallel.LayerSizes(1, 8, 64, 4, element_bytes=3), 4, "f and g"), "element_bytes must be one of"),
     ],
 )
 def test_what_cannot_be_priced_is_refused(arguments: Any, message: str):

@@ -18,23 +18,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
-from lablib import RankError, launch
+from lablib import RankError, launch, train
 from lablib.data import Batch, Corpus, ResumableBatches
 from lablib.precision.loss_scaling import LossScaler, ScaleRule
-from lablib.train import (
-    ExpertStep,
-    MeshStep,
-    ReplicaStep,
-    TrainConfig,
-    Trainer,
-    ZeroStep,
-    build,
-    make_model,
-    make_optimizer,
-    make_step,
-    parse_config,
-    with_overrides,
-)
 
 EXACT: Any = {"rtol": 1e-9, "atol": 1e-13}
 SLOWER = pytest.mark.thorough
@@ -47,8 +33,8 @@ SGD = {"name": "sgd", "lr": 0.1}
 LLAMA = ["model.family=llama", "model.num_kv_heads=2", "model.rope_base=100.0"]
 
 
-def config_of(*overrides: str, **optimizer: Any) -> TrainConfig:
-    return parse_config(with_overrides({**BASE, "optimizer": optimizer or SGD}, overrides))
+def config_of(*overrides: str, **optimizer: Any) -> train.TrainConfig:
+    return train.parse_config(train.with_overrides({**BASE, "optimizer": optimizer or SGD}, overrides))
 
 
 def text() -> Corpus:
@@ -58,7 +44,7 @@ def text() -> Corpus:
     return Corpus("os.py", tokens, len(content), hashlib.sha256(content).hexdigest(), "standard library")
 
 
-def loader_of(config: TrainConfig, corpus: Corpus) -> ResumableBatches:
+def loader_of(config: train.TrainConfig, corpus: Corpus) -> ResumableBatches:
     """This rank's batches of a text, as `make_loader` has them of a corpus."""
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     if config.parallel.model_ranks > 1:
@@ -66,10 +52,10 @@ def loader_of(config: TrainConfig, corpus: Corpus) -> ResumableBatches:
     return ResumableBatches(corpus, config.data.batch_size, config.data.seq_len, 0, rank, ranks)
 
 
-def curve(config: TrainConfig, corpus: Corpus, num_steps: int = 6) -> list[tuple[float, float]]:
+def curve(config: train.TrainConfig, corpus: Corpus, num_steps: int = 6) -> list[tuple[float, float]]:
     """Loss and norm of each step."""
     found: list[Any] = []
-    trainer = build(config, loader=loader_of(config, corpus), on_step=[found.append])
+    trainer = train.build(config, loader=loader_of(config, corpus), on_step=[found.append])
     trainer.train(num_steps)
     return [(one["loss"], one["grad_norm"]) for one in found]
 
@@ -77,7 +63,7 @@ def curve(config: TrainConfig, corpus: Corpus, num_steps: int = 6) -> list[tuple
 # ---- gradients ----
 
 
-def padded_batch(config: TrainConfig) -> Batch:
+def padded_batch(config: train.TrainConfig) -> Batch:
     """Random tokens; sequences end after different numbers of tokens, some at once."""
     sizes, generator = config.data, torch.Generator().manual_seed(3)
     drawn = torch.randint(0, 256, (sizes.batch_size, sizes.seq_len + 1), generator=generator)
@@ -87,23 +73,23 @@ def padded_batch(config: TrainConfig) -> Batch:
     return Batch(drawn[:, :-1].contiguous(), targets)
 
 
-def gradients(config: TrainConfig, scale: float) -> tuple[float, int, dict[str, Tensor]]:
+def gradients(config: train.TrainConfig, scale: float) -> tuple[float, int, dict[str, Tensor]]:
     """Loss, number of tokens and whole gradients of the padded batch."""
     config = config.on(dist.get_world_size())
-    step = make_step(config, make_model(config), make_optimizer(config.optimizer), None)
+    step = train.make_step(config, train.make_model(config), train.make_optimizer(config.optimizer), None)
     batch = padded_batch(config)
-    if not isinstance(step, MeshStep):
+    if not isinstance(step, train.MeshStep):
         batch = Batch(*(tensor.chunk(dist.get_world_size())[dist.get_rank()] for tensor in batch))
     loss, num_tokens = step.backward(batch, scale)
-    if isinstance(step, MeshStep):
+    if isinstance(step, train.MeshStep):
         found = step.combined.full_gradients()
-    elif isinstance(step, ZeroStep):
+    elif isinstance(step, train.ZeroStep):
         found = step.zero.full_gradients()
     else:
-        assert isinstance(step, ReplicaStep)
+        assert isinstance(step, train.ReplicaStep)
         named = [(name.removeprefix("module."), param.grad) for name, param in step.model.named_parameters()]
         found = {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in named}
-    if isinstance(step, ExpertStep):
+    if isinstance(step, train.ExpertStep):
         for name in [name for name in found if ".experts." in name]:
             parts: list[Any] = [None] * config.parallel.expert
             dist.all_gather_object(parts, found[name], group=step.expert_group)
@@ -111,8 +97,8 @@ def gradients(config: TrainConfig, scale: float) -> tuple[float, int, dict[str, 
     return loss.item(), int(num_tokens), found  # pyright: ignore[reportReturnType]
 
 
-def assert_is_one_device(config: TrainConfig, ranks: int) -> None:
-    model, batch = make_model(config), padded_batch(config)
+def assert_is_one_device(config: train.TrainConfig, ranks: int) -> None:
+    model, batch = train.make_model(config), padded_batch(config)
     logits = model(batch.inputs).flatten(0, 1)
     loss = torch.nn.functional.cross_entropy(logits, batch.targets.flatten(), ignore_index=-100)
     loss.backward()
@@ -168,7 +154,7 @@ def test_drawn_settings_have_the_gradients_of_one_device(data: Any):
     tables = {**BASE, "optimizer": SGD, "parallel": parallel, "data": sizes}
     if sizes["batch_size"] < 3:
         tables["data"] = sizes = {**sizes, "batch_size": replicas * micro * 3}  # the first two rows are padding
-    assert_is_one_device(parse_config(tables), replicas * math.prod(axes.values()))
+    assert_is_one_device(train.parse_config(tables), replicas * math.prod(axes.values()))
 
 
 # ---- curves ----
@@ -277,12 +263,12 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path: Path, overrides: list[str], 
 
     def program() -> tuple[list[Any], list[Any], float]:
         straight = curve(config, corpus, 4)
-        first = build(config, loader=loader_of(config, corpus))
+        first = train.build(config, loader=loader_of(config, corpus))
         first.train(2)
         save(first.state_dict(), checkpoint_id=tmp_path)
         drawn = torch.rand(()).item()
         found: list[Any] = []
-        second = build(config, loader=loader_of(config, corpus), on_step=[found.append])
+        second = train.build(config, loader=loader_of(config, corpus), on_step=[found.append])
         state = second.state_dict()
         load(state, checkpoint_id=tmp_path)
         torch.manual_seed(99)
@@ -298,14 +284,14 @@ def test_a_resumed_run_goes_on_to_the_bit(tmp_path: Path, overrides: list[str], 
 
 def test_the_state_before_the_first_step_changes_nothing():
     config, corpus = config_of(name="adamw", weight_decay=0.5), text()
-    trainer = build(config, loader=loader_of(config, corpus))
+    trainer = train.build(config, loader=loader_of(config, corpus))
     before = {name: tensor.clone() for name, tensor in trainer.state_dict().items() if name.startswith("model.")}
     state = trainer.state_dict()
     assert "optimizer.exp_avg.blocks.0.mlp.up.weight" in state and not trainer.step.optimizer.state
     trainer.load_state_dict(state)
     assert all(torch.equal(tensor, trainer.state_dict()[name]) for name, tensor in before.items())
     trainer.train(2)
-    other = build(config, loader=loader_of(config, corpus))
+    other = train.build(config, loader=loader_of(config, corpus))
     other.train(2)
     assert all(
         torch.equal(one, other.state_dict()[name]) for name, one in trainer.state_dict().items() if name in before
@@ -341,9 +327,9 @@ class HalfScaler(LossScaler):
 def test_an_optimizer_scaler_and_schedule_of_a_learner_train_on_every_setting():
     corpus, found = text(), []
 
-    def program(config: TrainConfig) -> list[tuple[float, float, float]]:
+    def program(config: train.TrainConfig) -> list[tuple[float, float, float]]:
         steps: list[Any] = []
-        build(
+        train.build(
             config,
             optimizer_fn=partial(SignDescent, lr=0.02),
             scaler=HalfScaler(ScaleRule(8.0)),
@@ -367,7 +353,7 @@ def test_an_overflow_skips_the_step_on_all_ranks_and_holds_the_schedule(override
     def program() -> list[tuple[bool, float, float]]:
         config, steps = config_of(*overrides), []
         scaler = LossScaler(ScaleRule(1e308, backoff=1e-300, maximum=math.inf))  # 1e308 overflows float64
-        build(
+        train.build(
             config,
             scaler=scaler,
             schedule=lambda updates: 1.0 / (1 + updates),
@@ -382,8 +368,8 @@ def test_an_overflow_skips_the_step_on_all_ranks_and_holds_the_schedule(override
 
 def test_a_model_that_does_not_average_is_refused_on_several_ranks():
     def program() -> None:
-        model = make_model(config_of())
-        ReplicaStep(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        model = train.make_model(config_of())
+        train.ReplicaStep(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
     with pytest.raises(
         RankError, match="a model on 2 ranks must average its gradients: got GPT; wrap it in DataParallel"
@@ -401,7 +387,7 @@ def test_a_batch_of_padding_alone_is_refused(overrides: list[str]):
     def program() -> None:
         config = config_of(*overrides)
         rank: dict[str, Any] = {} if overrides else {"rank": dist.get_rank(), "world_size": 2}
-        build(config, loader=Padding(text(), 8, 16, **rank)).train(1)
+        train.build(config, loader=Padding(text(), 8, 16, **rank)).train(1)
 
     with pytest.raises(RankError, match="a batch must have a token with a loss: the batch of step 1 has none"):
         launch(program, ranks=2)
@@ -409,8 +395,8 @@ def test_a_batch_of_padding_alone_is_refused(overrides: list[str]):
 
 def test_metrics_and_clock_are_those_of_the_arguments():
     config, corpus, times = config_of(), text(), iter([10.0, 12.0])
-    trainer = build(config, loader=loader_of(config, corpus))
+    trainer = train.build(config, loader=loader_of(config, corpus))
     clock: Callable[[], float] = lambda: next(times)  # noqa: E731
-    (metrics,) = [Trainer(trainer.step, trainer.loader, clock=clock).train_step()]
+    (metrics,) = [train.Trainer(trainer.step, trainer.loader, clock=clock).train_step()]
     assert (metrics["tokens"], metrics["step_s"], metrics["tokens_per_s"]) == (8 * 16, 2.0, 64.0)
     assert (metrics["step"], metrics["loss_scale"], metrics["skipped"]) == (1, 1.0, False)

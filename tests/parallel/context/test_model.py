@@ -11,30 +11,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
-from lablib import RankError, launch
+from lablib import RankError, launch, parallel
 from lablib.batches.packed_attention import attend_by_length, packed_logits
 from lablib.batches.packing import PackedBlocks
 from lablib.models import GPT, GPTConfig, next_token_loss
-from lablib.parallel import (
-    GPT_PLAN,
-    ORDERS,
-    ContextParallel,
-    DataParallel,
-    Mesh,
-    UlyssesRing,
-    all_reduce_sum,
-    check_context,
-    full_gradients,
-    gathered_attention,
-    nested_order,
-    parallelize,
-    ring_attention,
-    ulysses_attention,
-    zigzag_order,
-)
 
 EXACT: Any = {"rtol": 1e-9, "atol": 1e-12}
-WAYS: dict[str, Any] = {"ring": ring_attention, "gather": gathered_attention, "ulysses": ulysses_attention}
+WAYS: dict[str, Any] = {
+    "ring": parallel.ring_attention,
+    "gather": parallel.gathered_attention,
+    "ulysses": parallel.ulysses_attention,
+}
 CONFIG = GPTConfig(2, 12, 6, vocab_size=11, max_seq_len=32, d_ff=7)
 
 
@@ -65,8 +52,8 @@ def one_device(seq_len: int) -> tuple[float, dict[str, Tensor]]:
 
 
 def step(order: str, way: str, seq_len: int) -> tuple[float, dict[str, Tensor]]:
-    context = ContextParallel(order=ORDERS[order], attention=WAYS[way])
-    replica = DataParallel(context.parallelize(gpt()), reduce=all_reduce_sum)
+    context = parallel.ContextParallel(order=parallel.ORDERS[order], attention=WAYS[way])
+    replica = parallel.DataParallel(context.parallelize(gpt()), reduce=parallel.all_reduce_sum)
     tokens, targets = context.shard(*batch(seq_len))
     loss = context.loss(replica(tokens), targets)
     loss.backward()
@@ -80,7 +67,7 @@ def same(values: list[Any], expected: tuple[float, dict[str, Tensor]]) -> None:
 
 
 @given(
-    order=st.sampled_from(list(ORDERS)),
+    order=st.sampled_from(list(parallel.ORDERS)),
     way=st.sampled_from(list(WAYS)),
     n=st.sampled_from([1, 2, 3]),
     more=st.integers(0, 7),
@@ -104,11 +91,11 @@ def test_ulysses_inside_the_ring_beside_data_and_targets_that_do_not_count():
     targets[:2, :9] = -100
 
     def program() -> tuple[float, dict[str, Tensor]]:
-        mesh = Mesh(data=2, ring=2, heads=2)
-        both = UlyssesRing(mesh.group("heads"), mesh.group("ring"))
+        mesh = parallel.Mesh(data=2, ring=2, heads=2)
+        both = parallel.UlyssesRing(mesh.group("heads"), mesh.group("ring"))
         everyone: Any = dist.group.WORLD
-        context = ContextParallel(mesh.group("ring", "heads"), both.order, both.attention, everyone)
-        replica = DataParallel(context.parallelize(gpt()), reduce=all_reduce_sum)
+        context = parallel.ContextParallel(mesh.group("ring", "heads"), both.order, both.attention, everyone)
+        replica = parallel.DataParallel(context.parallelize(gpt()), reduce=parallel.all_reduce_sum)
         rows = slice(0, 2) if mesh.coordinates(dist.get_rank())["data"] == 0 else slice(2, 4)
         own, own_targets = context.shard(tokens[rows], targets[rows])
         loss = context.loss(replica(own), own_targets)
@@ -124,14 +111,14 @@ def test_ulysses_inside_the_ring_beside_data_and_targets_that_do_not_count():
 def test_beside_tensor_parallelism_each_has_some_heads_of_some_tokens():
     def program() -> tuple[float, dict[str, Tensor]]:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("context", "tensor"))
-        context = ContextParallel(mesh.get_group("context"))
-        plan = {name: style for name, style in GPT_PLAN.items() if name not in ("head", "token_embedding")}
-        model = parallelize(context.parallelize(gpt()), mesh["tensor"], plan)
-        replica = DataParallel(model, mesh.get_group("context"), reduce=all_reduce_sum)
+        context = parallel.ContextParallel(mesh.get_group("context"))
+        plan = {name: style for name, style in parallel.GPT_PLAN.items() if name not in ("head", "token_embedding")}
+        model = parallel.parallelize(context.parallelize(gpt()), mesh["tensor"], plan)
+        replica = parallel.DataParallel(model, mesh.get_group("context"), reduce=parallel.all_reduce_sum)
         tokens, targets = context.shard(*batch(9))
         loss = context.loss(replica(tokens), targets)
         loss.backward()
-        return loss.item(), full_gradients(model)
+        return loss.item(), parallel.full_gradients(model)
 
     same(launch(program, ranks=4).values, one_device(9))
 
@@ -144,8 +131,10 @@ def test_packed_documents_have_the_loss_and_gradients_of_packed_attention(way: s
     targets[documents < 0] = -100
 
     def program() -> tuple[float, dict[str, Tensor]]:
-        context = ContextParallel(attention=WAYS[way])
-        replica = DataParallel(context.parallelize(gpt(GPTConfig(2, 12, 6, 11, 9, 7))), reduce=all_reduce_sum)
+        context = parallel.ContextParallel(attention=WAYS[way])
+        replica = parallel.DataParallel(
+            context.parallelize(gpt(GPTConfig(2, 12, 6, 11, 9, 7))), reduce=parallel.all_reduce_sum
+        )
         own, own_targets = context.shard(tokens, targets, documents_BT=documents)
         loss = context.loss(replica(own), own_targets)
         loss.backward()
@@ -168,13 +157,13 @@ def test_five_steps_of_sgd_leave_the_parameters_of_one_device():
         return {name.removeprefix("module."): param.detach() for name, param in model.named_parameters()}
 
     def program() -> dict[str, Tensor]:
-        context = ContextParallel()
+        context = parallel.ContextParallel()
 
         def loss_of(model: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
             own, own_targets = context.shard(tokens, targets)
             return context.loss(model(own), own_targets)
 
-        return train(DataParallel(context.parallelize(gpt()), reduce=all_reduce_sum), loss_of)
+        return train(parallel.DataParallel(context.parallelize(gpt()), reduce=parallel.all_reduce_sum), loss_of)
 
     expected = train(gpt(), lambda model, tokens, targets: next_token_loss(model(tokens), targets))
     for found in launch(program, ranks=3).values:
@@ -183,7 +172,7 @@ def test_five_steps_of_sgd_leave_the_parameters_of_one_device():
 
 def test_a_copy_of_the_model_sees_the_same_batch_and_has_the_names_of_the_plain_one():
     def program() -> tuple[float, list[str]]:
-        context = ContextParallel(Mesh(context=2).group("context"))
+        context = parallel.ContextParallel(parallel.Mesh(context=2).group("context"))
         model = copy.deepcopy(context.parallelize(gpt()))
         tokens, targets = context.shard(*batch(9))
         return context.loss(model(tokens), targets).item(), list(model.state_dict())
@@ -197,34 +186,34 @@ def test_a_copy_of_the_model_sees_the_same_batch_and_has_the_names_of_the_plain_
 
 
 def test_what_cannot_be_is_refused_before_any_rank_starts():
-    assert check_context(16, 6, 6, 4) == zigzag_order(16, 4)
+    assert parallel.check_context(16, 6, 6, 4) == parallel.zigzag_order(16, 4)
     with pytest.raises(ValueError, match="got 7 tokens for the 8 pieces of zigzag on 4 ranks; try 8 tokens"):
-        check_context(7, 6, 6, 4)
+        parallel.check_context(7, 6, 6, 4)
     with pytest.raises(ValueError, match="num_heads must be a multiple of the ranks.*got 6 heads on 4 ranks; try 3"):
-        check_context(16, 6, 6, 4, attention=ulysses_attention)
-    check_context(16, 6, 6, 4, order=ORDERS["striped"], attention=gathered_attention)
-    assert check_context(16, 6, 6, 4, heads_ranks=2) == nested_order(zigzag_order(16, 2), 2)
+        parallel.check_context(16, 6, 6, 4, attention=parallel.ulysses_attention)
+    parallel.check_context(16, 6, 6, 4, order=parallel.ORDERS["striped"], attention=parallel.gathered_attention)
+    assert parallel.check_context(16, 6, 6, 4, heads_ranks=2) == parallel.nested_order(parallel.zigzag_order(16, 2), 2)
     with pytest.raises(ValueError, match="num_heads must be a multiple of the ranks.*got 5 heads on 2 ranks"):
-        check_context(16, 5, 5, 4, heads_ranks=2)
+        parallel.check_context(16, 5, 5, 4, heads_ranks=2)
     with pytest.raises(ValueError, match="heads_ranks must divide the ranks: got 3 of 4; try 1"):
-        check_context(16, 6, 6, 4, heads_ranks=3)
+        parallel.check_context(16, 6, 6, 4, heads_ranks=3)
     with pytest.raises(ValueError, match="num_heads must be a multiple of num_kv_heads: got 6 and 4"):
-        check_context(16, 6, 4, 4)
+        parallel.check_context(16, 6, 4, 4)
 
 
 def test_what_does_not_fit_is_refused_on_the_rank():
     def ulysses() -> None:
-        ContextParallel(attention=ulysses_attention).parallelize(gpt())
+        parallel.ContextParallel(attention=parallel.ulysses_attention).parallelize(gpt())
 
     def uncut() -> None:
-        ContextParallel().parallelize(gpt())(batch(8)[0])
+        parallel.ContextParallel().parallelize(gpt())(batch(8)[0])
 
     def longer(documents: Tensor | None = None) -> None:
-        context = ContextParallel()
+        context = parallel.ContextParallel()
         context.parallelize(gpt())(*context.shard(batch(33)[0], documents_BT=documents))
 
     def unequal() -> None:
-        ContextParallel().shard(batch(8)[0], batch(9)[1])
+        parallel.ContextParallel().shard(batch(8)[0], batch(9)[1])
 
     refused: list[tuple[Any, tuple, str]] = [
         (ulysses, (), "got 6 heads on 4 ranks; try 3 ranks"),

@@ -8,19 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from lablib import CLUSTERS, launch
+from lablib import CLUSTERS, launch, parallel
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
-from lablib.parallel import (
-    DataParallel,
-    ExpertParallel,
-    ExpertReduce,
-    ExpertSizes,
-    Mesh,
-    MixtureConfig,
-    MixtureOfExperts,
-    overlap_experts,
-    with_experts,
-)
 from lablib.studies import expert_cost
 
 THOROUGH = pytest.mark.thorough
@@ -33,13 +22,13 @@ def drawn(*shape: int, seed: int) -> Tensor:
 
 def gradients(parts: int, balanced: bool, num_shared: int) -> list[Tensor]:
     """Output, and gradients of input and parameters; parts=0 is the plain layer."""
-    config = MixtureConfig(8, 2, num_shared, balanced=balanced)
-    model = nn.Sequential(MixtureOfExperts(config, 16, 32, dtype=torch.float64))
+    config = parallel.MixtureConfig(8, 2, num_shared, balanced=balanced)
+    model = nn.Sequential(parallel.MixtureOfExperts(config, 16, 32, dtype=torch.float64))
     with torch.no_grad():
         model[0].router.weight.mul_(20)  # pyright: ignore  (busy experts, and idle ones)
-    ExpertParallel().parallelize(model)
+    parallel.ExpertParallel().parallelize(model)
     if parts:
-        overlap_experts(model, parts)
+        parallel.overlap_experts(model, parts)
     x = drawn(64, 16, seed=dist.get_rank()).add_(1.0).requires_grad_()
     y = model(x)
     (y * drawn(64, 16, seed=9 + dist.get_rank())).sum().backward()
@@ -71,12 +60,12 @@ def test_parts_repeat_to_the_bit_and_are_the_same_on_gloo():
 
 def trained(parts: int) -> list[Tensor]:
     """Gradients of a GPT whose buckets are summed while exchanges are on their way, on the same ranks."""
-    mesh, model = Mesh(data=2, expert=2), _gpt()
-    ExpertParallel(mesh.group("expert")).parallelize(model)
+    mesh, model = parallel.Mesh(data=2, expert=2), _gpt()
+    parallel.ExpertParallel(mesh.group("expert")).parallelize(model)
     if parts:
-        overlap_experts(model, parts)
-    reduce = ExpertReduce(model, mesh.group("data", "expert"))
-    replica = DataParallel(model, mesh.group("data"), bucket_bytes=1000, reduce=reduce)
+        parallel.overlap_experts(model, parts)
+    reduce = parallel.ExpertReduce(model, mesh.group("data", "expert"))
+    replica = parallel.DataParallel(model, mesh.group("data"), bucket_bytes=1000, reduce=reduce)
     tokens = torch.randint(0, 32, (2, 9), generator=torch.Generator().manual_seed(dist.get_rank()))
     next_token_loss(replica(tokens[:, :-1]), tokens[:, 1:]).backward()
     return [param.grad for param in model.parameters() if param.grad is not None]
@@ -84,7 +73,7 @@ def trained(parts: int) -> list[Tensor]:
 
 def _gpt() -> GPT:
     config = GPTConfig(num_layers=2, d_model=16, num_heads=2, vocab_size=32, max_seq_len=8)
-    return with_experts(GPT(config).double(), 4, 2)
+    return parallel.with_experts(GPT(config).double(), 4, 2)
 
 
 def test_all_mixtures_of_a_model_are_overlapped_beside_data_parallelism():
@@ -98,7 +87,7 @@ def test_all_mixtures_of_a_model_are_overlapped_beside_data_parallelism():
 # ---- seconds ----
 
 
-LAYER = ExpertSizes(8192, 2048, 1024, 64, 8)
+LAYER = parallel.ExpertSizes(8192, 2048, 1024, 64, 8)
 
 
 @pytest.mark.parametrize("num_shared", [0, 1])
@@ -138,12 +127,14 @@ def test_parts_of_few_tokens_cost_more_than_they_hide():
 
 def test_models_that_cannot_be_overlapped_are_refused():
     with pytest.raises(ValueError, match="overlap is for mixtures that are spread over ranks: got none"):
-        overlap_experts(_gpt())
+        parallel.overlap_experts(_gpt())
 
     def limited() -> str:
-        model = ExpertParallel().parallelize(with_experts(GPT(_gpt().config), 4, 2, capacity_factor=1.25))
+        model = parallel.ExpertParallel().parallelize(
+            parallel.with_experts(GPT(_gpt().config), 4, 2, capacity_factor=1.25)
+        )
         with pytest.raises(ValueError, match="overlap is for dropless mixtures.*got capacity_factor=1.25"):
-            overlap_experts(model)
+            parallel.overlap_experts(model)
         return "refused"
 
     assert launch(limited, ranks=1).values == ["refused"]
@@ -151,8 +142,8 @@ def test_models_that_cannot_be_overlapped_are_refused():
 
 def test_parts_that_do_not_divide_a_ranks_tokens_are_refused_with_a_remedy():
     def program(tokens: int, balanced: bool) -> str:
-        model = nn.Sequential(MixtureOfExperts(MixtureConfig(8, 2, balanced=balanced), 16, 32))
-        overlap_experts(ExpertParallel().parallelize(model))
+        model = nn.Sequential(parallel.MixtureOfExperts(parallel.MixtureConfig(8, 2, balanced=balanced), 16, 32))
+        parallel.overlap_experts(parallel.ExpertParallel().parallelize(model))
         with pytest.raises(ValueError) as error:
             model(torch.ones(tokens, 16))
         return str(error.value)

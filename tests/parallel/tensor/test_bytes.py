@@ -12,28 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lablib import CLUSTERS, launch
+from lablib import CLUSTERS, launch, parallel
 from lablib.models import GPT, GPTConfig
-from lablib.parallel import (
-    GPT_PLAN,
-    GPT_SEQUENCE_PLAN,
-    SEQUENCE,
-    AttentionShard,
-    LayerSizes,
-    MLPShard,
-    NormOnShards,
-    fewest_tokens_for_2d,
-    kept_by_layer,
-    kept_bytes,
-    layer_sent_bytes,
-    parallelize,
-    shard_attention,
-    shard_mlp,
-    tensor_attention,
-    tensor_mlp,
-    two_dimensional_sent_bytes,
-    vocabulary_parallel_loss,
-)
 from tests.validation.papers import layer_activation_bytes
 
 AFTER = 12345  # bytes of a block that says where forward ends
@@ -41,18 +21,18 @@ _DGX = CLUSTERS["dgx-h100"]
 NO_LATENCY = _DGX.replace(intra=replace(_DGX.intra, latency_s=0.0), collective_overhead_s=0.0)  # so a ring is fastest
 
 
-def config(layer: LayerSizes, num_layers: int, ranks: int) -> GPTConfig:
+def config(layer: parallel.LayerSizes, num_layers: int, ranks: int) -> GPTConfig:
     sizes: Any = {"vocab_size": 8 * ranks, "max_seq_len": layer.seq_len, "d_ff": layer.hidden_size}
     return GPTConfig(num_layers, layer.width, layer.heads, **sizes)
 
 
-def plan_of(layer: LayerSizes, plan: Any, num_layers: int) -> Callable[[], Tensor]:
+def plan_of(layer: parallel.LayerSizes, plan: Any, num_layers: int) -> Callable[[], Tensor]:
     dtype = {2: torch.bfloat16, 8: torch.float64}[layer.element_bytes]
-    model = parallelize(GPT(config(layer, num_layers, dist.get_world_size()), dtype=dtype), plan=plan)
+    model = parallel.parallelize(GPT(config(layer, num_layers, dist.get_world_size()), dtype=dtype), plan=plan)
     return lambda: model(torch.zeros(layer.batch, layer.seq_len, dtype=torch.long))
 
 
-def functional(layer: LayerSizes, gathers_again: bool, num_layers: int) -> Callable[[], Tensor]:
+def functional(layer: parallel.LayerSizes, gathers_again: bool, num_layers: int) -> Callable[[], Tensor]:
     """Layers from the functions, with sequence parallelism."""
     dtype = {2: torch.bfloat16, 8: torch.float64}[layer.element_bytes]
     width, hidden = layer.width, layer.hidden_size
@@ -61,23 +41,27 @@ def functional(layer: LayerSizes, gathers_again: bool, num_layers: int) -> Calla
         return torch.zeros(shape, dtype=dtype, requires_grad=True)
 
     weights = [(made(width, width), made(width)) for _ in range(4)]
-    attention = shard_attention(AttentionShard(*(t for pair in weights for t in pair)), layer.heads, layer.heads)
-    mlp = shard_mlp(MLPShard(made(hidden, width), made(hidden), made(width, hidden), made(width)))
-    norms = [NormOnShards(nn.LayerNorm(width, dtype=dtype)) for _ in range(2)]
+    attention = parallel.shard_attention(
+        parallel.AttentionShard(*(t for pair in weights for t in pair)), layer.heads, layer.heads
+    )
+    mlp = parallel.shard_mlp(parallel.MLPShard(made(hidden, width), made(hidden), made(width, hidden), made(width)))
+    norms = [parallel.NormOnShards(nn.LayerNorm(width, dtype=dtype)) for _ in range(2)]
     own = made(layer.batch, layer.seq_len // dist.get_world_size(), width)
 
     def forward() -> Tensor:
         x = own * 1
         for _ in range(num_layers):
             d_head = width // layer.heads
-            x = x + tensor_attention(norms[0](x), attention, d_head, None, SEQUENCE, overlaps=gathers_again)
-            x = x + tensor_mlp(norms[1](x), mlp, None, SEQUENCE, overlaps=gathers_again)
+            x = x + parallel.tensor_attention(
+                norms[0](x), attention, d_head, None, parallel.SEQUENCE, overlaps=gathers_again
+            )
+            x = x + parallel.tensor_mlp(norms[1](x), mlp, None, parallel.SEQUENCE, overlaps=gathers_again)
         return x
 
     return forward
 
 
-def kept(make: Callable[..., Callable[[], Tensor]], layer: LayerSizes, option: object, ranks: int) -> int:
+def kept(make: Callable[..., Callable[[], Tensor]], layer: parallel.LayerSizes, option: object, ranks: int) -> int:
     """Bytes that a layer more leaves behind: the second of two. What a collective filled is counted with the rest."""
 
     def program(num_layers: int) -> None:
@@ -95,18 +79,20 @@ def kept(make: Callable[..., Callable[[], Tensor]], layer: LayerSizes, option: o
     return held[1] - held[0]
 
 
-def drawn_layers() -> st.SearchStrategy[tuple[int, LayerSizes]]:
-    def sizes(n: int, batch: int, rows: int, heads: int, d_head: int, hidden: int, size: int) -> tuple[int, LayerSizes]:
+def drawn_layers() -> st.SearchStrategy[tuple[int, parallel.LayerSizes]]:
+    def sizes(
+        n: int, batch: int, rows: int, heads: int, d_head: int, hidden: int, size: int
+    ) -> tuple[int, parallel.LayerSizes]:
         statistic = 8 if size == 8 else 4
-        return n, LayerSizes(batch, n * rows, n * heads * d_head, n * heads, n * hidden, size, statistic)
+        return n, parallel.LayerSizes(batch, n * rows, n * heads * d_head, n * heads, n * hidden, size, statistic)
 
     few, ranks, size = st.integers(1, 4), st.integers(1, 4), st.sampled_from([2, 8])
     return st.builds(sizes, ranks, few, few, few, few, st.integers(1, 9), size)
 
 
 WAYS = {
-    "f and g": (plan_of, GPT_PLAN, {}),
-    "sequence": (plan_of, GPT_SEQUENCE_PLAN, {"sequence": True}),
+    "f and g": (plan_of, parallel.GPT_PLAN, {}),
+    "sequence": (plan_of, parallel.GPT_SEQUENCE_PLAN, {"sequence": True}),
     "sequence, functions": (functional, False, {"sequence": True}),
     "gathered again": (functional, True, {"sequence": True, "gathers_again": True}),
 }
@@ -115,17 +101,17 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 @given(drawn=drawn_layers())
 @settings(max_examples=4)
-def test_a_layer_keeps_to_the_byte_what_the_closed_form_says(way: str, drawn: tuple[int, LayerSizes]):
+def test_a_layer_keeps_to_the_byte_what_the_closed_form_says(way: str, drawn: tuple[int, parallel.LayerSizes]):
     ranks, layer = drawn
     make, option, options = WAYS[way]
     if ranks == 1:
         options = {}
-    assert kept(make, layer, option, ranks) == kept_bytes(layer, ranks, **options)
+    assert kept(make, layer, option, ranks) == parallel.kept_bytes(layer, ranks, **options)
 
 
-def korthikanti_bytes(layer: LayerSizes, ranks: int, sequence: bool = False) -> float:
+def korthikanti_bytes(layer: parallel.LayerSizes, ranks: int, sequence: bool = False) -> float:
     """The paper's bytes from the rows of lablib: without those it does not count, with dropout masks and scores."""
-    rows = kept_by_layer(layer, ranks, sequence=sequence, gathers_again=sequence)
+    rows = parallel.kept_by_layer(layer, ranks, sequence=sequence, gathers_again=sequence)
     ours = sum(row.size_bytes for row in rows if row.name not in ("statistics of norms", "logsumexp of scores"))
     masks = 2 * layer.tokens * layer.width / (ranks if sequence else 1)
     return ours + masks + layer.tokens * layer.heads * layer.seq_len * (2 * layer.element_bytes + 1) / ranks
@@ -133,24 +119,24 @@ def korthikanti_bytes(layer: LayerSizes, ranks: int, sequence: bool = False) -> 
 
 @given(st.integers(1, 8), st.integers(1, 100), st.integers(1, 10), st.sampled_from([1, 2, 4, 8]), st.booleans())
 def test_the_papers_equations_1_to_4_are_ours_with_masks_and_scores(b: int, s: int, d: int, t: int, sequence: bool):
-    layer = LayerSizes(b, 8 * s, 16 * d, 8)
+    layer = parallel.LayerSizes(b, 8 * s, 16 * d, 8)
     expected = layer_activation_bytes(8 * s, b, 16 * d, 8, tensor=t, sequence_parallel=sequence)
     assert korthikanti_bytes(layer, t, sequence=sequence) == pytest.approx(expected)
 
 
 def test_what_gpt_3_keeps_in_a_layer_on_8_ranks():
     """s 2048, b 1, h 12288, a 96: 34 s b h = 0.856 GB and 5 a s^2 b = 2.013 GB on one rank (figure 1's setting)."""
-    gpt3 = LayerSizes(1, 2048, 12288, 96)
+    gpt3 = parallel.LayerSizes(1, 2048, 12288, 96)
     assert korthikanti_bytes(gpt3, 1) == 34 * 2048 * 12288 + 5 * 96 * 2048**2
     assert korthikanti_bytes(gpt3, 8, sequence=True) == (34 * 2048 * 12288 + 5 * 96 * 2048**2) / 8
     ways = [
-        kept_bytes(gpt3, 8),
-        kept_bytes(gpt3, 8, sequence=True),
-        kept_bytes(gpt3, 8, sequence=True, gathers_again=True),
+        parallel.kept_bytes(gpt3, 8),
+        parallel.kept_bytes(gpt3, 8, sequence=True),
+        parallel.kept_bytes(gpt3, 8, sequence=True, gathers_again=True),
     ]
     in_stream = [way / gpt3.activation_bytes for way in ways]  # with few statistics: 4 + 12/8, 2 + 14/8, 16/8
     assert in_stream == pytest.approx([5.5, 3.75, 2.0], rel=0.005)
-    assert [row.name for row in kept_by_layer(gpt3, 8) if not row.is_cut] == [
+    assert [row.name for row in parallel.kept_by_layer(gpt3, 8) if not row.is_cut] == [
         "inputs of norms",
         "inputs of regions",
         "statistics of norms",
@@ -160,25 +146,25 @@ def test_what_gpt_3_keeps_in_a_layer_on_8_ranks():
 # ---- traffic ----
 
 
-def step(layer: LayerSizes, plan: Any, num_layers: int) -> None:
+def step(layer: parallel.LayerSizes, plan: Any, num_layers: int) -> None:
     words = 8 * dist.get_world_size()
     forward = plan_of(layer, plan, num_layers)
     targets = torch.zeros(layer.batch, layer.seq_len, dtype=torch.long)
-    vocabulary_parallel_loss(forward(), targets, words).backward()
+    parallel.vocabulary_parallel_loss(forward(), targets, words).backward()
 
 
 @pytest.mark.parametrize("sequence", [False, True])
 @given(drawn=drawn_layers(), num_layers=st.integers(1, 2))
 @settings(max_examples=5)
 def test_a_step_of_a_gpt_sends_what_the_closed_form_says(
-    sequence: bool, drawn: tuple[int, LayerSizes], num_layers: int
+    sequence: bool, drawn: tuple[int, parallel.LayerSizes], num_layers: int
 ):
     ranks, layer = drawn
-    plan = GPT_SEQUENCE_PLAN if sequence else GPT_PLAN
+    plan = parallel.GPT_SEQUENCE_PLAN if sequence else parallel.GPT_PLAN
     run = launch(partial(step, layer, plan, num_layers), ranks=ranks, cluster=NO_LATENCY, fidelity="shapes")
     loss_bytes = 8 if layer.element_bytes == 8 else 4
     share = 2 * (ranks - 1) / ranks
-    expected = num_layers * layer_sent_bytes(layer, ranks, sequence=sequence)
+    expected = num_layers * parallel.layer_sent_bytes(layer, ranks, sequence=sequence)
     expected += share * 2 * layer.activation_bytes  # embedding forward, head backward; or half of both in each
     expected += share * 3 * layer.tokens * loss_bytes
     if sequence:  # gradients of the last norm and of the position embedding
@@ -189,14 +175,14 @@ def test_a_step_of_a_gpt_sends_what_the_closed_form_says(
 
 
 def test_a_layer_of_f_and_g_is_four_all_reduces_and_sequence_parallelism_sends_the_same():
-    layer = LayerSizes(2, 64, 128, 8)
+    layer = parallel.LayerSizes(2, 64, 128, 8)
     all_reduce = 2 * 7 / 8 * 2 * 64 * 128 * 2
-    assert layer_sent_bytes(layer, 8) == 4 * all_reduce
+    assert parallel.layer_sent_bytes(layer, 8) == 4 * all_reduce
     norms_and_biases = 2 * 7 / 8 * 6 * 128 * 2
-    assert layer_sent_bytes(layer, 8, sequence=True) == 4 * all_reduce + norms_and_biases
-    again = layer_sent_bytes(layer, 8, sequence=True, gathers_again=True)
+    assert parallel.layer_sent_bytes(layer, 8, sequence=True) == 4 * all_reduce + norms_and_biases
+    again = parallel.layer_sent_bytes(layer, 8, sequence=True, gathers_again=True)
     assert again == 5 * all_reduce + norms_and_biases
-    assert layer_sent_bytes(layer, 1, sequence=True) == 0
+    assert parallel.layer_sent_bytes(layer, 1, sequence=True) == 0
 
 
 # ---- two dimensions ----
@@ -205,27 +191,30 @@ def test_a_layer_of_f_and_g_is_four_all_reduces_and_sequence_parallelism_sends_t
 @given(st.integers(2, 12), st.integers(1, 50), st.integers(1, 64))
 def test_2d_wins_above_a_number_of_tokens(side: int, tokens: int, width: int):
     ranks = side**2
-    layer = LayerSizes(1, tokens * ranks, width * ranks, ranks)
-    wins = two_dimensional_sent_bytes(layer, ranks) < layer_sent_bytes(layer, ranks)
-    assert wins == (layer.tokens > fewest_tokens_for_2d(layer.width, ranks))
+    layer = parallel.LayerSizes(1, tokens * ranks, width * ranks, ranks)
+    wins = parallel.two_dimensional_sent_bytes(layer, ranks) < parallel.layer_sent_bytes(layer, ranks)
+    assert wins == (layer.tokens > parallel.fewest_tokens_for_2d(layer.width, ranks))
 
 
 def test_2d_on_64_ranks_sends_what_its_paper_says():
     """Optimus, table 1: forward (7 b s h + 12 h^2) blocks travel, of which each rank has 1 / p; backward twice that."""
-    layer = LayerSizes(4, 512, 1024, 64)
+    layer = parallel.LayerSizes(4, 512, 1024, 64)
     numbers = 7 * 4 * 512 * 1024 + 12 * 1024**2
-    assert two_dimensional_sent_bytes(layer, 64) == 3 * (8 - 1) / 64 * numbers * 2
+    assert parallel.two_dimensional_sent_bytes(layer, 64) == 3 * (8 - 1) / 64 * numbers * 2
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda layer: kept_bytes(layer, 3), "heads must be a multiple of the ranks: got 8 and 3"),
-        (lambda layer: kept_bytes(layer, 8, sequence=True), "seq_len must be a multiple of the ranks: got 6 and 8"),
-        (lambda layer: kept_bytes(layer, 2, gathers_again=True), "gathers_again needs sequence parallelism"),
-        (lambda layer: two_dimensional_sent_bytes(layer, 8), "a square of ranks: got 8; try 4"),
+        (lambda layer: parallel.kept_bytes(layer, 3), "heads must be a multiple of the ranks: got 8 and 3"),
+        (
+            lambda layer: parallel.kept_bytes(layer, 8, sequence=True),
+            "seq_len must be a multiple of the ranks: got 6 and 8",
+        ),
+        (lambda layer: parallel.kept_bytes(layer, 2, gathers_again=True), "gathers_again needs sequence parallelism"),
+        (lambda layer: parallel.two_dimensional_sent_bytes(layer, 8), "a square of ranks: got 8; try 4"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(call: Callable, message: str):
     with pytest.raises(ValueError, match=message):
-        call(LayerSizes(2, 6, 64, 8))
+        call(parallel.LayerSizes(2, 6, 64, 8))

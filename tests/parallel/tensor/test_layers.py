@@ -12,41 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lablib import RankError, launch
-from lablib.parallel import (
-    SEQUENCE,
-    TENSOR,
-    AttentionShard,
-    ColumnLinear,
-    MLPShard,
-    NormOnShards,
-    Region,
-    RowLinear,
-    VocabularyEmbedding,
-    VocabularyHead,
-    check_heads,
-    copy_to_ranks,
-    full_gradients,
-    gather_from_ranks,
-    gathered_linear,
-    gathered_loss,
-    key_value_heads_of,
-    naive_tensor_mlp,
-    own_tokens,
-    padded_vocabulary,
-    reduce_from_ranks,
-    scatter_to_ranks,
-    shard_attention,
-    shard_mlp,
-    shard_of,
-    shard_range,
-    shard_vocabulary,
-    shared_key_value_group,
-    tensor_attention,
-    tensor_mlp,
-    vocabulary_embedding,
-    vocabulary_parallel_loss,
-)
+from lablib import RankError, launch, parallel
 from lablib.parallel.tensor.mlp import mlp_sent_bytes
 from lablib.parallel.tensor.vocabulary import gather_logits
 from tests.parallel.drawn import drawn
@@ -84,7 +50,7 @@ def same(run: Any, expected: list[Tensor]) -> None:
 
 @given(size=st.integers(0, 40), world=st.integers(1, 9), multiple=st.integers(1, 4))
 def test_shards_are_those_of_torch_and_together_the_whole(size: int, world: int, multiple: int):
-    found = [range(*shard_range(size * multiple, rank, world, multiple)) for rank in range(world)]
+    found = [range(*parallel.shard_range(size * multiple, rank, world, multiple)) for rank in range(world)]
     assert [i for shard in found for i in shard] == list(range(size * multiple))
     assert all(len(shard) % multiple == 0 for shard in found)
     if size:
@@ -100,8 +66,8 @@ def test_gather_and_scatter_are_inverses_and_each_the_others_gradient(n: int, sh
 
     def program() -> tuple[Tensor, Tensor, Tensor]:
         whole = x.clone().requires_grad_()
-        shard = scatter_to_ranks(whole, dim)
-        back = gather_from_ranks(shard, dim, shape[dim])
+        shard = parallel.scatter_to_ranks(whole, dim)
+        back = parallel.gather_from_ranks(shard, dim, shape[dim])
         # Every rank computes the same loss from the whole: each shard's gradient is its own part, not n times it.
         loss_of(back).backward()
         assert whole.grad is not None
@@ -121,9 +87,9 @@ def test_f_and_g_leave_tensors_of_others_as_they_are():
     def program() -> tuple[Tensor, Tensor, Tensor]:
         x = torch.ones(3, requires_grad=True)
         y = x * 1
-        ((copy_to_ranks(y) + y) * torch.ones(3)).sum().backward()  # contiguous: none would be copied by itself
+        ((parallel.copy_to_ranks(y) + y) * torch.ones(3)).sum().backward()  # contiguous: none would be copied by itself
         part = torch.ones(2, requires_grad=True)
-        total = reduce_from_ranks(part)
+        total = parallel.reduce_from_ranks(part)
         (2 * total).sum().backward()
         assert x.grad is not None and part.grad is not None
         return x.grad, torch.stack([part.detach(), total.detach()]), part.grad
@@ -149,18 +115,18 @@ def test_columns_then_rows_and_gathered_columns_are_the_linear_layers_of_one_dev
 
     def program() -> tuple[list[Tensor], dict[str, Tensor], list[Tensor]]:
         mine = x.clone().requires_grad_()
-        layers = nn.Sequential(ColumnLinear(up), RowLinear(down))
+        layers = nn.Sequential(parallel.ColumnLinear(up), parallel.RowLinear(down))
         loss_of(layers(mine)).backward()
         grad = mine.grad
         assert grad is not None
         again = x.clone().requires_grad_()
-        weight = shard_of(up.weight.detach(), 0).clone().requires_grad_()
-        bias = None if up.bias is None else shard_of(up.bias.detach(), 0)
-        y = gathered_linear(again, weight, bias, features)
+        weight = parallel.shard_of(up.weight.detach(), 0).clone().requires_grad_()
+        bias = None if up.bias is None else parallel.shard_of(up.bias.detach(), 0)
+        y = parallel.gathered_linear(again, weight, bias, features)
         loss_of(y).backward()
         assert again.grad is not None and weight.grad is not None
-        gathered = [again.grad, gather_from_ranks(weight.grad, 0, features)]
-        return [grad], full_gradients(layers), gathered
+        gathered = [again.grad, parallel.gather_from_ranks(weight.grad, 0, features)]
+        return [grad], parallel.full_gradients(layers), gathered
 
     alone = nn.Sequential(up, down)
     mine = x.clone().requires_grad_()
@@ -182,10 +148,10 @@ def test_a_column_layer_that_gathers_is_the_linear_layer_of_one_device(n: int, w
     whole, x = nn.Linear(width, units * multiple, dtype=torch.float64), drawn(BATCH, 3, width)
 
     def program() -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
-        mine, layer = x.clone().requires_grad_(), ColumnLinear(whole, gathers=True, multiple_of=multiple)
+        mine, layer = x.clone().requires_grad_(), parallel.ColumnLinear(whole, gathers=True, multiple_of=multiple)
         y = layer(mine)
         loss_of(y).backward()
-        return y.detach(), mine.grad, full_gradients(nn.ModuleList([layer]))
+        return y.detach(), mine.grad, parallel.full_gradients(nn.ModuleList([layer]))
 
     mine = x.clone().requires_grad_()
     y = whole(mine)
@@ -198,8 +164,13 @@ def test_a_column_layer_that_gathers_is_the_linear_layer_of_one_device(n: int, w
 def test_cut_layers_say_how_much_of_them_is_here():
     def program() -> list[str]:
         up, down = nn.Linear(4, 6), nn.Linear(6, 4)
-        layers = ColumnLinear(up), RowLinear(down), VocabularyEmbedding(nn.Embedding(6, 4)), VocabularyHead(up)
-        return [layer.extra_repr() for layer in (*layers, NormOnShards(nn.LayerNorm(4)))]
+        layers = (
+            parallel.ColumnLinear(up),
+            parallel.RowLinear(down),
+            parallel.VocabularyEmbedding(nn.Embedding(6, 4)),
+            parallel.VocabularyHead(up),
+        )
+        return [layer.extra_repr() for layer in (*layers, parallel.NormOnShards(nn.LayerNorm(4)))]
 
     assert launch(program, ranks=2).values[1] == [
         "in_features=4, out_features=6, of which 3 here",
@@ -213,8 +184,10 @@ def test_cut_layers_say_how_much_of_them_is_here():
 # ---- MLP ----
 
 
-def whole_mlp(width: int, hidden: int) -> MLPShard:
-    return MLPShard(drawn(hidden, width), drawn(hidden, seed=1), drawn(width, hidden, seed=2), drawn(width, seed=3))
+def whole_mlp(width: int, hidden: int) -> parallel.MLPShard:
+    return parallel.MLPShard(
+        drawn(hidden, width), drawn(hidden, seed=1), drawn(width, hidden, seed=2), drawn(width, seed=3)
+    )
 
 
 def one_mlp(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
@@ -229,14 +202,16 @@ def test_an_mlp_has_the_gradients_of_one_device(way: str, n: int, width: int, hi
 
     def program() -> list[Tensor]:
         inputs = leaves(x, *whole)
-        full = MLPShard(*inputs[1:])
+        full = parallel.MLPShard(*inputs[1:])
         if way == "naive":
-            loss = loss_of(naive_tensor_mlp(inputs[0], full))
+            loss = loss_of(parallel.naive_tensor_mlp(inputs[0], full))
         elif way == "real":
-            loss = loss_of(tensor_mlp(inputs[0], shard_mlp(full)))
+            loss = loss_of(parallel.tensor_mlp(inputs[0], parallel.shard_mlp(full)))
         else:
-            y = tensor_mlp(own_tokens(inputs[0], 1), shard_mlp(full), region=SEQUENCE)
-            loss = loss_of(gather_from_ranks(y, 1, x.shape[1]))
+            y = parallel.tensor_mlp(
+                parallel.own_tokens(inputs[0], 1), parallel.shard_mlp(full), region=parallel.SEQUENCE
+            )
+            loss = loss_of(parallel.gather_from_ranks(y, 1, x.shape[1]))
         loss.backward()
         grads = [tensor.grad if tensor.grad is not None else torch.zeros_like(tensor) for tensor in inputs]
         # Each rank has the gradients of what it used, in their places. The last bias it has all of, and the input
@@ -253,8 +228,12 @@ def test_what_an_mlp_sends_equals_its_closed_form():
 
     def program(naive: bool) -> None:
         shard = leaves(drawn(1, tokens, width), *whole_mlp(width, hidden))
-        full = MLPShard(*shard[1:])
-        y = naive_tensor_mlp(shard[0], full) if naive else tensor_mlp(shard[0], shard_mlp(full))
+        full = parallel.MLPShard(*shard[1:])
+        y = (
+            parallel.naive_tensor_mlp(shard[0], full)
+            if naive
+            else parallel.tensor_mlp(shard[0], parallel.shard_mlp(full))
+        )
         loss_of(y).backward()
 
     for naive in (True, False):
@@ -270,10 +249,10 @@ def _by_ring(name: str, size_bytes: float, n: int) -> float:
 # ---- attention ----
 
 
-def whole_attention(width: int, heads: int, kv_heads: int, d_head: int) -> AttentionShard:
+def whole_attention(width: int, heads: int, kv_heads: int, d_head: int) -> parallel.AttentionShard:
     rows = [heads * d_head] * 2 + [kv_heads * d_head] * 4
     tensors = [drawn(*((r, width) if i % 2 == 0 else (r,)), seed=i) for i, r in enumerate(rows)]
-    return AttentionShard._make([*tensors, drawn(width, heads * d_head, seed=8), drawn(width, seed=9)])
+    return parallel.AttentionShard._make([*tensors, drawn(width, heads * d_head, seed=8), drawn(width, seed=9)])
 
 
 def one_attention(d_head: int, x: Tensor, *params: Tensor) -> Tensor:
@@ -288,11 +267,11 @@ def one_attention(d_head: int, x: Tensor, *params: Tensor) -> Tensor:
     return F.linear((scores.softmax(-1) @ v).transpose(1, 2).flatten(2), wo, bo)
 
 
-@pytest.mark.parametrize("region", [TENSOR, SEQUENCE], ids=repr)
+@pytest.mark.parametrize("region", [parallel.TENSOR, parallel.SEQUENCE], ids=repr)
 @given(data=st.data(), n=st.integers(1, 5), d_head=st.integers(1, 3), width=st.integers(1, 6))
 @settings(max_examples=10)
 def test_attention_has_the_gradients_of_one_device_with_fewer_key_value_heads_than_ranks_too(
-    region: Region, data: Any, n: int, d_head: int, width: int
+    region: parallel.Region, data: Any, n: int, d_head: int, width: int
 ):
     kv_heads = data.draw(st.sampled_from([g for g in (1, 2, 3, 4, 5, 2 * n) if g % n == 0 or n % g == 0]))
     heads = max(n, kv_heads) * data.draw(st.integers(1, 2))
@@ -301,11 +280,11 @@ def test_attention_has_the_gradients_of_one_device_with_fewer_key_value_heads_th
 
     def program() -> list[Tensor]:
         inputs = leaves(x, *whole)
-        shard = shard_attention(AttentionShard(*inputs[1:]), heads, kv_heads)
-        shared = shared_key_value_group(kv_heads)
-        mine = own_tokens(inputs[0], 1) if region is SEQUENCE else inputs[0]
-        y = tensor_attention(mine, shard, d_head, None, region, shared, overlaps=overlaps)
-        loss_of(gather_from_ranks(y, 1, 2 * n) if region is SEQUENCE else y).backward()
+        shard = parallel.shard_attention(parallel.AttentionShard(*inputs[1:]), heads, kv_heads)
+        shared = parallel.shared_key_value_group(kv_heads)
+        mine = parallel.own_tokens(inputs[0], 1) if region is parallel.SEQUENCE else inputs[0]
+        y = parallel.tensor_attention(mine, shard, d_head, None, region, shared, overlaps=overlaps)
+        loss_of(parallel.gather_from_ranks(y, 1, 2 * n) if region is parallel.SEQUENCE else y).backward()
         grads = [tensor.grad for tensor in inputs]
         assert all(grad is not None for grad in grads)
         sharing = max(1, n // kv_heads)
@@ -313,7 +292,7 @@ def test_attention_has_the_gradients_of_one_device_with_fewer_key_value_heads_th
             dist.all_reduce(grad)  # in its place; a replicated head's gradient is there `sharing` times
             if 2 <= i < 6:
                 grad /= sharing  # pyright: ignore[reportOperatorIssue]
-        if region is SEQUENCE:
+        if region is parallel.SEQUENCE:
             dist.all_reduce(grads[0])  # each rank has its own tokens' gradient
         return grads  # pyright: ignore[reportReturnType]
 
@@ -330,14 +309,14 @@ def test_attention_has_the_gradients_of_one_device_with_fewer_key_value_heads_th
 )
 def test_heads_that_ranks_cannot_share_are_refused(heads: int, kv_heads: int, n: int, message: str):
     with pytest.raises(ValueError, match=message):
-        check_heads(heads, kv_heads, n)
+        parallel.check_heads(heads, kv_heads, n)
 
 
 @given(n=st.integers(1, 12), kv_heads=st.integers(1, 24))
 def test_every_key_value_head_is_kept_and_neighbours_share(n: int, kv_heads: int):
     if kv_heads % n and n % kv_heads:
         return
-    kept = Counter(head for rank in range(n) for head in key_value_heads_of(rank, kv_heads, n))
+    kept = Counter(head for rank in range(n) for head in parallel.key_value_heads_of(rank, kv_heads, n))
     assert kept == dict.fromkeys(range(kv_heads), max(1, n // kv_heads))
 
 
@@ -354,9 +333,9 @@ def test_norms_on_shards_have_the_gradients_of_all_tokens(kind: Any, n: int, wid
         param.data = drawn(width, seed=i + 1)
 
     def program() -> list[Tensor]:
-        mine = NormOnShards(kind(width, eps=0.1, dtype=torch.float64))
+        mine = parallel.NormOnShards(kind(width, eps=0.1, dtype=torch.float64))
         mine.load_state_dict(norm.state_dict())
-        loss_of(gather_from_ranks(mine(own_tokens(x, 1)), 1, x.shape[1])).backward()
+        loss_of(parallel.gather_from_ranks(mine(parallel.own_tokens(x, 1)), 1, x.shape[1])).backward()
         return [param.grad for param in mine.parameters()]  # pyright: ignore[reportReturnType]
 
     loss_of(norm(x)).backward()
@@ -365,10 +344,10 @@ def test_norms_on_shards_have_the_gradients_of_all_tokens(kind: Any, n: int, wid
 
 def test_a_sequence_that_the_ranks_do_not_divide_is_refused_with_the_length_to_pad_to():
     def program() -> None:
-        tensor_mlp(drawn(1, 7, 4), shard_mlp(whole_mlp(4, 4)), region=SEQUENCE)
+        parallel.tensor_mlp(drawn(1, 7, 4), parallel.shard_mlp(whole_mlp(4, 4)), region=parallel.SEQUENCE)
 
     def halves() -> None:
-        own_tokens(drawn(7, 2), 0)
+        parallel.own_tokens(drawn(7, 2), 0)
 
     with pytest.raises(RankError, match="got 7 tokens on 2 ranks; pad it to 8"):
         launch(halves, ranks=2)
@@ -379,11 +358,11 @@ def test_a_sequence_that_the_ranks_do_not_divide_is_refused_with_the_length_to_p
 # ---- vocabulary ----
 
 
-@pytest.mark.parametrize("region", [TENSOR, SEQUENCE], ids=repr)
+@pytest.mark.parametrize("region", [parallel.TENSOR, parallel.SEQUENCE], ids=repr)
 @given(n=ranks, vocab=st.integers(1, 13), width=st.integers(1, 4), pads=st.booleans(), multiple=st.integers(1, 3))
 @settings(max_examples=10)
 def test_embedding_and_loss_by_words_have_the_gradients_of_one_device(
-    region: Region, n: int, vocab: int, width: int, pads: bool, multiple: int
+    region: parallel.Region, n: int, vocab: int, width: int, pads: bool, multiple: int
 ):
     """Chunks and padding; shards of one word, and of none."""
     weight, head = drawn(vocab, width), 5 * drawn(vocab, width, seed=1)
@@ -392,24 +371,24 @@ def test_embedding_and_loss_by_words_have_the_gradients_of_one_device(
     options: Any = {"pads": pads, "multiple_of": multiple}
 
     def program(loss_by: Any) -> list[Tensor]:
-        mine = [shard_vocabulary(each, **options).requires_grad_() for each in (weight, head)]
-        x = vocabulary_embedding(tokens, mine[0], vocab, None, region, multiple)
+        mine = [parallel.shard_vocabulary(each, **options).requires_grad_() for each in (weight, head)]
+        x = parallel.vocabulary_embedding(tokens, mine[0], vocab, None, region, multiple)
         loss = loss_by(F.linear(region.enter(x, None), mine[1]), targets, vocab, None, multiple)
         loss.backward()
-        first, end = shard_range(vocab, dist.get_rank(), n, multiple)
+        first, end = parallel.shard_range(vocab, dist.get_rank(), n, multiple)
         found = [loss.detach()]
         for each in mine:
             assert each.grad is not None
             assert not each.grad[end - first :].any()  # padding has no gradient
-            found.append(gather_from_ranks(each.grad[: end - first], 0, vocab, None, multiple))
+            found.append(parallel.gather_from_ranks(each.grad[: end - first], 0, vocab, None, multiple))
         return found
 
     one = leaves(weight, head)
     loss = F.cross_entropy(F.linear(F.embedding(tokens, one[0]), one[1]).flatten(0, 1), targets.flatten())
     loss.backward()
     expected = [loss.detach(), one[0].grad, one[1].grad]
-    for loss_by in (vocabulary_parallel_loss, gathered_loss):
-        if region is TENSOR or loss_by is vocabulary_parallel_loss:
+    for loss_by in (parallel.vocabulary_parallel_loss, parallel.gathered_loss):
+        if region is parallel.TENSOR or loss_by is parallel.vocabulary_parallel_loss:
             same(launch(program, loss_by, ranks=n), expected)
 
 
@@ -417,8 +396,8 @@ def test_words_are_cut_anywhere_unless_told_otherwise():
     logits, targets = drawn(1, 2, 5), torch.tensor([[4, 0]])
 
     def program() -> tuple[Tensor, Tensor, Tensor]:
-        mine = shard_of(logits, -1)  # 3 words and 2
-        losses = vocabulary_parallel_loss(mine, targets, 5), gathered_loss(mine, targets, 5)
+        mine = parallel.shard_of(logits, -1)  # 3 words and 2
+        losses = parallel.vocabulary_parallel_loss(mine, targets, 5), parallel.gathered_loss(mine, targets, 5)
         return gather_logits(mine, 5), *losses
 
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
@@ -430,7 +409,7 @@ def test_logits_of_any_size_overflow_nothing():
     logits = torch.tensor([[[1e4, -1e4, 3.0, 1e4]]])
 
     def program() -> float:
-        return float(vocabulary_parallel_loss(shard_of(logits, -1), torch.tensor([[3]]), 4))
+        return float(parallel.vocabulary_parallel_loss(parallel.shard_of(logits, -1), torch.tensor([[3]]), 4))
 
     assert launch(program, ranks=2).values == pytest.approx([0.6931472] * 2)
 
@@ -439,11 +418,11 @@ def test_logits_in_16_bits_are_widened_and_their_gradient_is_in_16_bits():
     logits, targets = drawn(2, 3, 8).bfloat16(), torch.zeros(2, 3, dtype=torch.long)
 
     def program() -> tuple[Tensor, Tensor]:
-        mine = shard_of(logits, -1).clone().requires_grad_()
-        loss = vocabulary_parallel_loss(mine, targets, 8)
+        mine = parallel.shard_of(logits, -1).clone().requires_grad_()
+        loss = parallel.vocabulary_parallel_loss(mine, targets, 8)
         loss.backward()
         assert mine.grad is not None and mine.grad.dtype == torch.bfloat16
-        return loss.detach(), gather_from_ranks(mine.grad, -1, 8)
+        return loss.detach(), parallel.gather_from_ranks(mine.grad, -1, 8)
 
     wide = logits.float().requires_grad_()
     loss = F.cross_entropy(wide.flatten(0, 1), targets.flatten())
@@ -457,8 +436,8 @@ def test_logits_in_16_bits_are_widened_and_their_gradient_is_in_16_bits():
 
 def test_the_loss_sends_three_numbers_a_token_whatever_the_vocabulary():
     def program(vocab: int) -> None:
-        logits = shard_of(drawn(2, 5, vocab), -1).clone().requires_grad_()
-        vocabulary_parallel_loss(logits, torch.zeros(2, 5, dtype=torch.long), vocab).backward()
+        logits = parallel.shard_of(drawn(2, 5, vocab), -1).clone().requires_grad_()
+        parallel.vocabulary_parallel_loss(logits, torch.zeros(2, 5, dtype=torch.long), vocab).backward()
 
     for vocab in (8, 800):
         transfers = launch(program, vocab, ranks=4).traffic.transfers
@@ -470,10 +449,10 @@ def test_a_word_of_no_vocabulary_fails_as_on_one_device(word: int):
     words = torch.tensor([[0, word]])
 
     def embed() -> None:
-        vocabulary_embedding(words, shard_vocabulary(drawn(12, 2)), 12)
+        parallel.vocabulary_embedding(words, parallel.shard_vocabulary(drawn(12, 2)), 12)
 
     def loss() -> None:
-        vocabulary_parallel_loss(drawn(1, 2, 4), words, 12)
+        parallel.vocabulary_parallel_loss(drawn(1, 2, 4), words, 12)
 
     for program in (embed, loss):
         with pytest.raises(RankError, match="index|out of"):
@@ -482,7 +461,7 @@ def test_a_word_of_no_vocabulary_fails_as_on_one_device(word: int):
 
 def test_a_weight_that_is_not_cut_for_these_ranks_is_refused():
     def program() -> None:
-        vocabulary_embedding(torch.tensor([[0]]), drawn(12, 2), 12)
+        parallel.vocabulary_embedding(torch.tensor([[0]]), drawn(12, 2), 12)
 
     with pytest.raises(RankError, match="rank 0 of 2 must have 6 of 12 words.* got 12; cut the weight"):
         launch(program, ranks=2)
@@ -490,6 +469,6 @@ def test_a_weight_that_is_not_cut_for_these_ranks_is_refused():
 
 def test_a_vocabulary_is_padded_as_megatron_pads_it():
     """GPT-2's 50,257 words on 8 ranks, each a multiple of 128: 51,200."""
-    assert padded_vocabulary(50257, 1, 128) == 50304
-    assert padded_vocabulary(50257, 8, 128) == 51200
-    assert padded_vocabulary(50257, 8) == 50264
+    assert parallel.padded_vocabulary(50257, 1, 128) == 50304
+    assert parallel.padded_vocabulary(50257, 8, 128) == 51200
+    assert parallel.padded_vocabulary(50257, 8) == 50264

@@ -12,18 +12,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from lablib import RankError, launch
+from lablib import RankError, launch, parallel
 from lablib.models import GPT, GPTConfig, next_token_loss
-from lablib.parallel import (
-    DataParallel,
-    HybridReduceScatter,
-    TrainingPrecision,
-    Zero,
-    all_gather_shards,
-    default_units,
-    node_mesh,
-    zero_sent_bytes,
-)
 
 sgd = partial(torch.optim.SGD, lr=0.1)
 
@@ -163,7 +153,7 @@ def part(x: Tensor) -> Tensor:
     return x.chunk(dist.get_world_size())[dist.get_rank()]
 
 
-def gathered_bytes(zero: Zero) -> int:
+def gathered_bytes(zero: parallel.Zero) -> int:
     """Memory of full buffers."""
     return sum(unit.full.untyped_storage().nbytes() for unit in zero.units)
 
@@ -181,7 +171,7 @@ CASES = [
 @pytest.mark.parametrize(("module", "options"), CASES)
 def test_gradients_equal_one_device_and_nothing_stays_gathered(module: Callable[[], nn.Module], options: dict):
     def program() -> list[dict[str, Tensor]]:
-        zero, found = Zero(module(), sgd, 3, **options), []
+        zero, found = parallel.Zero(module(), sgd, 3, **options), []
         for _ in range(2):  # the second time in the order of the first
             zero.zero_grad()
             zero(part(batch(3))).square().mean().backward()
@@ -200,7 +190,7 @@ def test_a_step_gathers_every_unit_twice_and_the_root_once(name: str):
     """Also recomputed: backward has it already."""
 
     def program() -> tuple[list[int], int]:
-        zero = Zero(MODULES[name](), sgd, 3)
+        zero = parallel.Zero(MODULES[name](), sgd, 3)
         zero(part(batch(2))).square().mean().backward()
         numels = [unit.layout.padded_numel for unit in zero.units]
         return numels[1:], numels[0]
@@ -213,7 +203,7 @@ def test_a_step_gathers_every_unit_twice_and_the_root_once(name: str):
     scatters = [t.tensor_bytes for t in run.traffic.transfers if t.name.startswith("reduce_scatter")]
     assert sorted(scatters) == sorted(8 * numel for numel in (root, *blocks))
     if uses == 1:
-        sent = zero_sent_bytes(3, blocks, 2, TrainingPrecision(8, 8, 0, 0), root_numel=root)
+        sent = parallel.zero_sent_bytes(3, blocks, 2, parallel.TrainingPrecision(8, 8, 0, 0), root_numel=root)
         assert sum(t.sent_bytes[0] for t in run.traffic.transfers if t.name != "broadcast") == pytest.approx(sent)
 
 
@@ -221,7 +211,7 @@ def test_a_step_gathers_every_unit_twice_and_the_root_once(name: str):
 @pytest.mark.parametrize("stage", [1, 2])
 def test_stages_1_and_2_take_the_same_modules(stage: int, name: str):
     def program() -> dict[str, Tensor]:
-        zero = Zero(MODULES[name](), sgd, stage, bucket_bytes=300)
+        zero = parallel.Zero(MODULES[name](), sgd, stage, bucket_bytes=300)
         zero(part(batch(2))).square().mean().backward()
         return zero.full_gradients()
 
@@ -230,10 +220,12 @@ def test_stages_1_and_2_take_the_same_modules(stage: int, name: str):
 
 
 def replica(module: nn.Module) -> nn.Module:
-    return DataParallel(module)
+    return parallel.DataParallel(module)
 
 
-@pytest.mark.parametrize("wrap", [replica, partial(Zero, optimizer_fn=sgd, stage=1)], ids=["data parallel", "stage 1"])
+@pytest.mark.parametrize(
+    "wrap", [replica, partial(parallel.Zero, optimizer_fn=sgd, stage=1)], ids=["data parallel", "stage 1"]
+)
 def test_a_second_gradient_in_one_backward_is_refused_where_the_first_has_been_sent(wrap: Callable):
     def program() -> None:
         wrap(MODULES["reentrant segments"]())(part(batch(2))).square().mean().backward()
@@ -250,13 +242,13 @@ def test_backward_gathers_in_its_own_way():
 
         def gather(name: str, shard: Tensor, full: Tensor, group: Any = None) -> Any:
             calls.append(name)
-            return all_gather_shards(shard, full, group)
+            return parallel.all_gather_shards(shard, full, group)
 
         ways: dict[str, Any] = {
             "all_gather": partial(gather, "forward"),
             "backward_all_gather": partial(gather, "backward"),
         }
-        zero = Zero(Stack(), sgd, 3, **ways)
+        zero = parallel.Zero(Stack(), sgd, 3, **ways)
         zero(part(batch(2))).square().mean().backward()
         return calls, zero.full_gradients()
 
@@ -270,7 +262,7 @@ def test_backward_gathers_in_its_own_way():
 
 def test_evaluation_gathers_and_frees_also_between_forward_and_backward():
     def program() -> tuple[Tensor, dict[str, Tensor]]:
-        zero = Zero(Stack(), sgd, 3)
+        zero = parallel.Zero(Stack(), sgd, 3)
         loss = zero(part(batch(2))).square().mean()
         with torch.no_grad():
             evaluated = zero(batch(2))
@@ -285,7 +277,7 @@ def test_evaluation_gathers_and_frees_also_between_forward_and_backward():
 
 def test_a_forward_without_backward_leaves_the_next_step_unharmed():
     def program() -> dict[str, Tensor]:
-        zero = Zero(Stack(), partial(torch.optim.SGD, lr=0.0), 3)
+        zero = parallel.Zero(Stack(), partial(torch.optim.SGD, lr=0.0), 3)
         zero(part(batch(2)) + 1)
         kept = zero(part(batch(2)) + 2)
         zero(part(batch(2))).square().mean().backward()
@@ -301,7 +293,7 @@ def test_a_forward_without_backward_leaves_the_next_step_unharmed():
 
 def test_a_step_after_forward_without_backward_is_seen_by_the_next_forward():
     def program() -> Tensor:
-        zero = Zero(Stack(), sgd, 3, reshard_after_forward=False)
+        zero = parallel.Zero(Stack(), sgd, 3, reshard_after_forward=False)
         zero(part(batch(2))).square().mean().backward()
         zero(part(batch(2)))  # gathers, and keeps
         zero.step()
@@ -336,7 +328,7 @@ def test_a_backward_that_raised_leaves_the_next_step_unharmed(stage: int):
     def program() -> dict[str, Tensor]:
         model = Model()
         options: dict[str, Any] = {} if stage == 3 else {"bucket_bytes": 300}
-        zero = Zero(model, sgd, stage, **options)
+        zero = parallel.Zero(model, sgd, stage, **options)
         with pytest.raises(ArithmeticError):
             zero(part(batch(2))).square().mean().backward()
         model.explodes = False
@@ -350,7 +342,7 @@ def test_a_backward_that_raised_leaves_the_next_step_unharmed(stage: int):
 
 def test_backward_may_run_twice_through_one_graph():
     def program() -> dict[str, Tensor]:
-        zero = Zero(Stack(), sgd, 3)
+        zero = parallel.Zero(Stack(), sgd, 3)
         loss = zero(part(batch(2))).square().mean() / 2
         loss.backward(retain_graph=True)
         loss.backward()
@@ -362,7 +354,7 @@ def test_backward_may_run_twice_through_one_graph():
 
 def test_outside_of_forward_parameters_are_pieces_that_together_are_the_parameter():
     def program() -> list[Tensor]:
-        zero = Zero(Stack(), sgd, 3)
+        zero = parallel.Zero(Stack(), sgd, 3)
         return [param.detach().clone() for param in zero.module.parameters()]
 
     pieces = zip(*launch(program, ranks=4).values, strict=True)
@@ -372,8 +364,8 @@ def test_outside_of_forward_parameters_are_pieces_that_together_are_the_paramete
 
 def test_default_units_are_the_members_of_lists():
     model = GPT(GPTConfig(3, 8, 2, vocab_size=8, max_seq_len=8), device="meta")
-    assert default_units(model) == list(model.blocks)
-    assert default_units(nn.Linear(2, 2)) == []
+    assert parallel.default_units(model) == list(model.blocks)
+    assert parallel.default_units(nn.Linear(2, 2)) == []
 
 
 # ---- time and memory ----
@@ -391,7 +383,7 @@ def gpt_steps(shard: Callable[[nn.Module], tuple[nn.Module, Any]], num_steps: in
         dist.barrier()
         optimizer.zero_grad()
         next_token_loss(replica(tokens[:, :-1]), tokens[:, 1:]).backward()
-        if isinstance(replica, Zero):
+        if isinstance(replica, parallel.Zero):
             found = replica.full_gradients() if _ == num_steps - 1 else {}
         elif _ == num_steps - 1:
             found = {name: param.grad.full_tensor() for name, param in replica.named_parameters()}  # pyright: ignore
@@ -399,8 +391,8 @@ def gpt_steps(shard: Callable[[nn.Module], tuple[nn.Module, Any]], num_steps: in
     return [{name: grad.cpu() for name, grad in found.items()}]
 
 
-def ours(model: nn.Module, **options: Any) -> tuple[Zero, Zero]:
-    zero = Zero(model, sgd, 3, **options)
+def ours(model: nn.Module, **options: Any) -> tuple[parallel.Zero, parallel.Zero]:
+    zero = parallel.Zero(model, sgd, 3, **options)
     return zero, zero
 
 
@@ -436,12 +428,12 @@ def shapes(ranks: int = 8, num_under_way: int | None = None, **options: Any) -> 
     def program() -> None:
         module = nn.Sequential(*(nn.Linear(8192, 8192, bias=False) for _ in range(4)))
         if num_under_way is not None:
-            mesh = node_mesh(ranks_per_node=8)
-            reduce_scatter = HybridReduceScatter(mesh.get_group("node"))
+            mesh = parallel.node_mesh(ranks_per_node=8)
+            reduce_scatter = parallel.HybridReduceScatter(mesh.get_group("node"))
             reduce_scatter.num_under_way = num_under_way
-            zero = Zero(module, sgd, group=mesh.get_group("local"), reduce_scatter=reduce_scatter, **options)
+            zero = parallel.Zero(module, sgd, group=mesh.get_group("local"), reduce_scatter=reduce_scatter, **options)
         else:
-            zero = Zero(module, sgd, **options)
+            zero = parallel.Zero(module, sgd, **options)
         for _ in range(2):
             dist.barrier()
             zero(torch.ones(2048, 8192)).sum().backward()
@@ -481,7 +473,7 @@ def test_reduce_scatters_of_stage_2_hide_behind_backward():
 
 def test_averaging_over_nodes_hides_behind_the_backward_of_the_next_unit():
     two_on_their_way, one = (shapes(ranks=16, num_under_way=number, stage=3) for number in (2, 1))
-    assert HybridReduceScatter.num_under_way == 2
+    assert parallel.HybridReduceScatter.num_under_way == 2
     assert exposed_s(two_on_their_way) < 0.7 * exposed_s(one)
 
 
