@@ -70,7 +70,9 @@ class Guess:
         if interactive and not self.text and hasattr(get_ipython(), "kernel"):
             display(self.panel())
         else:
-            print_text(f"{self}" + ("" if self.text else f"; {say_for()('write your guess here instead of None')}"))
+            say = say_for()
+            more = "" if self.text else f"{say('; ')}{say('write your guess here instead of None')}"
+            print_text(f"{say(self.question)}{say(': ')}{self.text or '?'}{more}")
 
     def panel(self) -> ipywidgets.VBox:
         """The question above a text field, its unit, and a note: how numbers are read."""
@@ -87,7 +89,7 @@ class Guess:
 
         if self.unit:
             field.observe(typed, "value")
-        return ipywidgets.VBox([ipywidgets.Label(self.question), ipywidgets.HBox([field, note])])
+        return ipywidgets.VBox([ipywidgets.Label(say(self.question)), ipywidgets.HBox([field, note])])
 
     def reveal(self, answer: float | str | Iterable[float] | Iterable[str] | None = None) -> None:
         """Lock the guess; print it, the answer, how far off it is, and the score.
@@ -102,9 +104,10 @@ class Guess:
         self.is_right, self.is_shown = self.is_right if self.is_shown else is_right, True
         held = {id(each): each for each in (*vars(sys.modules["__main__"]).values(), self) if isinstance(each, Guess)}
         counted = [each.is_right for each in held.values() if each.is_right is not None]
-        print_text(f"{self.question.partition(' (')[0]}: {'; '.join(map(say_for(), said))}")
+        say = say_for()
+        print_text(f"{say(self.question.partition(' (')[0])}{say(': ')}{say('; ').join(map(say, said))}")
         if self.is_right is not None:
-            print(say_for()(f"guesses: {sum(counted)} of {len(counted)} within 20%"))
+            print(say(f"guesses: {sum(counted)} of {len(counted)} within 20%"))
 
     def _read(self, numbers: Iterable[float]) -> str:
         return ", ".join(_quantity(each, self.unit) for each in numbers)

@@ -4,6 +4,7 @@
     labs/masters/00_first_steps/checks.zh.po   titles, hints and rules of its checks
     lablib/course/messages/checks.zh.po        messages that all checks share
     lablib/course/messages/errors.zh.po        errors of a launch
+    lablib/course/messages/output.zh.po        sentences about a run, and questions, that labs print
 
 A paragraph is the text between blank lines, or a fence of code; wrapped lines count as one. Text without a translation,
 or with one marked `fuzzy`, stays English. In a message `{}` stands for any text, which is translated too if it is a
@@ -156,7 +157,7 @@ def say_for(lab: str = "") -> Say:
     code = language()
     if not code:
         return str
-    paths = [_SHARED / f"{name}.{code}.po" for name in ("checks", "errors")]
+    paths = [_SHARED / f"{name}.{code}.po" for name in ("checks", "errors", "output")]
     try:
         paths += [find_lab(lab, find_labs_folder()).folder / f"checks.{code}.po"] if lab else []
     except CourseError:

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, guess, print_error, print_text, recorded_comparison, try_out
+from lablib.course.translation import say_for
 from lablib.errors import LaunchError
 from lablib.faults import CorruptGradient, KillRank, SlowRank
 from lablib.figures import figure_memory, figure_timeline, figure_waits, show, table
@@ -77,4 +78,7 @@ def speeds(cluster: Cluster) -> dict[str, str]:
         "the call of a collective": (cluster.collective_overhead_s, "s"),
         "one hop of a collective": (cluster.intra.latency_s, "s"),
     }
-    return {name: format_quantity(rate, unit) if rate else "not known" for name, (rate, unit) in rates.items()}
+    say = say_for()
+    return {
+        say(name): format_quantity(rate, unit) if rate else say("not known") for name, (rate, unit) in rates.items()
+    }

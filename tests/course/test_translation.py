@@ -17,10 +17,12 @@ from lablib.cli.main import _dispatch, main
 from lablib.course.building.build import build, check_built
 from lablib.course.building.master import read_master
 from lablib.course.building.notebook import Version, make_notebook
-from lablib.course.checks.printing import print_error
+from lablib.course.checks.printing import print_error, print_text
 from lablib.course.checks.result import Hint, Result
 from lablib.course.errors import CourseError, CourseFailure
+from lablib.course.guess import guess
 from lablib.course.places import Lab, find_lab, find_labs
+from lablib.course.running.recorded import recorded_comparison
 from lablib.course.translation import key_of, paragraphs, say_for, texts_in, texts_of, translated
 from lablib.course.work import open_copies
 from lablib.errors import LaunchError
@@ -192,7 +194,7 @@ def test_every_translated_message_exists_and_keeps_its_values():
     for path, sources in files.items():
         known = {text for source in sources for text in texts_in(ast.parse(source.read_text("utf-8")))}
         assert [text for text in texts_of(path) if text not in known] == []
-    for path in (*files, MESSAGES / "errors.zh.po"):
+    for path in (*files, MESSAGES / "errors.zh.po", MESSAGES / "output.zh.po"):
         for text, translation in texts_of(path).items():
             values = [f"value {index}" for index in range(text.count("{}"))]
             said = translation.format(*values) if values else translation
@@ -251,6 +253,40 @@ def test_errors_of_a_launch_are_in_the_readers_language(
     said = capsys.readouterr().out
     assert chinese in said
     assert not re.search(r"waits in|posted|disagree|died|finished|called|not there|joining", said)
+
+
+def relu_twice() -> None:
+    w = torch.ones(64, 64, requires_grad=True)
+    ((torch.ones(256, 64) @ w).relu() @ w).relu().sum().backward()
+    if dist.get_rank() == 1:
+        torch.ones(512, 512) @ torch.ones(512, 512)
+    dist.all_reduce(w.grad)
+
+
+def test_sentences_about_a_run_and_questions_are_in_the_readers_language(monkeypatch: pytest.MonkeyPatch, capsys):
+    run = launch(relu_twice, ranks=2)
+    recorded = recorded_comparison("00")
+    texts = [run.summary().sentence(), run.memory.explain(rank=0), recorded.sentence(), recorded.reading]
+    for text in texts:
+        print_text(text)
+    assert capsys.readouterr().out.split() == " ".join(texts).split()
+    monkeypatch.setenv("LAB_LANG", "zh")
+    for text in texts:
+        print_text(text)
+    said = capsys.readouterr().out
+    assert "主要在等 rank 1" in said and "噪声" in said and "激活值 " in said and "耗时最长的都是反向" in said
+    assert not re.search("step|compute|held|made in|Predicted|Recorded|runs|still|allocations|there", said)
+    guess("times as long", None, False, "times").reveal(3)
+    assert "耗时的倍数：没有填写猜测；答案是 3 倍" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lab", TRANSLATIONS, ids=lambda lab: f"{lab.number}-{lab.language}")
+def test_the_questions_of_a_translated_lab_are_translated(lab: Lab):
+    cells = [cell.source for cell in read_master(lab).cells if cell.kind == "code"]
+    calls = [node for cell in cells for node in ast.walk(ast.parse(cell)) if isinstance(node, ast.Call)]
+    asked = [texts_in(call.args[0])[0] for call in calls if ast.unparse(call.func).endswith(".guess")]
+    known = texts_of(MESSAGES / f"output.{lab.language}.po")
+    assert asked and [text for one in asked for text in (one, one.partition(" (")[0]) if text not in known] == []
 
 
 def test_the_chinese_readme_has_the_numbers_and_the_labs_of_the_english_one():

@@ -17,12 +17,16 @@ _FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>[^"]+)", line (?P<line>\d+),
 @checked
 def print_error(error: BaseException) -> None:
     """Print an error's message, wrapped between words. Frames of installed packages are left out."""
-    print_text(say_for()("\n".join(_lines_of_program(str(error)))))
+    _print_wrapped(say_for()("\n".join(_lines_of_program(str(error)))))
 
 
 @checked
 def print_text(text: str) -> None:
-    """Print other text, wrapped between words."""
+    """Print other text, wrapped between words, in the reader's language if it has a translation."""
+    _print_wrapped(say_for()(text))
+
+
+def _print_wrapped(text: str) -> None:
     for line in text.splitlines() or [""]:
         indent = " " * (len(line) - len(line.lstrip()) + 4)
         print(textwrap.fill(line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False))

@@ -34,11 +34,12 @@ def try_out(function: Any, *args: Any, ranks: int | None = None, **options: Any)
     except (NotAttempted, Exception) as error:
         _say(error)
         return
+    say = say_for()
     for rank in range(min(len(values), _MAX_RANKS)):
         place = "" if ranks is None else f"rank {rank}: "
         for line in printed[rank].rstrip().splitlines():
-            print(f"{place}printed  {line}")
-        print(f"{place}returned {short_repr(values[rank])}")
+            print(say(f"{place}printed  {line}"))
+        print(say(f"{place}returned {short_repr(values[rank])}"))
     if len(values) > _MAX_RANKS:
         print(f"... and {len(values) - _MAX_RANKS} ranks more")
 

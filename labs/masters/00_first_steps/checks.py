@@ -185,7 +185,7 @@ def _draws_well(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]], 
         for problem in (_not_a_pair(pair) for draw in draws for pair in draw):
             expect.that(rule, not problem, f"{problem} on rank {rank} of {ranks}", wanted) if problem else None
     expect.that(rule, True, "two", wanted)
-    sent = f"{format_quantity(run.traffic.sent_bytes(), 'B')} in {plural(len(run.traffic), 'communications')}"
+    sent = f"{format_quantity(run.traffic.sent_bytes(), 'B')} sent in {plural(len(run.traffic), 'communications')}"
     expect.that("nothing is sent, and no rank waits for another", not len(run.traffic), sent, "no communication")
     weights = [[draws[i][0][0] for draws in run.values] for i in range(len(seeds))]  # [seed][rank]
     data = [[draws[i][0][1] for draws in run.values] for i in range(len(seeds))]
