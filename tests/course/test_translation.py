@@ -166,6 +166,8 @@ def test_lab_00_is_whole_in_chinese():
     assert check_built([LABS[0]]) == ["lab 00 in zh: 100% translated"]
     notebook = make_notebook(replace(read_master(LABS[0]), lab=lab), Version.LEARNER)
     assert all(CHINESE.search(cell.source) for cell in notebook.cells if cell.cell_type == "markdown")
+    headings = [line for cell in notebook.cells for line in cell.source.split("\n") if line.startswith("## ")]
+    assert headings and all(re.fullmatch(r"## .*（\d+ 分钟）", line) for line in headings)
 
 
 def glossary() -> list[list[str]]:

@@ -26,6 +26,7 @@ from lablib.text.files import parse_json, read_text
 
 _NEW_CELL = {"code": new_code_cell, "markdown": new_markdown_cell, "raw": new_raw_cell}
 _MAX_BYTES = 2**30  # with outputs
+_MINUTES = {"": " ({:g} min)", "zh": "（{:g} 分钟）"}  # after a heading, by language
 _KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
@@ -38,7 +39,7 @@ def make_notebook(master: Master, version: Version) -> nbformat.NotebookNode:
     code = master.lab.language
     by_key = texts_of(master.lab.translation) if code else {}
     cells = [
-        _cell(cell, version, by_key)
+        _cell(cell, version, by_key, _MINUTES.get(code, _MINUTES[""]))
         for cell in master.cells
         if version is not Version.LEARNER or not cell.tagged("instructor")
     ]
@@ -101,12 +102,12 @@ def has_outputs(notebook: nbformat.NotebookNode) -> bool:
     return any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
 
 
-def _cell(cell: Cell, version: Version, by_key: dict[str, str]) -> nbformat.NotebookNode:
+def _cell(cell: Cell, version: Version, by_key: dict[str, str], minutes: str) -> nbformat.NotebookNode:
     source = translated(cell.source, by_key) if cell.kind == "markdown" and by_key else cell.source
     metadata: dict[str, Any] = {"tags": list(cell.tags)} if cell.tags else {}
     if cell.heading and cell.minutes:
         heading, *below = source.split("\n")
-        source = "\n".join([f"{heading} ({cell.minutes:g} min)", *below])
+        source = "\n".join([f"{heading}{minutes.format(cell.minutes)}", *below])
         metadata["minutes"] = cell.minutes
     if cell.heading and cell.tagged("further"):
         metadata["jp-MarkdownHeadingCollapsed"] = True  # JupyterLab folds the section
