@@ -17,18 +17,9 @@ from torch.optim.lr_scheduler import (
     SequentialLR,
 )
 
-from lablib.batches.schedules import (
-    constant,
-    cosine,
-    cosine_decay,
-    exponential_decay,
-    linear,
-    linear_decay,
-    square_root_decay,
-    warmup_stable_decay,
-)
+from lablib.batches import schedules
 
-DECAYS = (linear_decay, cosine_decay, square_root_decay, exponential_decay)
+DECAYS = (schedules.linear_decay, schedules.cosine_decay, schedules.square_root_decay, schedules.exponential_decay)
 few = settings(max_examples=30)
 lengths = st.integers(1, 12)
 finals = st.sampled_from([0.0, 0.1, 0.5, 1.0])
@@ -69,8 +60,8 @@ def _bare(optimizer, then, at):
 def test_cosine_and_linear_are_torchs(num_warmup, num_decay, final):
     num_steps = num_warmup + num_decay
     theirs = {
-        cosine: lambda o: CosineAnnealingLR(o, T_max=num_decay, eta_min=final),
-        linear: lambda o: LinearLR(o, 1.0, final, total_iters=num_decay),
+        schedules.cosine: lambda o: CosineAnnealingLR(o, T_max=num_decay, eta_min=final),
+        schedules.linear: lambda o: LinearLR(o, 1.0, final, total_iters=num_decay),
     }
     for schedule, then in theirs.items():
         expected = rates(after_warmup(num_warmup, then), num_steps)
@@ -83,29 +74,30 @@ def test_cosine_and_linear_are_torchs(num_warmup, num_decay, final):
 def test_wsd_is_torchs_in_sequence(num_warmup, num_stable, num_decay, final):
     num_steps = num_warmup + num_stable + num_decay
     theirs = {
-        linear_decay: lambda o: LinearLR(o, 1.0, final, total_iters=num_decay),
-        cosine_decay: lambda o: CosineAnnealingLR(o, T_max=num_decay, eta_min=final),
-        exponential_decay: lambda o: ExponentialLR(o, gamma=final ** (1 / num_decay)),
+        schedules.linear_decay: lambda o: LinearLR(o, 1.0, final, total_iters=num_decay),
+        schedules.cosine_decay: lambda o: CosineAnnealingLR(o, T_max=num_decay, eta_min=final),
+        schedules.exponential_decay: lambda o: ExponentialLR(o, gamma=final ** (1 / num_decay)),
     }
     for decay, last in theirs.items():
         make = after_warmup(num_warmup, lambda o: ConstantLR(o, 1.0), last, at=(num_warmup + num_stable,))
         ours = [
-            warmup_stable_decay(step, num_steps, num_warmup, num_decay, final, decay) for step in range(num_steps + 1)
+            schedules.warmup_stable_decay(step, num_steps, num_warmup, num_decay, final, decay)
+            for step in range(num_steps + 1)
         ]
         assert ours == pytest.approx(rates(make, num_steps), abs=1e-12)
 
 
 def test_torch_runs_it():
-    make = partial(LambdaLR, lr_lambda=lambda step: cosine(step, 10, 3, 0.1))
-    assert rates(make, 10) == [cosine(step, 10, 3, 0.1) for step in range(11)]
+    make = partial(LambdaLR, lr_lambda=lambda step: schedules.cosine(step, 10, 3, 0.1))
+    assert rates(make, 10) == [schedules.cosine(step, 10, 3, 0.1) for step in range(11)]
 
 
 def test_wsd_by_hand():
-    factors = [warmup_stable_decay(step, 10, 3, 4, 0.2) for step in range(12)]
+    factors = [schedules.warmup_stable_decay(step, 10, 3, 4, 0.2) for step in range(12)]
     assert factors == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2, 0.2])
-    half = [warmup_stable_decay(step, 6, 0, 4, 1 / 16, exponential_decay) for step in range(7)]
+    half = [schedules.warmup_stable_decay(step, 6, 0, 4, 1 / 16, schedules.exponential_decay) for step in range(7)]
     assert half == pytest.approx([1, 1, 1, 1 / 2, 1 / 4, 1 / 8, 1 / 16])  # MiniCPM: halved again and again
-    root = [warmup_stable_decay(step, 4, 0, 4, decay=square_root_decay) for step in range(5)]
+    root = [schedules.warmup_stable_decay(step, 4, 0, 4, decay=schedules.square_root_decay) for step in range(5)]
     assert root == pytest.approx([1.0, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75), 0.0])
 
 
@@ -113,16 +105,17 @@ def test_wsd_by_hand():
 def test_until_its_decay_wsd_does_not_know_how_long_the_run_is(num_warmup, num_stable, num_decay, more, decay):
     num_steps = num_warmup + num_stable + num_decay
     for step in range(num_warmup + num_stable):
-        short = warmup_stable_decay(step, num_steps, num_warmup, num_decay, 0.1, decay)
-        assert short == warmup_stable_decay(step, num_steps + more, num_warmup, num_decay, 0.1, decay)
-        assert short == constant(step, num_warmup)
+        short = schedules.warmup_stable_decay(step, num_steps, num_warmup, num_decay, 0.1, decay)
+        assert short == schedules.warmup_stable_decay(step, num_steps + more, num_warmup, num_decay, 0.1, decay)
+        assert short == schedules.constant(step, num_warmup)
 
 
 @given(num_warmup=st.integers(0, 9), num_stable=lengths, num_decay=lengths, decay=st.sampled_from(DECAYS))
 def test_up_then_level_then_down(num_warmup, num_stable, num_decay, decay):
     num_steps = num_warmup + num_stable + num_decay
     factors = [
-        warmup_stable_decay(step, num_steps, num_warmup, num_decay, 0.05, decay) for step in range(num_steps + 3)
+        schedules.warmup_stable_decay(step, num_steps, num_warmup, num_decay, 0.05, decay)
+        for step in range(num_steps + 3)
     ]
     up, level, down = factors[:num_warmup], factors[num_warmup:][: num_stable + 1], factors[num_warmup + num_stable :]
     assert up == sorted(set(up)) and all(0 < factor < 1 for factor in up)
@@ -136,8 +129,8 @@ def test_every_decay_goes_from_1_to_final(decay):
 
 
 def test_a_run_without_decay_ends_at_final_only_after_its_last_step():
-    assert [warmup_stable_decay(step, 3, 0, 0, 0.5) for step in range(5)] == [1.0, 1.0, 1.0, 0.5, 0.5]
-    assert [constant(step, 1) for step in range(4)] == [0.5, 1.0, 1.0, 1.0]
+    assert [schedules.warmup_stable_decay(step, 3, 0, 0, 0.5) for step in range(5)] == [1.0, 1.0, 1.0, 0.5, 0.5]
+    assert [schedules.constant(step, 1) for step in range(4)] == [0.5, 1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -145,9 +138,9 @@ def test_a_run_without_decay_ends_at_final_only_after_its_last_step():
     [
         ((0, 10, 6, 5), r"must fit into the run: got 6 \+ 5 of 10 steps; try a decay of 4"),
         ((0, 10, 11, 0), "try a decay of 0"),
-        ((9, 10, 1, 5, 0.0, exponential_decay), "got 0.0; an exponential never reaches 0; try final=0.1"),
+        ((9, 10, 1, 5, 0.0, schedules.exponential_decay), "got 0.0; an exponential never reaches 0; try final=0.1"),
     ],
 )
 def test_bad_input_is_one_clear_error(arguments, message):
     with pytest.raises(ValueError, match=message):
-        warmup_stable_decay(*arguments)
+        schedules.warmup_stable_decay(*arguments)

@@ -23,20 +23,7 @@ from torch.utils.checkpoint import (
 )
 
 from lablib import launch
-from tests.conformance.reference import (
-    NUM_BLOCKS,
-    Block,
-    Gradients,
-    assert_same,
-    batch,
-    build,
-    fsdp2,
-    gradients,
-    launched,
-    loss_of,
-    my_part,
-    one_device,
-)
+from tests.conformance import reference
 
 
 def keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
@@ -64,12 +51,12 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def wrapped(way: str, wrap: Callable[[nn.Module], nn.Module]) -> Gradients:
-    model = Checkpointed(*build())
+def wrapped(way: str, wrap: Callable[[nn.Module], nn.Module]) -> reference.Gradients:
+    model = Checkpointed(*reference.build())
     model.options = WAYS[way]
     model = wrap(model)
-    loss_of(model(my_part().clone())).backward()
-    return gradients(model)
+    reference.loss_of(model(reference.my_part().clone())).backward()
+    return reference.gradients(model)
 
 
 def ddp(model: nn.Module) -> nn.Module:
@@ -77,9 +64,9 @@ def ddp(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("wrap", [ddp, fsdp2])
+@pytest.mark.parametrize("wrap", [ddp, reference.fsdp2])
 def test_recomputed_activations_give_the_gradients_of_one_device(way: str, wrap: Callable[[nn.Module], nn.Module]):
-    launched(wrapped, way, wrap, expected=one_device())
+    reference.launched(wrapped, way, wrap, expected=reference.one_device())
 
 
 @pytest.mark.parametrize(("way", "again"), [("non-reentrant", 1), ("reentrant", 2), ("selective", 0)])
@@ -88,27 +75,27 @@ def test_the_timeline_shows_what_is_computed_again(way: str, again: int):
     run = launch(wrapped, way, ddp, ranks=2)
     products = [s for s in run.timeline.select(rank=0) if s.name in ("aten.mm", "aten.addmm")]
     count = Counter(span.phase for span in products)
-    assert count == {"forward": 2 * NUM_BLOCKS, "backward": 4 * NUM_BLOCKS} | (
-        {"recompute": again * NUM_BLOCKS} if again else {}
+    assert count == {"forward": 2 * reference.NUM_BLOCKS, "backward": 4 * reference.NUM_BLOCKS} | (
+        {"recompute": again * reference.NUM_BLOCKS} if again else {}
     )
     assert all(span.is_recompute == (span.phase == "recompute") for span in products)
 
 
 def test_blocks_wrapped_by_torch_and_then_sharded():
-    def program() -> Gradients:
-        model = build()
-        apply_activation_checkpointing(model, checkpoint_wrapper, check_fn=lambda m: isinstance(m, Block))
-        model = fsdp2(model)
-        loss_of(model(my_part())).backward()
-        return gradients(model)
+    def program() -> reference.Gradients:
+        model = reference.build()
+        apply_activation_checkpointing(model, checkpoint_wrapper, check_fn=lambda m: isinstance(m, reference.Block))
+        model = reference.fsdp2(model)
+        reference.loss_of(model(reference.my_part())).backward()
+        return reference.gradients(model)
 
-    launched(program, expected=one_device())
+    reference.launched(program, expected=reference.one_device())
 
 
 @pytest.mark.parametrize("segments", [1, 2, 4])
 def test_a_sequence_in_segments(segments: int):
-    def program() -> Gradients:
-        inner = build()
+    def program() -> reference.Gradients:
+        inner = reference.build()
 
         class Segmented(nn.Module):
             def __init__(self) -> None:
@@ -121,26 +108,26 @@ def test_a_sequence_in_segments(segments: int):
                 return out
 
         model = DistributedDataParallel(Segmented())
-        loss_of(model(my_part())).backward()
-        return {name.removeprefix("inner."): grad for name, grad in gradients(model).items()}
+        reference.loss_of(model(reference.my_part())).backward()
+        return {name.removeprefix("inner."): grad for name, grad in reference.gradients(model).items()}
 
-    launched(program, expected=one_device())
+    reference.launched(program, expected=reference.one_device())
 
 
 def test_dropout_is_the_same_when_it_is_computed_again():
     """Each rank's random state is its own, and checkpointing puts it back."""
 
-    def program(is_checkpointed: bool) -> Gradients:
-        model = nn.Sequential(*build(), nn.Dropout(0.5))
+    def program(is_checkpointed: bool) -> reference.Gradients:
+        model = nn.Sequential(*reference.build(), nn.Dropout(0.5))
         torch.manual_seed(3)
-        x = my_part()
+        x = reference.my_part()
         y = checkpoint(model, x, use_reentrant=False) if is_checkpointed else model(x)
         torch.rand(5)  # time goes on between forward and backward
-        loss_of(y).backward()
-        return gradients(model)
+        reference.loss_of(y).backward()
+        return reference.gradients(model)
 
     plain, checkpointed = (launch(program, on, ranks=3).values for on in (False, True))
     for found, expected in zip(checkpointed, plain, strict=True):
-        assert_same(found, expected)
+        reference.assert_same(found, expected)
     assert not torch.equal(plain[0]["0.up.weight"], plain[1]["0.up.weight"])
-    assert batch().shape[0] % 3  # the parts differ in size as well
+    assert reference.batch().shape[0] % 3  # the parts differ in size as well

@@ -12,53 +12,43 @@ from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from lablib import launch
-from tests.conformance.reference import (
-    Block,
-    Gradients,
-    assert_same,
-    build,
-    gradients,
-    launched,
-    loss_of,
-    my_part,
-    one_device,
-)
+from tests.conformance import reference
 
 # torch's own: FSDP1 is deprecated in favour of fully_shard, and asks after devices.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 
 
-def step(strategy: ShardingStrategy) -> Gradients:
+def step(strategy: ShardingStrategy) -> reference.Gradients:
     """Whole gradients, put together by FSDP itself."""
     options: dict[str, Any] = {}
     if strategy is ShardingStrategy.HYBRID_SHARD:
         options["device_mesh"] = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
     model = FullyShardedDataParallel(
-        build(),
+        reference.build(),
         sharding_strategy=strategy,
-        auto_wrap_policy=ModuleWrapPolicy({Block}),
+        auto_wrap_policy=ModuleWrapPolicy({reference.Block}),
         device_id=torch.device("cpu"),
         use_orig_params=True,
         **options,
     )
-    loss_of(model(my_part())).backward()
+    reference.loss_of(model(reference.my_part())).backward()
     with FullyShardedDataParallel.summon_full_params(model, with_grads=True):
-        return gradients(model)
+        return reference.gradients(model)
 
 
 @pytest.mark.parametrize("strategy", ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD"])
 def test_every_sharding_strategy_gives_the_gradients_of_one_device(strategy: str):
-    launched(step, ShardingStrategy[strategy], expected=one_device())
+    reference.launched(step, ShardingStrategy[strategy], expected=reference.one_device())
 
 
 def test_a_full_state_is_gathered_and_loaded():
     def program() -> dict[str, Tensor]:
         model = FullyShardedDataParallel(
-            build(), auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.device("cpu")
+            reference.build(), auto_wrap_policy=ModuleWrapPolicy({reference.Block}), device_id=torch.device("cpu")
         )
         model.load_state_dict({name: tensor + 1 for name, tensor in model.state_dict().items()})
         return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
-    expected = {name: tensor + 1 for name, tensor in build().state_dict().items()}
+    expected = {name: tensor + 1 for name, tensor in reference.build().state_dict().items()}
     for found in launch(program, ranks=3).values:
-        assert_same(found, expected, tolerance=0)
+        reference.assert_same(found, expected, tolerance=0)

@@ -25,17 +25,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from lablib import launch
-from tests.conformance.reference import (
-    NUM_BLOCKS,
-    Gradients,
-    assert_same,
-    batch,
-    build,
-    gradients,
-    launched,
-    loss_of,
-    one_device,
-)
+from tests.conformance import reference
 
 
 def mesh() -> Any:
@@ -46,21 +36,21 @@ def mesh() -> Any:
 def test_columns_and_rows_give_the_gradients_of_one_device_in_one_all_reduce_a_direction(ranks: int):
     """The hidden width of 32 is cut into 3 or 5 uneven shards as well. Forward: one all-reduce a block (g)."""
 
-    def program() -> Gradients:
-        model = build()
+    def program() -> reference.Gradients:
+        model = reference.build()
         for block in model:
             # Shards of different sizes must stay DTensors between the layers: a local tensor forgets the whole size.
             parallelize_module(
                 block, mesh(), {"up": ColwiseParallel(use_local_output=False), "down": RowwiseParallel()}
             )
-        loss_of(model(batch())).backward()
-        return gradients(model)
+        reference.loss_of(model(reference.batch())).backward()
+        return reference.gradients(model)
 
     run = launch(program, ranks=ranks)
     for found in run.values:
-        assert_same(found, one_device())
+        reference.assert_same(found, reference.one_device())
     in_forward = [s for s in run.timeline.select(rank=0, stream="comm", phase="forward") if s.name == "all_reduce"]
-    assert len(in_forward) == (NUM_BLOCKS if ranks > 1 else len(in_forward))
+    assert len(in_forward) == (reference.NUM_BLOCKS if ranks > 1 else len(in_forward))
 
 
 # ---- sequence parallel, vocabulary-parallel embedding and loss ----
@@ -96,11 +86,11 @@ def language_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def on_one_device(sequence: int = SEQUENCE) -> Gradients:
+def on_one_device(sequence: int = SEQUENCE) -> reference.Gradients:
     model = Language()
     tokens, targets = tokens_and_targets(sequence)
     language_loss(model(tokens), targets).backward()
-    return gradients(model)
+    return reference.gradients(model)
 
 
 def plan(is_loss_parallel: bool) -> dict[str, Any]:
@@ -118,7 +108,7 @@ def plan(is_loss_parallel: bool) -> dict[str, Any]:
     }
 
 
-def sequence_parallel(is_loss_parallel: bool, sequence: int = SEQUENCE) -> Gradients:
+def sequence_parallel(is_loss_parallel: bool, sequence: int = SEQUENCE) -> reference.Gradients:
     model = parallelize_module(Language(), mesh(), plan(is_loss_parallel))
     tokens, targets = tokens_and_targets(sequence)
     if is_loss_parallel:
@@ -126,7 +116,7 @@ def sequence_parallel(is_loss_parallel: bool, sequence: int = SEQUENCE) -> Gradi
             language_loss(model(tokens), targets).backward()
     else:
         language_loss(model(tokens), targets).backward()
-    return gradients(model)
+    return reference.gradients(model)
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -134,11 +124,11 @@ def sequence_parallel(is_loss_parallel: bool, sequence: int = SEQUENCE) -> Gradi
 def test_sequence_parallel_with_a_split_vocabulary_gives_the_gradients_of_one_device(
     is_loss_parallel: bool, ranks: int
 ):
-    launched(sequence_parallel, is_loss_parallel, ranks=ranks, expected=on_one_device())
+    reference.launched(sequence_parallel, is_loss_parallel, ranks=ranks, expected=on_one_device())
 
 
 def test_a_sequence_that_does_not_divide_by_the_ranks_is_sharded_unevenly():
-    launched(sequence_parallel, False, 7, ranks=3, expected=on_one_device(7))
+    reference.launched(sequence_parallel, False, 7, ranks=3, expected=on_one_device(7))
 
 
 def test_loss_parallel_never_gathers_the_logits():
@@ -154,23 +144,23 @@ def test_loss_parallel_never_gathers_the_logits():
 
 
 def test_inputs_and_outputs_of_a_module_may_be_laid_out_by_hand():
-    def program() -> Gradients:
-        model = nn.Sequential(build())
+    def program() -> reference.Gradients:
+        model = nn.Sequential(reference.build())
         shards = PrepareModuleInput(
             input_layouts=(Shard(0),), desired_input_layouts=(Replicate(),), use_local_output=True
         )
         back = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))
         tp = mesh()
-        for i in range(NUM_BLOCKS):
+        for i in range(reference.NUM_BLOCKS):
             parallelize_module(model, tp, {f"0.{i}.up": ColwiseParallel(), f"0.{i}.down": RowwiseParallel()})
         parallelize_module(model, tp, {"0": shards})
         parallelize_module(model, tp, {"0": back})
-        part = batch().chunk(dist.get_world_size())[dist.get_rank()]
+        part = reference.batch().chunk(dist.get_world_size())[dist.get_rank()]
         # Each rank's loss is of its rows: the mean over ranks, as in data parallel.
-        (loss_of(model(part)) / dist.get_world_size()).backward()
-        return {name.removeprefix("0."): grad for name, grad in gradients(model).items()}
+        (reference.loss_of(model(part)) / dist.get_world_size()).backward()
+        return {name.removeprefix("0."): grad for name, grad in reference.gradients(model).items()}
 
-    launched(program, ranks=2, expected=one_device())
+    reference.launched(program, ranks=2, expected=reference.one_device())
 
 
 # ---- DTensor by itself ----

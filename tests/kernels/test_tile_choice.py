@@ -13,24 +13,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lablib.kernels import tile_choice
 from lablib.kernels.attention_plan import AttentionTiles, equal_lengths
 from lablib.kernels.flash_backward import dk_dv_kernel, dq_kernel
 from lablib.kernels.flash_forward import forward_kernel
 from lablib.kernels.jit import FLOATS, Kernel
 from lablib.kernels.matmul import matmul_kernel
 from lablib.kernels.matmul_plan import MatmulTiles
-from lablib.kernels.tile_choice import (
-    ATTENTION_TILES,
-    MATMUL_TILES,
-    AttentionKernel,
-    attention_options,
-    attention_shared_bytes,
-    attention_tiles,
-    matmul_options,
-    matmul_shared_bytes,
-    matmul_tiles,
-    stages_that_fit,
-)
 
 triton = pytest.importorskip("triton")
 CUDA = torch.device("cuda")
@@ -66,11 +55,13 @@ def resources(kernel: Kernel, itemsize: int, constants: dict[str, Any], options:
     return stack + local, made.metadata.shared
 
 
-def attention_resources(kernel: AttentionKernel, itemsize: int, width: int) -> tuple[AttentionTiles, int, int, int]:
+def attention_resources(
+    kernel: tile_choice.AttentionKernel, itemsize: int, width: int
+) -> tuple[AttentionTiles, int, int, int]:
     """Tiles, stages, spilled bytes and shared memory of a kernel with the table's tiles."""
     dtype = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}[itemsize]
-    tiles = attention_tiles(dtype, width, CUDA)[kernel != "forward"]
-    options = attention_options(kernel, tiles, width, dtype, CUDA)
+    tiles = tile_choice.attention_tiles(dtype, width, CUDA)[kernel != "forward"]
+    options = tile_choice.attention_options(kernel, tiles, width, dtype, CUDA)
     constants = {
         "SCALE": 0.125, "IS_CAUSAL": True, "ACC": triton.language.float64 if itemsize == 8 else triton.language.float32,
         "BLOCK_Q": tiles.queries, "BLOCK_K": tiles.keys, "BLOCK_W": width,
@@ -80,7 +71,7 @@ def attention_resources(kernel: AttentionKernel, itemsize: int, width: int) -> t
 
 ROWS = [
     pytest.param(*row, kernel, marks=[] if row == (2, 128) else pytest.mark.thorough)
-    for row in ATTENTION_TILES
+    for row in tile_choice.ATTENTION_TILES
     for kernel in KERNELS
 ]
 
@@ -90,16 +81,16 @@ def test_attention_with_the_tables_tiles_spills_nothing(itemsize, width, kernel,
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     tiles, stages, spilled, shared = attention_resources(kernel, itemsize, width)
     assert spilled <= SPILLS.get((itemsize, width, kernel), 0)
-    formula = attention_shared_bytes(kernel, tiles, width, itemsize, stages)
+    formula = tile_choice.attention_shared_bytes(kernel, tiles, width, itemsize, stages)
     assert shared <= H100_ROOM
     if kernel == "forward" and itemsize == 2:
         assert shared == formula
-    assert attention_shared_bytes(kernel, tiles, width, itemsize, 1) <= shared
+    assert tile_choice.attention_shared_bytes(kernel, tiles, width, itemsize, 1) <= shared
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(
-    ("itemsize", "tiles"), [(size, tiles) for size, each in MATMUL_TILES.items() for tiles in each]
+    ("itemsize", "tiles"), [(size, tiles) for size, each in tile_choice.MATMUL_TILES.items() for tiles in each]
 )
 def test_matmul_with_the_tables_tiles_spills_nothing(itemsize, tiles, h100, tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
@@ -109,10 +100,10 @@ def test_matmul_with_the_tables_tiles_spills_nothing(itemsize, tiles, h100, tmp_
         "ACC": triton.language.float64 if itemsize == 8 else triton.language.float32,
         "BLOCK_M": tiles.m, "BLOCK_N": tiles.n, "BLOCK_K": tiles.k,
     }  # fmt: skip
-    options = matmul_options(tiles, dtype, CUDA)
+    options = tile_choice.matmul_options(tiles, dtype, CUDA)
     spilled, shared = resources(matmul_kernel, itemsize, constants, options)
     assert spilled == 0
-    assert shared <= matmul_shared_bytes(tiles, itemsize, options["num_stages"]) <= H100_ROOM
+    assert shared <= tile_choice.matmul_shared_bytes(tiles, itemsize, options["num_stages"]) <= H100_ROOM
 
 
 powers = st.sampled_from([16, 32, 64, 128, 256, 512])
@@ -129,40 +120,40 @@ def test_stages_are_as_many_as_fit_and_none_is_an_error(queries, keys, width, dt
     tiles = AttentionTiles(queries, keys)
 
     def need(stages: int) -> int:
-        return attention_shared_bytes("dk_dv", tiles, width, dtype.itemsize, stages)
+        return tile_choice.attention_shared_bytes("dk_dv", tiles, width, dtype.itemsize, stages)
 
     if need(1) > room:
         with pytest.raises(ValueError, match=rf"{room:,} bytes on this GPU: got these, which need {need(1):,}"):
-            stages_that_fit("attention", "these", need, room)
+            tile_choice.stages_that_fit("attention", "these", need, room)
     else:
-        stages = stages_that_fit("attention", "these", need, room)
+        stages = tile_choice.stages_that_fit("attention", "these", need, room)
         assert need(stages) <= room
         assert stages == 3 or need(stages + 1) > room
 
 
 @given(width=st.integers(1, 2048), dtype=st.sampled_from(FLOATS))
 def test_every_width_has_tiles(width, dtype):
-    for tiles in attention_tiles(dtype, width, CUDA):
+    for tiles in tile_choice.attention_tiles(dtype, width, CUDA):
         assert min(tiles.queries, tiles.keys) >= 16
-    assert attention_tiles(dtype, width, torch.device("cpu")) == (AttentionTiles(), AttentionTiles())
+    assert tile_choice.attention_tiles(dtype, width, torch.device("cpu")) == (AttentionTiles(), AttentionTiles())
 
 
 def test_tiles_that_do_not_fit_are_refused_before_they_are_compiled(h100):
     with pytest.raises(ValueError, match=r"got AttentionTiles\(512, 64\) of width 256 in torch.float32, which need"):
-        attention_options("forward", AttentionTiles(512, 64), 256, torch.float32, CUDA)
+        tile_choice.attention_options("forward", AttentionTiles(512, 64), 256, torch.float32, CUDA)
     with pytest.raises(
         ValueError, match=r"matmul: tiles must fit .* got MatmulTiles\(256, 256, 128\) in torch.float64"
     ):
-        matmul_options(MatmulTiles(256, 256, 128), torch.float64, CUDA)
+        tile_choice.matmul_options(MatmulTiles(256, 256, 128), torch.float64, CUDA)
 
 
 def test_a_small_product_has_small_tiles_so_that_no_multiprocessor_is_idle(h100):
-    assert matmul_tiles(torch.bfloat16, 4096, 4096, CUDA) == MatmulTiles(128, 256, 64)
-    assert matmul_tiles(torch.bfloat16, 2048, 2048, CUDA) == MatmulTiles(128, 128, 64)
-    assert matmul_tiles(torch.bfloat16, 1024, 1024, CUDA) == MatmulTiles(64, 64, 64)
-    assert matmul_tiles(torch.bfloat16, 1, 1, CUDA) == MatmulTiles(64, 64, 64)
-    assert matmul_tiles(torch.float32, 8192, 8192, CUDA) == MatmulTiles(128, 64, 16)
-    assert matmul_tiles(torch.float32, 8192, 8192, torch.device("cpu")) == MatmulTiles()
+    assert tile_choice.matmul_tiles(torch.bfloat16, 4096, 4096, CUDA) == MatmulTiles(128, 256, 64)
+    assert tile_choice.matmul_tiles(torch.bfloat16, 2048, 2048, CUDA) == MatmulTiles(128, 128, 64)
+    assert tile_choice.matmul_tiles(torch.bfloat16, 1024, 1024, CUDA) == MatmulTiles(64, 64, 64)
+    assert tile_choice.matmul_tiles(torch.bfloat16, 1, 1, CUDA) == MatmulTiles(64, 64, 64)
+    assert tile_choice.matmul_tiles(torch.float32, 8192, 8192, CUDA) == MatmulTiles(128, 64, 16)
+    assert tile_choice.matmul_tiles(torch.float32, 8192, 8192, torch.device("cpu")) == MatmulTiles()
 
 
 def test_the_backward_plan_has_tiles_of_its_own():

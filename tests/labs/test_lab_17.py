@@ -10,82 +10,67 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib import KillRank
-from lablib.labs.lab17 import (
-    HOUR_S,
-    MEAN_S,
-    alerts,
-    exact_lost_share,
-    failures_of,
-    figure_evidence,
-    first_order_share,
-    least_losses,
-    lost_share,
-    newest_complete,
-    night,
-    random_runs,
-    run_seconds,
-    train_to_the_end,
-)
+from lablib.labs import lab17
 from lablib.train import young_interval_s
 
 
 def test_a_run_by_hand():
     """Work to 4, save to 5, work to 8, restart until 9 and again until 11, work to 15, save to 16, work to 18."""
-    assert run_seconds(10, 4, 1, 2, [8.0, 9.0]) == 18
-    assert run_seconds(10, 4, 1, 2, []) == 12
-    assert run_seconds(8, 4, 1, 2, []) == 9
+    assert lab17.run_seconds(10, 4, 1, 2, [8.0, 9.0]) == 18
+    assert lab17.run_seconds(10, 4, 1, 2, []) == 12
+    assert lab17.run_seconds(8, 4, 1, 2, []) == 9
 
 
 @pytest.mark.parametrize("interval_s", [300, 1200, 5400])
 def test_simulated_runs_lose_the_expected_share(interval_s: float):
     """Some 500 failures in each of four runs: the share varies by a few percent of itself."""
-    found = lost_share(interval_s, 60, 600, MEAN_S, range(4))
-    assert found == pytest.approx(exact_lost_share(interval_s, 60, 600, MEAN_S), rel=0.06)
+    found = lab17.lost_share(interval_s, 60, 600, lab17.MEAN_S, range(4))
+    assert found == pytest.approx(lab17.exact_lost_share(interval_s, 60, 600, lab17.MEAN_S), rel=0.06)
 
 
 @given(save_s=st.floats(1, 120), mean_s=st.floats(2e4, 1e6))
 def test_youngs_interval_is_the_best_of_first_order_and_nearly_of_all(save_s: float, mean_s: float):
     best_s = young_interval_s(save_s, mean_s)
-    for share, room in ((first_order_share, 0.01), (exact_lost_share, 0.002)):
+    for share, room in ((lab17.first_order_share, 0.01), (lab17.exact_lost_share, 0.002)):
         least = min(share(best_s * 1.02**k, save_s, 60.0, mean_s) for k in range(-60, 61))
         assert share(best_s, save_s, 60.0, mean_s) <= least + room
 
 
 def test_least_losses_are_those_of_a_separate_computation():
-    assert least_losses(60, 600) == "now: 14.8%, saves in 6 s: 8.3%, half the failures: 9.6%"
+    assert lab17.least_losses(60, 600) == "now: 14.8%, saves in 6 s: 8.3%, half the failures: 9.6%"
 
 
 def test_failures_have_their_mean_and_the_same_seed_the_same_times():
-    times_s = failures_of(3 * HOUR_S, 3e7, seed=5)
-    assert len(times_s) == pytest.approx(3e7 / (3 * HOUR_S), rel=0.05)
-    assert times_s == failures_of(3 * HOUR_S, 3e7, seed=5) == sorted(times_s)
+    times_s = lab17.failures_of(3 * lab17.HOUR_S, 3e7, seed=5)
+    assert len(times_s) == pytest.approx(3e7 / (3 * lab17.HOUR_S), rel=0.05)
+    assert times_s == lab17.failures_of(3 * lab17.HOUR_S, 3e7, seed=5) == sorted(times_s)
 
 
 def test_an_alert_rings_once_and_after_a_recovery_again():
     values = [1.0, 9.0, 9.0, 9.0, 9.0, 1.0, 9.0, 9.0, 9.0, 1.0, 1.0, 1.0, 9.0, 9.0, 9.0]
-    assert alerts(enumerate(values), 5.0, 2, 2) == [3, 14]
+    assert lab17.alerts(enumerate(values), 5.0, 2, 2) == [3, 14]
 
 
 @pytest.mark.parametrize("bad", [None, nan, inf, 6.0])
 def test_no_value_and_no_number_are_bad(bad: float | None):
-    assert alerts([(0.0, 1.0), (1.0, bad), (2.0, bad)], 5.0, 1, 0) == [2.0]
+    assert lab17.alerts([(0.0, 1.0), (1.0, bad), (2.0, bad)], 5.0, 1, 0) == [2.0]
 
 
 def test_the_night_rings_for_the_hot_gpu_and_for_the_hang():
-    rings = alerts(night(), 12.0, 300, 600)
-    assert [each // HOUR_S for each in rings] == [3, 5]
+    rings = lab17.alerts(lab17.night(), 12.0, 300, 600)
+    assert [each // lab17.HOUR_S for each in rings] == [3, 5]
 
 
 def test_a_step_is_complete_when_all_ranks_have_written_it(tmp_path):
     for name in ("10-0", "10-1", "20-0", "9-1"):
         (tmp_path / f"{name}.pt").touch()
-    assert newest_complete(tmp_path, 2) == 10
-    assert newest_complete(tmp_path, 3) is None
+    assert lab17.newest_complete(tmp_path, 2) == 10
+    assert lab17.newest_complete(tmp_path, 3) is None
 
 
 def test_a_killed_training_is_launched_again_and_its_steps_are_logged(capsys):
     def train(folder, log):
-        done = newest_complete(folder, 2) or 0
+        done = lab17.newest_complete(folder, 2) or 0
         while done < 4:
             dist.all_reduce(torch.zeros(2**18))
             done += 1
@@ -93,24 +78,26 @@ def test_a_killed_training_is_launched_again_and_its_steps_are_logged(capsys):
             if dist.get_rank() == 0:
                 log.append((done, 0.0))
 
-    alone = train_to_the_end(train, [], 2, "dgx-h100")
+    alone = lab17.train_to_the_end(train, [], 2, "dgx-h100")
     assert alone == [(step, 0.0) for step in (1, 2, 3, 4)]
-    killed = train_to_the_end(train, [KillRank(1, 3e-5)], 2, "dgx-h100")
+    killed = lab17.train_to_the_end(train, [KillRank(1, 3e-5)], 2, "dgx-h100")
     assert "rank 1 died, rank 0 had reached step" in capsys.readouterr().out
     assert dict(killed) == dict(alone)
     assert killed[0] == (1, 0.0) and len(killed) < 8  # it went on from a checkpoint
 
 
 def test_random_runs_count_with_the_learners_function(capsys):
-    assert random_runs(run_seconds, 1200, 60, 600).startswith("14.")  # exact: 14.8%
+    assert lab17.random_runs(lab17.run_seconds, 1200, 60, 600).startswith("14.")  # exact: 14.8%
     assert capsys.readouterr().out.count("failures") == 3
-    assert random_runs(run_seconds, 86_400, 60, 600) == "not done after 1,080 days"  # a failure every 3.1 hours
+    assert (
+        lab17.random_runs(lab17.run_seconds, 86_400, 60, 600) == "not done after 1,080 days"
+    )  # a failure every 3.1 hours
     with pytest.raises(ValueError, match="must return seconds above 0: got -1.0"):
-        random_runs(lambda *_: -1.0, 1200, 60, 600)
+        lab17.random_runs(lambda *_: -1.0, 1200, 60, 600)
 
 
 def test_the_picture_of_the_script_has_its_losses_and_who_writes_the_log():
-    figure: Any = figure_evidence({})
+    figure: Any = lab17.figure_evidence({})
     names = [trace.name for trace in figure.data]
     assert {"forward", "backward", "optimizer", "communication", "activations"} <= set(names)
     (log,) = [trace for trace in figure.data if trace.name == "writes the log"]
@@ -118,5 +105,7 @@ def test_the_picture_of_the_script_has_its_losses_and_who_writes_the_log():
     losses = [tuple(trace.y) for trace in figure.data if trace.name.startswith("loss of rank")]
     assert len(losses) == 4 and len(set(losses)) == 1 and len(losses[0]) == 4
     # A loss of another call has no points, and the picture remains.
-    other: Any = figure_evidence({42: "loss = nn.functional.cross_entropy(logits_BTV.float().flatten(0, 1), labels)"})
+    other: Any = lab17.figure_evidence(
+        {42: "loss = nn.functional.cross_entropy(logits_BTV.float().flatten(0, 1), labels)"}
+    )
     assert [len(trace.y) for trace in other.data if trace.name.startswith("loss of rank")] == [0] * 4

@@ -12,35 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lablib import RankError, launch
+from lablib import RankError, launch, parallel
 from lablib.errors import ValueNeededError
 from lablib.models import GPT, GPTConfig
-from lablib.parallel import (
-    GPT_SEQUENCE_PLAN,
-    Combination,
-    CombinedStep,
-    ExpertPlacement,
-    Mesh,
-    MixtureConfig,
-    Order,
-    attention_flops,
-    attention_in_blocks,
-    blocks_of,
-    check_context,
-    check_experts,
-    check_plan,
-    choose_tokens,
-    context_sent_bytes,
-    expert_capacity,
-    least_possible_load,
-    order_of,
-    place_balanced,
-    place_in_order,
-    route,
-    visible_pairs,
-    with_experts,
-    zigzag_order,
-)
 from lablib.parallel.mesh.checkpoint import load_checkpoint, save_checkpoint
 from lablib.plan.axis_by_axis import axis_by_axis
 from lablib.studies import far_bytes, place, placements, step_calls, step_traffic, strategies, strategy_verdicts
@@ -71,11 +45,11 @@ def test_attention_in_blocks_is_the_same_however_its_tensors_lie_in_memory(
     shape: list[int], layouts: list[list[int]], is_causal: bool
 ):
     """torch's kernel takes a row's numbers to be neighbours: elsewhere it read what was no part of the tensor."""
-    blocks, results = blocks_of([range(shape[2])], [range(shape[2])], None, is_causal), []
+    blocks, results = parallel.blocks_of([range(shape[2])], [range(shape[2])], None, is_causal), []
     for dims in (layouts, [[0, 1, 2, 3]] * 4):
         q, k, v, grad = (laid_out(shape, list(each), seed) for seed, each in enumerate(dims))
         q, k, v = (x.requires_grad_() for x in (q, k, v))
-        o = attention_in_blocks(q, k, v, blocks)
+        o = parallel.attention_in_blocks(q, k, v, blocks)
         results.append([o.detach(), *torch.autograd.grad(o, (q, k, v), grad)])
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-13)
 
@@ -108,7 +82,7 @@ def test_an_order_is_refused_or_its_blocks_are_the_pairs_that_are_seen_each_once
     pieces: Any, cuts: set[int], is_causal: bool
 ):
     try:
-        order = Order("drawn", pieces)
+        order = parallel.Order("drawn", pieces)
     except ValueError as error:
         assert "must have one step" in str(error)
         assert len({piece.step for rank in pieces for piece in rank if len(piece) > 1}) > 1
@@ -118,7 +92,7 @@ def test_an_order_is_refused_or_its_blocks_are_the_pairs_that_are_seen_each_once
     for a in range(order.num_ranks):
         for b in range(order.num_ranks):
             queries, keys, seen = order.tokens(a), order.tokens(b), Counter[tuple[int, int]]()
-            for block in blocks_of(order.pieces[a], order.pieces[b], (tuple(documents),), is_causal):
+            for block in parallel.blocks_of(order.pieces[a], order.pieces[b], (tuple(documents),), is_causal):
                 for i, q in enumerate(queries[block.queries]):
                     seen.update((q, k) for j, k in enumerate(keys[block.keys]) if j <= i or not block.is_causal)
             wanted = [
@@ -135,24 +109,24 @@ def test_an_order_is_refused_or_its_blocks_are_the_pairs_that_are_seen_each_once
 def test_an_order_of_other_tokens_or_ranks_is_refused_before_any_starts(
     seq_len: int, ranks: int, more: int, wider: int
 ):
-    made = order_of("contiguous", seq_len + more, max(1, ranks + wider))
+    made = parallel.order_of("contiguous", seq_len + more, max(1, ranks + wider))
 
-    def order(*_: int) -> Order:
+    def order(*_: int) -> parallel.Order:
         return made
 
     if (made.seq_len, made.num_ranks) == (seq_len, ranks):
-        assert check_context(seq_len, 4, 4, ranks, order) is made
+        assert parallel.check_context(seq_len, 4, 4, ranks, order) is made
         return
     with pytest.raises(ValueError, match=f"got one for {made.seq_len} tokens on {made.num_ranks} ranks"):
-        check_context(seq_len, 4, 4, ranks, order)
+        parallel.check_context(seq_len, 4, 4, ranks, order)
 
 
 @pytest.mark.parametrize("made", [None, 3, "zigzag", lambda *_: 0])
 def test_an_order_that_is_none_is_refused(made: Any):
     with pytest.raises(ValueError, match="what it returns must be"):
-        Combination(CONFIG, Mesh(context=2), 4, 8, order=lambda *_: made)
+        parallel.Combination(CONFIG, parallel.Mesh(context=2), 4, 8, order=lambda *_: made)
     with pytest.raises(ValueError, match="rank must be"):
-        zigzag_order(8, 2).tokens(-1)
+        parallel.zigzag_order(8, 2).tokens(-1)
 
 
 # ---- a combination ----
@@ -162,7 +136,7 @@ def test_too_many_stages_are_refused_before_a_plan_is_made_of_them():
     tried: list[Any] = [{}, {"schedule": "interleaved", "num_chunks": 10**6}, {"schedule": "zb-v"}]
     for options in tried:
         with pytest.raises(ValueError, match="every piece of the pipeline needs a layer"):
-            Combination(CONFIG, Mesh(pipeline=4000), 4000, 8, num_micro_batches=4000, **options)
+            parallel.Combination(CONFIG, parallel.Mesh(pipeline=4000), 4000, 8, num_micro_batches=4000, **options)
 
 
 @given(
@@ -176,11 +150,11 @@ def test_a_number_that_is_no_word_is_refused_and_the_next_step_is_as_ever(
     sizes: Any, place: tuple[int, int], word: int, in_targets: bool
 ):
     """An ignored target would weigh a micro-batch's mean wrongly; another one is an error from torch's insides."""
-    how = Combination(CONFIG, Mesh(**sizes), 4, 8, num_micro_batches=2)
+    how = parallel.Combination(CONFIG, parallel.Mesh(**sizes), 4, 8, num_micro_batches=2)
 
     def program() -> tuple[float, str, float]:
         tokens = torch.arange(32).view(4, 8) % 12
-        step = CombinedStep(how, partial(torch.optim.SGD, lr=0.1), dtype=torch.float64)
+        step = parallel.CombinedStep(how, partial(torch.optim.SGD, lr=0.1), dtype=torch.float64)
         before = step.backward(tokens, tokens).item()
         odd = tokens.clone()
         odd[place] = word
@@ -207,9 +181,9 @@ def test_a_number_that_is_no_word_is_refused_and_the_next_step_is_as_ever(
     ],
 )
 def test_a_step_explains_what_it_cannot_take(options: Any, message: str):
-    how = Combination(CONFIG, Mesh(data=1), 4, 8)
+    how = parallel.Combination(CONFIG, parallel.Mesh(data=1), 4, 8)
     with pytest.raises(RankError, match=message):
-        launch(lambda: CombinedStep(how, partial(torch.optim.SGD, lr=0.1), **options), ranks=1)
+        launch(lambda: parallel.CombinedStep(how, partial(torch.optim.SGD, lr=0.1), **options), ranks=1)
     with pytest.raises(ValueError, match="data 1 = 1 for 2; try data=2"):
         how.mesh.require(2)
 
@@ -219,10 +193,10 @@ def test_a_step_explains_what_it_cannot_take(options: Any, message: str):
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_sequence_parallelism_beside_a_mixture_is_refused_by_one_sentence(every: int):
-    model = with_experts(GPT(CONFIG, device="meta"), 4, 2, every=every)
-    plan = {key: style for key, style in GPT_SEQUENCE_PLAN.items() if every == 2 or ".mlp." not in key}
+    model = parallel.with_experts(GPT(CONFIG, device="meta"), 4, 2, every=every)
+    plan = {key: style for key, style in parallel.GPT_SEQUENCE_PLAN.items() if every == 2 or ".mlp." not in key}
     with pytest.raises(ValueError, match=f"mixture of experts sees all tokens .* 'blocks.{every - 1}.mlp'"):
-        check_plan(model, plan, 2)
+        parallel.check_plan(model, plan, 2)
 
 
 @given(
@@ -237,7 +211,10 @@ def test_what_a_router_refuses_its_config_refuses_before(
 ):
     options: Any = {"normalized": normalized, "scale": scale, "groups": groups, "groups_of_token": of_token}
     said = []
-    for call in (lambda: route(torch.zeros(3, 4), k, **options), lambda: MixtureConfig(4, k, **options)):
+    for call in (
+        lambda: parallel.route(torch.zeros(3, 4), k, **options),
+        lambda: parallel.MixtureConfig(4, k, **options),
+    ):
         try:
             call()
         except ValueError as error:
@@ -252,7 +229,7 @@ def test_a_placement_has_every_expert_or_is_refused(ranks: list[list[int]], num_
     slots = [expert for rank in ranks for expert in rank]
     is_good = set(slots) == set(range(num_experts)) and num_experts > 0 and len({len(rank) for rank in ranks}) == 1
     try:
-        found = ExpertPlacement(tuple(map(tuple, ranks)), num_experts)
+        found = parallel.ExpertPlacement(tuple(map(tuple, ranks)), num_experts)
     except ValueError as error:
         assert not is_good and "got" in str(error)
         return
@@ -263,12 +240,12 @@ def test_a_placement_has_every_expert_or_is_refused(ranks: list[list[int]], num_
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: place_balanced([1e308, 1e308], 1, 2),
-        lambda: least_possible_load([1e308] * 2, 1, 2),
-        lambda: place_in_order(10**9, 1),
-        lambda: place_balanced([1.0] * 4, 2, 10**9),
-        lambda: place_in_order(4, 2).rank_loads(None),  # pyright: ignore
-        lambda: place("gpt3-13b", Mesh(data=2), "dgx-a100", 8).traffic.sent_bytes("Data"),
+        lambda: parallel.place_balanced([1e308, 1e308], 1, 2),
+        lambda: parallel.least_possible_load([1e308] * 2, 1, 2),
+        lambda: parallel.place_in_order(10**9, 1),
+        lambda: parallel.place_balanced([1.0] * 4, 2, 10**9),
+        lambda: parallel.place_in_order(4, 2).rank_loads(None),  # pyright: ignore
+        lambda: place("gpt3-13b", parallel.Mesh(data=2), "dgx-a100", 8).traffic.sent_bytes("Data"),
     ],
 )
 def test_what_would_be_nan_nothing_or_never_is_one_error(call: Any):
@@ -286,10 +263,10 @@ def test_a_capacity_is_refused_if_any_tensor_ranks_part_of_the_tokens_has_none(
     is_possible = min(parts) * k * factor / (4 * ranks) >= 1
     options: Any = {"num_tokens": num_tokens, "capacity_factor": factor, "tensor_ranks": ranks, "cuts_experts": False}
     if is_possible:
-        assert check_experts(4 * ranks, k, 1, **options) == 4
+        assert parallel.check_experts(4 * ranks, k, 1, **options) == 4
         return
     with pytest.raises(ValueError, match="room for at least one token"):
-        check_experts(4 * ranks, k, 1, **options)
+        parallel.check_experts(4 * ranks, k, 1, **options)
 
 
 # ---- a checkpoint ----
@@ -302,9 +279,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def stepped() -> CombinedStep:
+def stepped() -> parallel.CombinedStep:
     tokens = torch.arange(32).view(4, 8) % 12
-    step = CombinedStep(Combination(CONFIG, Mesh(data=1), 4, 8), partial(torch.optim.AdamW, lr=0.1))
+    step = parallel.CombinedStep(
+        parallel.Combination(CONFIG, parallel.Mesh(data=1), 4, 8), partial(torch.optim.AdamW, lr=0.1)
+    )
     step(tokens, tokens)
     return step
 
@@ -335,10 +314,24 @@ def test_a_bit_that_is_turned_in_a_checkpoints_description_is_noticed_or_changes
 # ---- any value of any type ----
 
 HOST_SIDE = [
-    *(attention_flops, check_context, check_experts, choose_tokens, context_sent_bytes),
-    *(expert_capacity, far_bytes, least_possible_load, order_of, place, place_balanced, place_in_order),
-    *(placements, step_calls, step_traffic, strategies, strategy_verdicts, visible_pairs, axis_by_axis),
-    *(Combination, ExpertPlacement, MixtureConfig, Order),
+    *(
+        parallel.attention_flops,
+        parallel.check_context,
+        parallel.check_experts,
+        parallel.choose_tokens,
+        parallel.context_sent_bytes,
+    ),
+    *(
+        parallel.expert_capacity,
+        far_bytes,
+        parallel.least_possible_load,
+        parallel.order_of,
+        place,
+        parallel.place_balanced,
+        parallel.place_in_order,
+    ),
+    *(placements, step_calls, step_traffic, strategies, strategy_verdicts, parallel.visible_pairs, axis_by_axis),
+    *(parallel.Combination, parallel.ExpertPlacement, parallel.MixtureConfig, parallel.Order),
 ]
 
 

@@ -20,16 +20,7 @@ from lablib.hardware import load_cluster, save_cluster
 from lablib.script import simulate_script
 from lablib.script.program import compiled
 from lablib.script.report import write_report
-from lablib.text.files import (
-    new_file,
-    new_folder,
-    parse_json,
-    parse_toml,
-    read_json,
-    read_text,
-    write_bytes,
-    write_text,
-)
+from lablib.text import files
 from lablib.train import read_rules
 from lablib.validation import read_rows
 
@@ -180,11 +171,11 @@ def test_a_script_in_another_encoding_says_so_in_its_first_line_and_runs(tmp_pat
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=2)))
 @settings(max_examples=30)
 def test_what_json_can_say_is_read_as_json_reads_it(value: object):
-    assert parse_json(json.dumps(value)) == value
+    assert files.parse_json(json.dumps(value)) == value
 
 
 def test_errors_of_parsing_are_value_errors():
-    for parse in (parse_json, parse_toml):
+    for parse in (files.parse_json, files.parse_toml):
         for content in CONTENTS.values():
             try:
                 parse(content.decode("latin-1"))
@@ -201,8 +192,8 @@ def span_run() -> Run:
 
 
 WRITERS: dict[str, Callable[[Path], object]] = {
-    "text": lambda path: write_text(path, "new"),
-    "bytes": lambda path: write_bytes(path, b"new"),
+    "text": lambda path: files.write_text(path, "new"),
+    "bytes": lambda path: files.write_bytes(path, b"new"),
     "a cluster": lambda path: save_cluster(find_cluster("dgx-a100"), path),
     "a trace": lambda path: span_run().to_perfetto(path),
     "a report": lambda path: write_report(span_run(), path.parent, "script.py"),
@@ -252,18 +243,18 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path: Path):
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_text("old")
     link.symlink_to(target)
-    write_text(link, "new")
+    files.write_text(link, "new")
     assert link.is_symlink() and target.read_text() == "new"
-    write_text("/dev/null", "new")
+    files.write_text("/dev/null", "new")
     assert not Path("/dev/null").is_file()
 
 
 def test_a_pipe_that_nobody_reads_is_no_place_to_write_to(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe")
-    assert isinstance(soon(lambda: write_text(tmp_path / "pipe", "text")), OSError)
+    assert isinstance(soon(lambda: files.write_text(tmp_path / "pipe", "text")), OSError)
 
 
-@pytest.mark.parametrize("make", [new_file, new_folder])
+@pytest.mark.parametrize("make", [files.new_file, files.new_folder])
 def test_a_name_is_given_once(make: Callable[[Path], Path], tmp_path: Path):
     with ThreadPoolExecutor(16) as pool:
         given_names = list(pool.map(make, [tmp_path / "run-1.txt"] * 50))
@@ -272,20 +263,20 @@ def test_a_name_is_given_once(make: Callable[[Path], Path], tmp_path: Path):
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path):
     (tmp_path / "a").write_bytes(b"\xef\xbb\xbfa")
-    assert read_text(tmp_path / "a") == "a"
+    assert files.read_text(tmp_path / "a") == "a"
     with pytest.raises(ValueError, match="too large"):
-        read_text(tmp_path / "a", 2)
+        files.read_text(tmp_path / "a", 2)
 
 
 def test_json_is_read_plain_and_compressed_up_to_a_limit(tmp_path):
     plain, packed = tmp_path / "a.json", tmp_path / "a.json.gz"
     plain.write_text('{"a": [1, 2]}')
     packed.write_bytes(gzip.compress(plain.read_bytes()))
-    assert read_json(plain) == read_json(packed) == {"a": [1, 2]}
+    assert files.read_json(plain) == files.read_json(packed) == {"a": [1, 2]}
     packed.write_bytes(gzip.compress(b" " * 100_000))
     with pytest.raises(ValueError, match="must be JSON, or JSON in gzip: it has more than"):
-        read_json(packed, max_bytes=10_000)
+        files.read_json(packed, max_bytes=10_000)
     for content in (b"{", b"\x1f\x8bno gzip", gzip.compress(b"[1]")[:-4], b"\xff\xfe\xff", b"[" * 100_000):
         packed.write_bytes(content)
         with pytest.raises(ValueError, match="must be JSON, or JSON in gzip"):
-            read_json(packed)
+            files.read_json(packed)

@@ -15,20 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from lablib import CorruptGradient, RankError, launch
+from lablib import CorruptGradient, RankError, launch, train
 from lablib.data import Batch, ResumableBatches
 from lablib.precision.loss_scaling import LossScaler, ScaleRule
-from lablib.train import (
-    Action,
-    Checkpoints,
-    DriftGuard,
-    RunStopped,
-    SpikeGuard,
-    TrainConfig,
-    Trainer,
-    build,
-    replicas_of,
-)
 from lablib.train.boxes import BoxedTensor
 from lablib.train.run import save_and_resume
 from tests.train.test_trainer import config_of, loader_of, text
@@ -70,7 +59,7 @@ class Faulty:
     skip_batches: bool = True
     overrides: Sequence[str] = field(default_factory=list)
 
-    def config(self, folder: str) -> TrainConfig:
+    def config(self, folder: str) -> train.TrainConfig:
         given = {name: getattr(self, name) for name in ("most_skips", "most_roll_backs", "window", "skip_batches")}
         words = [f"health.{name}={str(value).lower()}" for name, value in given.items()]
         words += [f"health.policy={self.policy}", "health.warm_up=3", "health.num_deviations=1e9"]
@@ -130,7 +119,7 @@ class Chosen:
                 yield batch
 
 
-def weights(trainer: Trainer) -> dict[str, Tensor]:
+def weights(trainer: train.Trainer) -> dict[str, Tensor]:
     """This rank's parameters and optimizer state."""
     found = {}
     for name, value in trainer.step.state_dict().items():
@@ -141,7 +130,7 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
     return found
 
 
-def inject(trainer: Trainer, bad: Mapping[int, float]) -> None:
+def inject(trainer: train.Trainer, bad: Mapping[int, float]) -> None:
     """Multiply the losses of these batches by a number."""
     backward, loader = trainer.step.backward, trainer.loader
 
@@ -155,13 +144,15 @@ def inject(trainer: Trainer, bad: Mapping[int, float]) -> None:
 def run_faulty(faulty: Faulty, folder: str) -> tuple[dict[str, Tensor], int | None, list[str]]:
     """Final weights, the step in which it stopped, and the actions of the steps."""
     config, actions = faulty.config(folder), []
-    trainer = build(config, loader=loader_of(config, text()), on_step=[lambda one: actions.append(one["action"].name)])
+    trainer = train.build(
+        config, loader=loader_of(config, text()), on_step=[lambda one: actions.append(one["action"].name)]
+    )
     inject(trainer, faulty.bad)
-    with Checkpoints(folder, 50) as checkpoints:
+    with train.Checkpoints(folder, 50) as checkpoints:
         save_and_resume(trainer, checkpoints, config, lambda _: None)
         try:
             trainer.train(faulty.num_steps)
-        except RunStopped:
+        except train.RunStopped:
             return weights(trainer), trainer.num_steps, actions
     return weights(trainer), None, actions
 
@@ -169,7 +160,7 @@ def run_faulty(faulty: Faulty, folder: str) -> tuple[dict[str, Tensor], int | No
 def run_chosen(faulty: Faulty, numbers: Sequence[int]) -> dict[str, Tensor]:
     """Final weights of a run without a guard and with these batches only."""
     config = replace(faulty.config("unused"), health=config_of().health)
-    trainer = build(config, loader=Chosen(loader_of(config, text()), numbers))
+    trainer = train.build(config, loader=Chosen(loader_of(config, text()), numbers))
     trainer.train(len(numbers))
     return weights(trainer)
 
@@ -228,7 +219,7 @@ def test_a_corrupted_gradient_on_one_rank_is_skipped_on_all(kind: str):
 
     def program() -> dict[str, Tensor]:
         config = faulty.config("")
-        trainer = build(config, loader=loader_of(config, text()))
+        trainer = train.build(config, loader=loader_of(config, text()))
         trainer.train(5)
         return weights(trainer)
 
@@ -242,15 +233,15 @@ def test_a_corrupted_gradient_on_one_rank_is_skipped_on_all(kind: str):
 
 @pytest.mark.parametrize("overrides", [[], ["parallel.zero_stage=2"], ["parallel.tensor=2"]], ids=name_of)
 def test_an_overflow_is_the_scalers_and_no_bad_step(overrides: list[str]):
-    def program(guard: SpikeGuard | None) -> tuple[list[str], dict[str, Tensor]]:
+    def program(guard: train.SpikeGuard | None) -> tuple[list[str], dict[str, Tensor]]:
         config, actions = config_of(*overrides), []
         scaler = LossScaler(ScaleRule(1e308, backoff=1e-300, maximum=math.inf))  # 1e308 overflows float64
-        trainer = build(config, scaler=scaler, guard=guard, loader=loader_of(config, text()))
+        trainer = train.build(config, scaler=scaler, guard=guard, loader=loader_of(config, text()))
         trainer.on_step.append(lambda one: actions.append((one["action"].name, one["skipped"])))
         trainer.train(3)
         return actions, weights(trainer)
 
-    guarded = launch(program, SpikeGuard(most_skips=0, most_roll_backs=0), ranks=2, trace=False).values
+    guarded = launch(program, train.SpikeGuard(most_skips=0, most_roll_backs=0), ranks=2, trace=False).values
     plain = launch(program, None, ranks=2, trace=False).values
     for (actions, found), (_, wanted) in zip(guarded, plain, strict=True):
         assert actions == [("GO_ON", True), ("GO_ON", False), ("GO_ON", False)]
@@ -260,7 +251,7 @@ def test_an_overflow_is_the_scalers_and_no_bad_step(overrides: list[str]):
 def test_a_skipped_step_leaves_a_scaler_that_the_next_step_can_use():
     def program(bad: dict[int, float]) -> list[tuple[str, float]]:
         config, found = config_of("health.policy=skip"), []
-        trainer = build(config, scaler=LossScaler(ScaleRule(8.0, interval=2)), loader=loader_of(config, text()))
+        trainer = train.build(config, scaler=LossScaler(ScaleRule(8.0, interval=2)), loader=loader_of(config, text()))
         inject(trainer, bad)
         trainer.on_step.append(lambda one: found.append((one["action"].name, one["loss_scale"])))
         trainer.train(5)
@@ -274,16 +265,16 @@ def test_a_run_that_dies_after_a_roll_back_goes_on_behind_it(tmp_path: Path):
     """The state rolled back to is the newest checkpoint, with the place in the data and the count of roll backs."""
     faulty = Faulty({5: math.nan}, "roll_back", 8, every=4, most_skips=0)
     config = faulty.config(str(tmp_path))
-    trainer = build(config, loader=loader_of(config, text()))
+    trainer = train.build(config, loader=loader_of(config, text()))
     inject(trainer, faulty.bad)
-    with Checkpoints(tmp_path, 50) as checkpoints:
+    with train.Checkpoints(tmp_path, 50) as checkpoints:
         save_and_resume(trainer, checkpoints, config, lambda _: None)
         trainer.train(4)
         trainer.train_step()  # rolls back
         assert trainer.num_steps == 4
         trainer.train_step()  # is lost
-    again = build(config, loader=loader_of(config, text()))
-    with Checkpoints(tmp_path, 50) as checkpoints:
+    again = train.build(config, loader=loader_of(config, text()))
+    with train.Checkpoints(tmp_path, 50) as checkpoints:
         save_and_resume(again, checkpoints, config, lambda _: None)
         again.train(4)
     assert again.guard is not None and again.guard.state_dict()["num_roll_backs"] == 1
@@ -292,9 +283,9 @@ def test_a_run_that_dies_after_a_roll_back_goes_on_behind_it(tmp_path: Path):
 
 def test_a_roll_back_without_a_function_for_it_stops():
     config = config_of()
-    trainer = build(config, loader=loader_of(config, text()), guard=SpikeGuard(most_skips=0))
+    trainer = train.build(config, loader=loader_of(config, text()), guard=train.SpikeGuard(most_skips=0))
     inject(trainer, {2: math.nan})
-    with pytest.raises(RunStopped, match="the run was stopped in step 2: the loss is nan"):
+    with pytest.raises(train.RunStopped, match="the run was stopped in step 2: the loss is nan"):
         trainer.train(3)
     assert trainer.num_steps == 2
 
@@ -302,23 +293,25 @@ def test_a_roll_back_without_a_function_for_it_stops():
 def test_without_an_old_enough_checkpoint_a_roll_back_stops(tmp_path: Path):
     faulty = Faulty({3: math.nan, 5: math.nan}, "roll_back", 8, every=1)
     config = faulty.config(str(tmp_path))
-    trainer = build(config, loader=loader_of(config, text()))
+    trainer = train.build(config, loader=loader_of(config, text()))
     inject(trainer, faulty.bad)
-    with Checkpoints(tmp_path, 1, 0) as checkpoints:
+    with train.Checkpoints(tmp_path, 1, 0) as checkpoints:
         save_and_resume(trainer, checkpoints, config, lambda _: None)
-        with pytest.raises(RunStopped, match="a checkpoint of at most step 2: none is left; raise checkpoint.keep"):
+        with pytest.raises(
+            train.RunStopped, match="a checkpoint of at most step 2: none is left; raise checkpoint.keep"
+        ):
             trainer.train(8)
 
 
 # ---- drift ----
 
 
-def drifting(overrides: list[str], action: Action, folder: str) -> tuple[str, dict[str, Tensor]]:
+def drifting(overrides: list[str], action: train.Action, folder: str) -> tuple[str, dict[str, Tensor]]:
     """After step 3, a bit of a parameter of rank 1 is flipped, once."""
-    name = "health.drift=roll_back" if action is Action.ROLL_BACK else "health.drift=stop"
+    name = "health.drift=roll_back" if action is train.Action.ROLL_BACK else "health.drift=stop"
     words = [name, "health.drift_every=2", f"checkpoint.folder={folder}", "checkpoint.every=2", "num_steps=8"]
     config = config_of(*words, *overrides, name="adamw", lr=1e-2)
-    trainer, has_flipped = build(config, loader=loader_of(config, text())), False
+    trainer, has_flipped = train.build(config, loader=loader_of(config, text())), False
 
     @torch.no_grad()
     def flip(metrics: Any) -> None:
@@ -328,18 +321,18 @@ def drifting(overrides: list[str], action: Action, folder: str) -> tuple[str, di
             for group in replicas(trainer):
                 group.flatten()[:1].view(torch.int64).bitwise_xor_(1)
 
-    with Checkpoints(folder, 50) as checkpoints:
+    with train.Checkpoints(folder, 50) as checkpoints:
         save_and_resume(trainer, checkpoints, config, lambda _: None)
         trainer.on_step.append(flip)
         try:
             trainer.train(8)
-        except RunStopped as error:
+        except train.RunStopped as error:
             return str(error), weights(trainer)
     return "", weights(trainer)
 
 
-def replicas(trainer: Trainer) -> list[Tensor]:
-    return [group.named_tensors[0][1].data for group in replicas_of(trainer.step)[:1]]
+def replicas(trainer: train.Trainer) -> list[Tensor]:
+    return [group.named_tensors[0][1].data for group in train.replicas_of(trainer.step)[:1]]
 
 
 DRIFTING = [one for one in ALL_MODES if "parallel.zero_stage=3" not in one[0]]
@@ -347,7 +340,7 @@ DRIFTING = [one for one in ALL_MODES if "parallel.zero_stage=3" not in one[0]]
 
 @pytest.mark.parametrize(("overrides", "ranks"), DRIFTING, ids=name_of)
 def test_replicas_that_differ_stop_the_run_with_tensor_and_rank(overrides: list[str], ranks: int, tmp_path: Path):
-    values = launch(drifting, overrides, Action.STOP, str(tmp_path), ranks=max(4, ranks), trace=False).values
+    values = launch(drifting, overrides, train.Action.STOP, str(tmp_path), ranks=max(4, ranks), trace=False).values
     told = {message for message, _ in values}
     assert len(told) == 1
     (message,) = told
@@ -356,7 +349,7 @@ def test_replicas_that_differ_stop_the_run_with_tensor_and_rank(overrides: list[
 
 
 def test_on_real_processes_too(tmp_path: Path):
-    values = launch(drifting, [], Action.STOP, str(tmp_path), ranks=4, backend="gloo", trace=False).values
+    values = launch(drifting, [], train.Action.STOP, str(tmp_path), ranks=4, backend="gloo", trace=False).values
     assert {message for message, _ in values} == {
         "the run was stopped in step 4: replicas differ: token_embedding.weight differs on ranks 1 of 4 replicas"
     }
@@ -365,11 +358,11 @@ def test_on_real_processes_too(tmp_path: Path):
 @pytest.mark.parametrize(("overrides", "ranks"), DRIFTING[:4:3], ids=name_of)
 def test_drift_is_rolled_back_to_what_was_compared(overrides: list[str], ranks: int, tmp_path: Path):
     """The drift of step 3 is found in step 4. Step 1 was compared, so the run begins again from step 0."""
-    values = launch(drifting, overrides, Action.ROLL_BACK, str(tmp_path), ranks=ranks, trace=False).values
+    values = launch(drifting, overrides, train.Action.ROLL_BACK, str(tmp_path), ranks=ranks, trace=False).values
     config = config_of(*overrides, "num_steps=8", name="adamw", lr=1e-2)
 
     def straight(batches: Sequence[int]) -> dict[str, Tensor]:
-        trainer = build(config, loader=Chosen(loader_of(config, text()), batches))
+        trainer = train.build(config, loader=Chosen(loader_of(config, text()), batches))
         trainer.train(8)
         return weights(trainer)
 
@@ -391,10 +384,10 @@ def test_drift_without_replicas_or_checkpoints_is_refused():
 
 @given(st.lists(st.sampled_from([2.0, math.nan]), max_size=20), st.integers(0, 20), st.integers(1, 4))
 def test_a_drift_guard_resumes_from_its_state(losses: list[float], place: int, every: int):
-    def guard() -> DriftGuard:
-        return DriftGuard(list, every, guard=SpikeGuard(most_skips=2, warm_up=3, window=5))
+    def guard() -> train.DriftGuard:
+        return train.DriftGuard(list, every, guard=train.SpikeGuard(most_skips=2, warm_up=3, window=5))
 
-    def judged(one: DriftGuard, some: list[float], first: int) -> list[Any]:
+    def judged(one: train.DriftGuard, some: list[float], first: int) -> list[Any]:
         return [(*one.judge(loss, 1.0, first + i), one.last_good_step) for i, loss in enumerate(some)]
 
     straight, first, second = guard(), guard(), guard()
@@ -418,7 +411,7 @@ def test_a_learners_step_needs_its_replicas():
         def load_state_dict(self, state: Any, has_stepped: bool) -> None: ...
 
     with pytest.raises(ValueError, match="the replicas of a step must be known: got Own; give DriftGuard a function"):
-        replicas_of(Own())  # pyright: ignore[reportArgumentType]
+        train.replicas_of(Own())  # pyright: ignore[reportArgumentType]
 
 
 def test_ranks_with_a_gpu_judge_and_compare_there():
@@ -426,7 +419,7 @@ def test_ranks_with_a_gpu_judge_and_compare_there():
 
     def program() -> list[str]:
         config, found = config_of("health.policy=skip", "health.drift_every=1"), []
-        trainer = build(config, loader=loader_of(config, text()))
+        trainer = train.build(config, loader=loader_of(config, text()))
         inject(trainer, {2: math.nan})
         trainer.on_step.append(lambda one: found.append(one["action"].name))
         trainer.train(3)
@@ -438,11 +431,11 @@ def test_ranks_with_a_gpu_judge_and_compare_there():
 def test_ranks_that_see_different_numbers_decide_the_same():
     def program() -> str:
         config = config_of("health.policy=stop")
-        trainer = build(config, loader=loader_of(config, text()))
+        trainer = train.build(config, loader=loader_of(config, text()))
         inject(trainer, {2: math.nan} if dist.get_rank() == 1 else {})
         trainer.train(3)
         return "went on"
 
     with pytest.raises(RankError, match="the run was stopped in step 2: the loss is nan") as caught:
         launch(program, ranks=4, trace=False)
-    assert isinstance(caught.value.__cause__, RunStopped)
+    assert isinstance(caught.value.__cause__, train.RunStopped)

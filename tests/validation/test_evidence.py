@@ -14,19 +14,11 @@ from hypothesis import strategies as st
 from lablib.cli import plan as cli_plan
 from lablib.figures import describe, figure_predictions, figure_waterfall
 from lablib.plan import IDEAL, Parallel, Prediction, predict, search
+from lablib.validation import measured_runs
 from lablib.validation.evidence import NEAREST, RADIUS, coverage, distance, evidence_at, evidence_of
-from lablib.validation.measured_runs import (
-    FILE,
-    MeasuredRun,
-    Question,
-    compute_runs,
-    measured_runs,
-    question_of,
-    source_of,
-)
 
 QUESTIONS = st.builds(
-    Question,
+    measured_runs.Question,
     flops_per_token=st.floats(1e8, 1e13),
     num_gpus=st.integers(1, 20_000),
     seq_len=st.integers(128, 2**20),
@@ -36,11 +28,11 @@ QUESTIONS = st.builds(
     software=st.sampled_from(["megatron-core", "torch-compile"]),
     has_experts=st.booleans(),
 ).map(lambda one: one._replace(capability={"A100": 8, "H100": 9, "H200": 9, "B200": 10}[one.device]))
-ONE = Question(6e10, 8, 4096, "H100", 9, 16, "torch-compile", False)
+ONE = measured_runs.Question(6e10, 8, 4096, "H100", 9, 16, "torch-compile", False)
 
 
-def near_runs(*ratios: float, source: str = "one") -> list[MeasuredRun]:
-    return [MeasuredRun(f"run-{i}", source, ONE, ratio) for i, ratio in enumerate(ratios)]
+def near_runs(*ratios: float, source: str = "one") -> list[measured_runs.MeasuredRun]:
+    return [measured_runs.MeasuredRun(f"run-{i}", source, ONE, ratio) for i, ratio in enumerate(ratios)]
 
 
 def plain(**changes) -> Prediction:
@@ -48,8 +40,8 @@ def plain(**changes) -> Prediction:
 
 
 def test_the_file_is_what_the_planner_gives():
-    fresh, stored = compute_runs(), measured_runs()
-    remedy = f"{FILE.name} differs from the planner: run `make validation`"
+    fresh, stored = measured_runs.compute_runs(), measured_runs.measured_runs()
+    remedy = f"{measured_runs.FILE.name} differs from the planner: run `make validation`"
     assert [run.id for run in fresh] == [run.id for run in stored], remedy
     for new, old in zip(fresh, stored, strict=True):
         sizes = new.question.flops_per_token, new.ratio
@@ -59,14 +51,14 @@ def test_the_file_is_what_the_planner_gives():
 
 def test_three_quarters_and_more_of_the_runs_of_an_unseen_source_are_in_their_band():
     """The measured time of a run, with all runs of its source left out: computed from the ratios, not stored."""
-    runs = measured_runs()
+    runs = measured_runs.measured_runs()
     with_evidence, inside = coverage(runs)
     assert with_evidence > len(runs) / 2
     assert 0.75 <= inside / with_evidence <= 0.85
 
 
 def test_tables_of_one_repository_are_one_source(published, mixtures):
-    names = {row.family: source_of(row) for row in [*published, *mixtures]}
+    names = {row.family: measured_runs.source_of(row) for row in [*published, *mixtures]}
     assert names["mbridge"] == names["moebridge"] == "NVIDIA-NeMo/Megatron-Bridge"
     assert len(set(names.values())) == 9
 
@@ -130,7 +122,7 @@ def test_the_sentence_has_count_error_and_band():
 def test_a_technique_that_no_run_measured_has_no_evidence(changes):
     assert plain().evidence.band_s is not None
     changed = plain(**changes)
-    assert changed.evidence.band_s is None and question_of(changed).apart
+    assert changed.evidence.band_s is None and measured_runs.question_of(changed).apart
     assert changed.evidence_sentence().startswith("No evidence: ")
 
 

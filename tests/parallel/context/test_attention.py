@@ -12,26 +12,17 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from lablib import RankError, launch
-from lablib.parallel import (
-    ORDERS,
-    PRODUCTS,
-    Order,
-    document_spans,
-    gathered_attention,
-    nested_order,
-    order_of,
-    ring_attention,
-    ulysses_attention,
-    ulysses_ring_attention,
-    zigzag_order,
-)
+from lablib import RankError, launch, parallel
 from tests.parallel.drawn import drawn
 
 EXACT: Any = {"rtol": 1e-10, "atol": 1e-12}
 THOROUGH = pytest.mark.thorough
 BATCH, WIDTH = 2, 3
-WAYS: dict[str, Any] = {"ring": ring_attention, "gather": gathered_attention, "ulysses": ulysses_attention}
+WAYS: dict[str, Any] = {
+    "ring": parallel.ring_attention,
+    "gather": parallel.gathered_attention,
+    "ulysses": parallel.ulysses_attention,
+}
 
 
 def whole_inputs(heads: int, kv_heads: int, seq_len: int) -> list[Tensor]:
@@ -58,12 +49,12 @@ def one_device(inputs: list[Tensor], documents: list[list[int]] | None, is_causa
 
 
 def shared(
-    way: str, heads: tuple[int, int], order: Order, lengths: Any, is_causal: bool, **options: Any
+    way: str, heads: tuple[int, int], order: parallel.Order, lengths: Any, is_causal: bool, **options: Any
 ) -> list[Tensor]:
     """The same of this rank's tokens."""
     inputs = whole_inputs(*heads, order.seq_len)
     documents = documents_of(lengths, order.seq_len)
-    spans = None if documents is None else document_spans(documents)
+    spans = None if documents is None else parallel.document_spans(documents)
     mine = order.tokens(dist.get_rank())
     q, k, v = own = [x[:, :, mine].clone().requires_grad_() for x in inputs]
     y = (both if way == "both" else WAYS[way])(q, k, v, order, documents=spans, is_causal=is_causal, **options)
@@ -71,14 +62,14 @@ def shared(
     return [y.detach(), *(x.grad for x in own if x.grad is not None)]
 
 
-def same(values: list[list[Tensor]], order: Order, expected: list[Tensor]) -> None:
+def same(values: list[list[Tensor]], order: parallel.Order, expected: list[Tensor]) -> None:
     for rank, found in enumerate(values):
         torch.testing.assert_close(found, [x[:, :, order.tokens(rank)] for x in expected], **EXACT)
 
 
 @pytest.mark.parametrize("way", WAYS)
 @given(
-    name=st.sampled_from(list(ORDERS)),
+    name=st.sampled_from(list(parallel.ORDERS)),
     n=st.integers(1, 5),
     more=st.integers(0, 9),
     kv_heads=st.sampled_from(["one", "ranks", "all"]),
@@ -90,18 +81,20 @@ def test_output_and_gradients_are_those_of_one_device(
     way: str, name: str, n: int, more: int, kv_heads: str, lengths: list[int] | None, is_causal: bool
 ):
     """Any order, uneven shards, one rank, odd ranks, shared and repeated key-value heads, documents and padding."""
-    order, heads = order_of(name, 2 * n + more, n), (2 * n, {"one": 1, "ranks": n, "all": 2 * n}[kv_heads])
+    order, heads = parallel.order_of(name, 2 * n + more, n), (2 * n, {"one": 1, "ranks": n, "all": 2 * n}[kv_heads])
     expected = one_device(whole_inputs(*heads, order.seq_len), documents_of(lengths, order.seq_len), is_causal)
     same(launch(shared, way, heads, order, lengths, is_causal, ranks=n).values, order, expected)
 
 
-def both(q: Tensor, k: Tensor, v: Tensor, order: Order, outer: Order, u: int, **options: Any) -> Tensor:
+def both(
+    q: Tensor, k: Tensor, v: Tensor, order: parallel.Order, outer: parallel.Order, u: int, **options: Any
+) -> Tensor:
     mesh = init_device_mesh("cpu", (outer.num_ranks, u), mesh_dim_names=("ring", "heads"))
-    return ulysses_ring_attention(q, k, v, outer, mesh.get_group("heads"), mesh.get_group("ring"), **options)
+    return parallel.ulysses_ring_attention(q, k, v, outer, mesh.get_group("heads"), mesh.get_group("ring"), **options)
 
 
 @given(
-    name=st.sampled_from(list(ORDERS)),
+    name=st.sampled_from(list(parallel.ORDERS)),
     sizes=st.sampled_from([(1, 3), (2, 2), (3, 1), (3, 2)]),
     more=st.integers(0, 7),
     is_grouped=st.booleans(),
@@ -112,15 +105,15 @@ def test_ulysses_inside_the_ring_is_attention_of_one_device(
     name: str, sizes: tuple[int, int], more: int, is_grouped: bool, lengths: list[int] | None
 ):
     ring, u = sizes
-    outer = order_of(name, 2 * ring * u + more, ring)
-    order, heads = nested_order(outer, u), (2 * u, 1 if is_grouped else u)
+    outer = parallel.order_of(name, 2 * ring * u + more, ring)
+    order, heads = parallel.nested_order(outer, u), (2 * u, 1 if is_grouped else u)
     expected = one_device(whole_inputs(*heads, order.seq_len), documents_of(lengths, order.seq_len), True)
     program = partial(shared, "both", heads, order, lengths, True, outer=outer, u=u)
     same(launch(program, ranks=ring * u).values, order, expected)
 
 
 def test_real_processes_give_what_the_simulator_gives_and_the_simulator_repeats_to_the_bit():
-    order = zigzag_order(11, 2)
+    order = parallel.zigzag_order(11, 2)
 
     def all_ways() -> list[Tensor]:
         ways = [x for way in WAYS for x in shared(way, (4, 2), order, [4, 5], True)]
@@ -133,9 +126,9 @@ def test_real_processes_give_what_the_simulator_gives_and_the_simulator_repeats_
 
 
 def test_products_and_the_fused_kernel_agree_on_ranks():
-    order = zigzag_order(12, 3)
+    order = parallel.zigzag_order(12, 3)
     expected = one_device(whole_inputs(2, 1, 12), None, True)
-    program = partial(shared, "ring", (2, 1), order, None, True, passes=PRODUCTS)
+    program = partial(shared, "ring", (2, 1), order, None, True, passes=parallel.PRODUCTS)
     same(launch(program, ranks=3).values, order, expected)
 
 
@@ -144,13 +137,13 @@ def test_a_gradient_that_is_one_number_for_all_is_taken():
 
     def program() -> Tensor:
         q = drawn(1, 2, 4, 3).requires_grad_()
-        ring_attention(q, q, q, zigzag_order(8, 2)).sum().backward()
+        parallel.ring_attention(q, q, q, parallel.zigzag_order(8, 2)).sum().backward()
         assert q.grad is not None
         return q.grad
 
     def weighted() -> Tensor:
         q = drawn(1, 2, 4, 3).requires_grad_()
-        y = ring_attention(q, q, q, zigzag_order(8, 2))
+        y = parallel.ring_attention(q, q, q, parallel.zigzag_order(8, 2))
         y.backward(torch.ones_like(y))
         assert q.grad is not None
         return q.grad
@@ -161,7 +154,7 @@ def test_a_gradient_that_is_one_number_for_all_is_taken():
 # ---- bytes, and what is hidden ----
 
 
-def large(way: str, order: Order, kv_heads: int, dtype: torch.dtype = torch.bfloat16) -> None:
+def large(way: str, order: parallel.Order, kv_heads: int, dtype: torch.dtype = torch.bfloat16) -> None:
     n = dist.get_world_size()
     t = order.seq_len // n
     q, k, v = (torch.zeros(1, h, t, 64, dtype=dtype, requires_grad=True) for h in (8, kv_heads, kv_heads))
@@ -172,7 +165,7 @@ def large(way: str, order: Order, kv_heads: int, dtype: torch.dtype = torch.bflo
 
 def test_a_ring_sends_keys_and_values_n_minus_1_times_forward_and_backward_and_their_gradients_n_times():
     n, t = 4, 128
-    run = launch(large, "ring", zigzag_order(n * t, n), 2, ranks=n, cluster="dgx-h100", fidelity="shapes")
+    run = launch(large, "ring", parallel.zigzag_order(n * t, n), 2, ranks=n, cluster="dgx-h100", fidelity="shapes")
     keys = 2 * 2 * t * 64  # numbers
     for rank in range(n):
         assert run.traffic.sent_bytes(rank) == 2 * (n - 1) * keys * 2 + n * keys * 4
@@ -182,18 +175,18 @@ def test_a_ring_sends_keys_and_values_n_minus_1_times_forward_and_backward_and_t
 def test_gathering_sends_keys_and_values_and_ulysses_a_share_of_everything(kv_heads: int):
     n, t, size = 4, 128, 128 * 64 * 2  # bytes of one head's tokens
     options: Any = {"ranks": n, "cluster": "dgx-h100", "fidelity": "shapes"}
-    gathered = launch(large, "gather", zigzag_order(n * t, n), kv_heads, **options)
-    heads = launch(large, "ulysses", zigzag_order(n * t, n), kv_heads, **options)
+    gathered = launch(large, "gather", parallel.zigzag_order(n * t, n), kv_heads, **options)
+    heads = launch(large, "ulysses", parallel.zigzag_order(n * t, n), kv_heads, **options)
     for rank in range(n):
         assert gathered.traffic.sent_bytes(rank) == 2 * (n - 1) * 2 * kv_heads * size
         assert heads.traffic.sent_bytes(rank) == 2 * (n - 1) / n * (2 * 8 + 2 * max(kv_heads, n)) * size
 
 
-@pytest.mark.parametrize("name", ORDERS)
+@pytest.mark.parametrize("name", parallel.ORDERS)
 def test_flops_counted_are_those_of_the_blocks_and_contiguous_ranks_have_unequal_ones(name: str):
     """torch counts a causal block as a whole one: what the mask leaves out inside of a kernel is not seen here."""
     n, t = 4, 64
-    order = order_of(name, n * t, n)
+    order = parallel.order_of(name, n * t, n)
     run = launch(large, "ring", order, 8, ranks=n, cluster="dgx-h100", fidelity="shapes")
     counted = [sum(s.flops for s in run.timeline.select(rank=rank) if "attention" in s.name) for rank in range(n)]
     whole = 14 * t * t * 8 * 64  # forward 4, backward 10, of one rank's queries and another's keys
@@ -209,14 +202,14 @@ def test_messages_hide_behind_the_attention_to_what_came_before():
     """All but the last gradients, which have nothing behind them to hide; a contiguous ring waits for its last rank."""
     n, t = 4, 2**14
     for name in ("zigzag", "striped"):
-        order = order_of(name, n * t, n)
+        order = parallel.order_of(name, n * t, n)
         took = launch(large, "ring", order, 8, ranks=n, cluster="dgx-h100", fidelity="shapes").summary()
         last_s = 2 * 8 * t * 64 * 4 / 450e9
         for rank in range(n):
             assert took.communication_s[rank] > 5 * last_s
             later_s = max(took.busy_s) - took.busy_s[rank]  # the slowest rank's kernels: halves of blocks take longer
             assert took.exposed_s[rank] + took.waiting_s[rank] < 1.1 * last_s + later_s
-    order = order_of("contiguous", n * t, n)
+    order = parallel.order_of("contiguous", n * t, n)
     slow = launch(large, "ring", order, 8, ranks=n, cluster="dgx-h100", fidelity="shapes").summary()
     assert 1.6 < slow.step_time_s / took.step_time_s < (2 * n - 1) / n
     assert slow.waiting_s[0] > 0.4 * slow.step_time_s and slow.waiting_s[n - 1] == 0
@@ -228,7 +221,7 @@ def test_messages_hide_behind_the_attention_to_what_came_before():
 def test_tokens_that_are_not_the_orders_are_refused_on_the_rank():
     def program(tokens: int, ranks: int) -> None:
         x = drawn(1, 2, tokens, 4)
-        ring_attention(x, x, x, zigzag_order(12, ranks))
+        parallel.ring_attention(x, x, x, parallel.zigzag_order(12, ranks))
 
     with pytest.raises(
         RankError, match=r"must be for the group's ranks: got one for 3 instead of 2; try order_of\('zigzag', 12"
@@ -237,13 +230,13 @@ def test_tokens_that_are_not_the_orders_are_refused_on_the_rank():
 
     def heads(number: int, kv_heads: int) -> None:
         q, k = drawn(1, number, 4, 4), drawn(1, kv_heads, 4, 4)
-        ulysses_attention(q, k, k, zigzag_order(12, 3))
+        parallel.ulysses_attention(q, k, k, parallel.zigzag_order(12, 3))
 
     with pytest.raises(RankError, match="num_heads must be a multiple of the ranks.*got 4 heads on 3 ranks; try 2"):
         launch(heads, 4, 4, ranks=3)
     with pytest.raises(RankError, match="key-value heads must be a multiple of the ranks, or divide them: got 2 on 3"):
         launch(heads, 6, 2, ranks=3)
     with pytest.raises(ValueError, match="each of 2 ring ranks must have a token for each of its 4 head ranks: got 3"):
-        nested_order(zigzag_order(7, 2), 4)
+        parallel.nested_order(parallel.zigzag_order(7, 2), 4)
     with pytest.raises(RankError, match="rank 0 must have 6 of 12 tokens, by its order: got 5"):
         launch(program, 5, 2, ranks=2)

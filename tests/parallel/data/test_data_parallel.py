@@ -15,17 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.profiler import record_function
 
-from lablib import CLUSTERS, RankError, find_cluster, launch
+from lablib import CLUSTERS, RankError, find_cluster, launch, parallel
 from lablib.hardware import Cluster, Device, Link
 from lablib.models import GPT, GPTConfig, next_token_loss
-from lablib.parallel import (
-    DataParallel,
-    HierarchicalAverage,
-    average_gradients,
-    average_gradients_in_buckets,
-    node_mesh,
-    plan_buckets,
-)
 from lablib.studies import StepProfile, predict_step, profile_step, scaling_efficiency
 from tests.parallel.drawn import mlp
 
@@ -53,13 +45,13 @@ def one_device(sizes: list[int], num_samples: int) -> list[Tensor]:
 def averaged(method: str, module: nn.Module, bucket_bytes: int, ranks_per_node: int = 1) -> tuple[nn.Module, Callable]:
     """The replica to call, and what must be called after backward."""
     if method == "overlapped":
-        return DataParallel(module, bucket_bytes=bucket_bytes), lambda: None
+        return parallel.DataParallel(module, bucket_bytes=bucket_bytes), lambda: None
     if method == "hierarchical":
-        reduce = HierarchicalAverage(node_mesh(ranks_per_node))
-        return DataParallel(module, bucket_bytes=bucket_bytes, reduce=reduce), lambda: None
+        reduce = parallel.HierarchicalAverage(parallel.node_mesh(ranks_per_node))
+        return parallel.DataParallel(module, bucket_bytes=bucket_bytes, reduce=reduce), lambda: None
     if method == "bucketed":
-        return module, lambda: average_gradients_in_buckets(module, bucket_bytes=bucket_bytes)
-    return module, lambda: average_gradients(module)
+        return module, lambda: parallel.average_gradients_in_buckets(module, bucket_bytes=bucket_bytes)
+    return module, lambda: parallel.average_gradients(module)
 
 
 def one_step(method: str, sizes: list[int], bucket_bytes: int, samples_a_rank: int = 2, ranks_per_node: int = 1):
@@ -116,7 +108,7 @@ def test_accumulated_gradients_equal_one_device(ranks, num_micro_batches, bucket
 
     run = launch(program, ranks=ranks)
     assert_same(run.values, one_device(sizes, 2 * num_micro_batches * ranks))
-    assert run.traffic.count("all_reduce") == len(plan_buckets(list(mlp(sizes).parameters()), bucket_bytes))
+    assert run.traffic.count("all_reduce") == len(parallel.plan_buckets(list(mlp(sizes).parameters()), bucket_bytes))
 
 
 @few
@@ -127,7 +119,7 @@ def test_uneven_parts_are_weighted_by_their_samples(parts):
 
     def program():
         rank, module = dist.get_rank(), mlp(sizes)
-        replica = DataParallel(module)
+        replica = parallel.DataParallel(module)
         part = data(total, 3).split(parts)[rank]
         squares = replica(part).square().sum()
         (squares / (2 * total) * dist.get_world_size()).backward()
@@ -167,7 +159,7 @@ def test_gradients_of_a_gpt_equal_torch_ddp_on_the_simulator(bucket_mb):
         return gradients(module)
 
     def ours(module):
-        return DataParallel(module, bucket_bytes=max(1, int(bucket_mb * 2**20)))
+        return parallel.DataParallel(module, bucket_bytes=max(1, int(bucket_mb * 2**20)))
 
     def torchs(module):
         return nn.parallel.DistributedDataParallel(module, bucket_cap_mb=bucket_mb)
@@ -206,7 +198,7 @@ def test_a_tied_parameter_is_sent_once():
         module = Tied()
         x = data(4, 4)
         part = x.chunk(2)[dist.get_rank()] if wrapped else x
-        (DataParallel(module) if wrapped else module)(part).square().mean().backward()
+        (parallel.DataParallel(module) if wrapped else module)(part).square().mean().backward()
         return gradients(module)
 
     run = launch(program, True, ranks=2)
@@ -220,7 +212,7 @@ def test_a_bucket_holds_one_dtype_and_both_are_averaged():
         rank = dist.get_rank()
         single, double = mlp([3, 4], torch.float32), mlp([4, 4, 2])
         module = nn.Sequential(single, double)
-        replica = DataParallel(module)
+        replica = parallel.DataParallel(module)
 
         def forward(x):
             return double(single(x.float()).double())
@@ -244,7 +236,7 @@ def test_replicas_start_equal_buffers_included():
         torch.manual_seed(dist.get_rank())
         module = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
         module[1].running_mean.normal_()  # pyright: ignore[reportCallIssue]
-        DataParallel(module)
+        parallel.DataParallel(module)
         return [tensor.clone() for tensor in module.state_dict().values()]
 
     first, *others = launch(program, ranks=3).values
@@ -256,7 +248,7 @@ def test_a_frozen_parameter_is_left_out():
     def program():
         module = mlp([3, 4, 2])
         module[0].weight.requires_grad_(False)
-        DataParallel(module)(data(2, 3)).sum().backward()
+        parallel.DataParallel(module)(data(2, 3)).sum().backward()
         return module[0].weight.grad is None, module[2].weight.grad is not None
 
     assert launch(program, ranks=2).values == [(True, True)] * 2
@@ -283,18 +275,18 @@ def test_an_unused_parameter_is_an_error_that_names_it(method):
 
 def test_nothing_to_train_is_an_error():
     with pytest.raises(RankError, match="needs a parameter to train"):
-        launch(lambda: DataParallel(nn.ReLU()), ranks=1)
+        launch(lambda: parallel.DataParallel(nn.ReLU()), ranks=1)
 
 
 def test_ranks_that_do_not_fill_nodes_are_an_error():
     with pytest.raises(RankError, match="must be a multiple of ranks_per_node: got 3 and 2"):
-        launch(lambda: node_mesh(2), ranks=3)
+        launch(lambda: parallel.node_mesh(2), ranks=3)
 
 
 def test_a_backward_that_raised_leaves_the_next_step_unharmed():
     def program():
         module = mlp([3, 4, 2])
-        replica = DataParallel(module)
+        replica = parallel.DataParallel(module)
 
         def explode(_):
             raise ArithmeticError
@@ -320,7 +312,7 @@ def test_gradients_that_are_kept_are_not_overwritten(bucket_bytes, sizes, sets_t
 
     def program():
         module = mlp(sizes)
-        replica, kept, copies = DataParallel(module, bucket_bytes=bucket_bytes), [], []
+        replica, kept, copies = parallel.DataParallel(module, bucket_bytes=bucket_bytes), [], []
         for step in range(3):
             module.zero_grad(set_to_none=sets_to_none)
             replica(data(4, sizes[0]).chunk(2)[dist.get_rank()] + step).square().mean().backward()
@@ -346,7 +338,7 @@ def storage_of(param: nn.Parameter) -> int:
 def test_a_bucket_keeps_its_memory_from_step_to_step_and_is_the_gradients():
     def program():
         module = mlp([16, 16, 16])
-        replica, places = DataParallel(module), set()
+        replica, places = parallel.DataParallel(module), set()
         for _ in range(3):
             module.zero_grad()
             replica(data(2, 16)).square().mean().backward()
@@ -368,7 +360,7 @@ def test_a_bucket_keeps_its_memory_from_step_to_step_and_is_the_gradients():
 def test_a_plan_holds_every_parameter_once_in_reverse_and_within_its_bytes(sizes, bucket_bytes, seed):
     dtypes = [torch.float32, torch.bfloat16]
     params = [torch.empty(size, dtype=dtypes[seed >> i & 1], device="meta") for i, size in enumerate(sizes)]
-    plan = plan_buckets(params, bucket_bytes)
+    plan = parallel.plan_buckets(params, bucket_bytes)
     assert sorted(i for bucket in plan for i in bucket) == list(range(len(params)))
     assert [bucket[-1] for bucket in plan] == sorted((bucket[-1] for bucket in plan), reverse=True)
     for bucket in plan:
@@ -379,7 +371,7 @@ def test_a_plan_holds_every_parameter_once_in_reverse_and_within_its_bytes(sizes
 
 def test_the_plan_in_the_docstring():
     layers = [torch.empty(1, device="meta")] * 5  # embedding, block 0, block 1, norm, head
-    assert plan_buckets(layers, bucket_bytes=8) == [[4, 3], [2, 1], [0]]
+    assert parallel.plan_buckets(layers, bucket_bytes=8) == [[4, 3], [2, 1], [0]]
 
 
 # ---- bytes, calls and seconds ----
@@ -399,7 +391,7 @@ def test_a_step_sends_the_closed_form(ranks, bucket_bytes, method):
 
 def test_no_sync_sends_nothing_until_the_last_micro_batch():
     def program(num_synchronized):
-        replica = DataParallel(mlp([4, 4, 4]))
+        replica = parallel.DataParallel(mlp([4, 4, 4]))
         with replica.no_sync():
             for _ in range(3):
                 replica(data(2, 4)).sum().backward()
@@ -424,7 +416,7 @@ def test_hidden_time_is_the_smaller_of_communication_and_backward_left(batch):
     def program():
         with record_function("setup"):
             module = nn.Sequential(nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False))
-            replica = DataParallel(module, bucket_bytes=width * width * 4)
+            replica = parallel.DataParallel(module, bucket_bytes=width * width * 4)
         replica(torch.ones(batch, width)).sum().backward()
 
     timeline = launch(program, ranks=ranks, cluster=constructed_cluster()).timeline.without("setup")
