@@ -13,8 +13,8 @@ before it every rank draws the whole model, which a real run of this size would 
 Cost: seconds of this machine, in proportion to layers x micro-batches x ranks simulated; minutes with context ranks and
 several stages.
 Source: lablib/plan (the closed form); lablib/sim (the simulator).
-Simplified: all batches have the same tokens, and no loading time; float16 is simulated as bfloat16, which has the same
-bytes and rates, as a loss scaler reads values.
+Simplified: all batches have the same tokens, and no loading time; experts get even shares of the tokens; float16 is
+simulated as bfloat16, which has the same bytes and rates, as a loss scaler reads values.
 """
 
 from collections.abc import Callable, Iterator
@@ -52,7 +52,7 @@ def plan_step(config: TrainConfig, cluster: str, gpus: Count) -> Prediction:
     config = config.on(gpus)
     axes, model = config.parallel, as_transformer(config.model)
     assert axes.data is not None and config.data.micro_batch is not None
-    stage = axes.zero_stage if axes.model_ranks == 1 else 1  # a mesh shards the optimizer's state
+    stage = 1 if axes.is_mesh else axes.zero_stage  # a mesh shards the optimizer's state
     split = Parallel(
         data=axes.data * axes.expert,
         tensor=axes.tensor,
@@ -62,7 +62,6 @@ def plan_step(config: TrainConfig, cluster: str, gpus: Count) -> Prediction:
         chunks=axes.num_chunks,
         zero_stage=stage,
         sequence_parallel=axes.sequence_parallel if axes.tensor > 1 else None,
-        expert_tensor=1 if axes.expert > 1 else None,
     )
     return predict(
         model,
@@ -145,10 +144,10 @@ def _run(config: TrainConfig, cluster: str, gpus: int) -> StepCost:
 def _step(config: TrainConfig, cluster: str, gpus: int, is_empty: bool = False) -> SimulatedStep:
     """A simulated step; `is_empty`: of one rank, without micro-batches."""
     axes = config.parallel
-    sizes: dict[str, Any] = {axis: getattr(axes, axis) for axis in ("data", "pipeline", "context", "tensor")}
-    sizes["data"] *= axes.expert
+    order = ("data", "pipeline", "expert", "context", "tensor")  # as lablib/train/build.py
+    sizes: dict[str, Any] = {axis: getattr(axes, axis) for axis in order}
     mesh, others = Mesh(**sizes), product(range(axes.pipeline), range(axes.context))
-    ranks = [mesh.rank(data=0, pipeline=stage, context=part, tensor=0) for stage, part in others]
+    ranks = [mesh.rank(data=0, pipeline=stage, expert=0, context=part, tensor=0) for stage, part in others]
     where: dict[str, Any] = {"ranks": gpus, "cluster": cluster, "fidelity": "shapes"}
     simulate = ranks[:1] if is_empty else ranks
     run = launch(_two_steps, config, is_empty, **where, simulate=simulate if gpus > 1 else None)
@@ -156,7 +155,7 @@ def _step(config: TrainConfig, cluster: str, gpus: int, is_empty: bool = False) 
 
 
 def _two_steps(config: TrainConfig, is_empty: bool) -> None:
-    replicas = 1 if config.parallel.model_ranks > 1 else dist.get_world_size()
+    replicas = 1 if config.parallel.is_mesh else dist.get_world_size()
     shape = (config.data.batch_size // replicas, config.data.seq_len)
     with phase(_SETUP):
         trainer = build(config, loader=_Zeros(*shape))

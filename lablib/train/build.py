@@ -3,7 +3,8 @@
     def program():
         build(config.on(dist.get_world_size())).train(config.num_steps)
 
-    tensor, pipeline or context > 1      `CombinedStep`, with the optimizer state sharded (stage 1)
+    tensor, pipeline or context > 1,     `CombinedStep`, with the optimizer state sharded (stage 1)
+    or expert > 1 with zero_stage 1
     expert > 1                           `ExpertParallel`, and `DataParallel` with `ExpertReduce`
     zero_stage 0                         one device, `DataParallel`, or torch's DistributedDataParallel
     zero_stage 1 to 3                    `Zero`; with library "torch" `fully_shard` (2: parameters stay gathered until
@@ -97,7 +98,8 @@ def make_model(config: TrainConfig) -> GPT | Llama:
     sizes = config.model
     model = model_of(sizes.sizes, seed=sizes.seed, dtype=getattr(torch, config.precision.parameters))
     if isinstance(model, GPT) and sizes.num_experts:
-        return with_experts(model, sizes.num_experts, sizes.num_active, seed=sizes.seed)
+        is_meta = torch.empty(0).is_meta  # on shapes, without values, tokens are spread evenly
+        return with_experts(model, sizes.num_experts, sizes.num_active, seed=sizes.seed, balanced=is_meta)
     return model
 
 
@@ -106,7 +108,7 @@ def make_step(config: TrainConfig, model: nn.Module, optimizer_fn: OptimizerFn, 
     """Model and optimizer on the ranks of a configuration that is filled in (`TrainConfig.on`)."""
     axes, precision, micro_batch = config.parallel, config.precision, config.data.micro_batch
     low = None if precision.products == "float32" else getattr(torch, precision.products)
-    if axes.model_ranks > 1:
+    if axes.is_mesh:
         how: Any = _combination(config, low)
         return MeshStep(CombinedStep(how, optimizer_fn, scaler=scaler, model=model, padded=True))  # pyright: ignore
     blocks: list[Any] = list(getattr(model, "blocks", ()))
@@ -154,18 +156,20 @@ def _replica(config: TrainConfig, model: nn.Module) -> nn.Module:
 def _combination(config: TrainConfig, low: torch.dtype | None) -> Combination:
     axes, data = config.parallel, config.data
     assert axes.data is not None and data.micro_batch is not None
-    sizes = {axis: getattr(axes, axis) for axis in ("data", "pipeline", "context", "tensor")}
+    sizes = {axis: getattr(axes, axis) for axis in ("data", "pipeline", "expert", "context", "tensor")}
     return Combination(
         config.model.sizes,
         Mesh(**sizes),
         batch_size=data.batch_size,
         seq_len=data.seq_len,
-        num_micro_batches=data.batch_size // (axes.data * data.micro_batch),
+        num_micro_batches=data.batch_size // (axes.data * axes.expert * data.micro_batch),
         schedule=axes.schedule,
         num_chunks=axes.num_chunks,
         sequence_parallel=axes.sequence_parallel,
         recompute=config.memory.recompute == "full",
         autocast=low,
+        num_experts=config.model.num_experts,
+        num_active=config.model.num_active,
     )
 
 
@@ -225,6 +229,6 @@ def make_loader(config: TrainConfig) -> ResumableBatches:
     check_type("model.vocab_size", config.model.vocab_size, Annotated[int, Range(ge=256)], 256)  # tokens are bytes
     text, _ = train_val_split(load_corpus(data.corpus), data.val_fraction)
     rank, world_size = 0, 1
-    if axes.model_ranks == 1 and dist.is_initialized():
+    if not axes.is_mesh and dist.is_initialized():
         rank, world_size = dist.get_rank(), dist.get_world_size()
     return ResumableBatches(text, data.batch_size, data.seq_len, data.seed, rank, world_size)

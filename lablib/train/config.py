@@ -140,7 +140,8 @@ class ParallelConfig(Checked):
     tensor: Count = 1  # ranks that share every matrix
     pipeline: Count = 1  # stages
     expert: Count = 1  # ranks that share the experts of a layer, each with its own sequences
-    # 1: optimizer state sharded, 2: and gradients, 3: and parameters; always 1 with tensor, pipeline or context ranks
+    # 1: optimizer state sharded, 2: and gradients, 3: and parameters; always 1 with tensor, pipeline or context ranks;
+    # 0 or 1 with expert ranks
     zero_stage: Annotated[int, Range(ge=0, le=3)] = 0
     library: Annotated[str, OneOf(("lablib", "torch"))] = "lablib"  # torch: DistributedDataParallel and fully_shard
     bucket_bytes: Count = 25 * 2**20  # of gradients that are reduced together
@@ -152,6 +153,11 @@ class ParallelConfig(Checked):
     def model_ranks(self) -> int:
         """Ranks that together hold one replica and compute the same sequences."""
         return prod((self.context, self.tensor, self.pipeline))
+
+    @property
+    def is_mesh(self) -> bool:
+        """Whether `CombinedStep` trains: on a mesh, with the optimizer's state sharded."""
+        return self.model_ranks > 1 or (self.expert > 1 and self.zero_stage == 1)
 
 
 @dataclass(frozen=True)
@@ -269,8 +275,8 @@ class TrainConfig(Checked):
         if rate.schedule != "constant" and not rate.schedule.startswith("deepspeed") and used > end:
             rule = f"at most the {end} steps of the schedule, with the decay"
             raise _broken("optimizer.num_warmup", rule, used, max(0, end - used + rate.num_warmup))
-        if axes.model_ranks > 1:
-            self._check_model_axes()
+        if axes.is_mesh:
+            self._check_mesh()
         elif axes.library == "torch" and axes.zero_stage == 1:
             raise _broken("parallel.zero_stage", "0, 2 or 3 with torch, as fully_shard has no stage 1", 1, 2)
         for name, is_off, axis in (("num_chunks", 1, "pipeline"), ("sequence_parallel", False, "tensor")):
@@ -281,9 +287,12 @@ class TrainConfig(Checked):
             raise _broken(
                 "model.num_experts", f"a multiple of {axes.expert} expert ranks", model.num_experts, 2 * axes.expert
             )
-        if axes.expert > 1 and (axes.zero_stage or axes.library == "torch"):
+        if axes.expert > 1 and (axes.zero_stage > 1 or axes.library == "torch"):
             got = f"zero_stage {axes.zero_stage} of {axes.library}"
-            raise _broken("parallel.zero_stage", "0, of lablib, with expert ranks", got, 0)
+            raise _broken("parallel.zero_stage", "0 or 1, of lablib, with expert ranks", got, 1)
+        if model.num_experts and axes.sequence_parallel:
+            rule = "false with experts, which combine with data, expert, tensor, context and pipeline ranks and ZeRO-1"
+            raise _broken("parallel.sequence_parallel", rule, "true", "false")
         if self.optimizer.name == "lamb" and (axes.zero_stage or axes.model_ranks > 1):
             raise _broken("optimizer.name", "element-wise where parameters are in shards", "lamb", '"adamw"')
         if self.precision.master and (axes.zero_stage == 0 or self.precision.products == "float32"):
@@ -302,13 +311,10 @@ class TrainConfig(Checked):
             rule = "0 where each parameter is on one rank (ZeRO stage 3, fully_shard), as there are no replicas"
             raise _broken("health.drift_every", rule, health.drift_every, 0)
 
-    def _check_model_axes(self) -> None:
-        """With tensor, pipeline or context ranks `CombinedStep` trains."""
+    def _check_mesh(self) -> None:
         allowed: dict[str, tuple[Any, ...]] = {
             "parallel.zero_stage": (1, 0),
             "parallel.library": ("lablib",),
-            "parallel.expert": (1,),
-            "model.num_experts": (0,),
             "precision.master": (False,),
             "memory.recompute": ("none", "full"),
             "memory.compile": (False,),
@@ -316,7 +322,8 @@ class TrainConfig(Checked):
         for name, values in allowed.items():
             section, _, key = name.partition(".")
             if (value := getattr(getattr(self, section), key)) not in values:
-                rule = f"{' or '.join(map(str, values))} with tensor, pipeline or context ranks"
+                axes = "tensor, pipeline or context ranks" + " or expert ranks and ZeRO-1" * (self.parallel.expert > 1)
+                rule = f"{' or '.join(map(str, values))} with {axes}"
                 raise _broken(name, rule, value, values[0])
 
     @checked

@@ -63,8 +63,10 @@ class Replicas(NamedTuple):
 def replicas_of(step: Step) -> list[Replicas]:
     """The parameters that other ranks have, too. ValueError: a step of another class."""
     if isinstance(step, MeshStep):
-        owned = [one for buffer in step.combined.sharded.buffers for one in buffer.owned]
-        return [Replicas([(one.name, one.param) for one in owned], step.combined.sharded.group)]
+        by_group: dict[Any, list[tuple[str, Tensor]]] = {}  # experts have another group
+        for buffer in step.combined.sharded.buffers:
+            by_group.setdefault(buffer.unit.group, []).extend((one.name, one.param) for one in buffer.owned)
+        return [Replicas(named, group) for group, named in by_group.items()]
     if not isinstance(step, ReplicaStep):
         raise ValueError(
             f"the replicas of a step must be known: got {type(step).__name__}; give DriftGuard a function that returns "

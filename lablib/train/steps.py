@@ -3,7 +3,7 @@
     ReplicaStep   a plain model; DataParallel or DistributedDataParallel; fully_shard (FSDP2)
     ExpertStep    DataParallel with experts on several ranks
     ZeroStep      `Zero`, stages 1 to 3
-    MeshStep      `CombinedStep`: tensor, pipeline, context and data axes, optimizer state sharded
+    MeshStep      `CombinedStep`: tensor, pipeline, context, data and expert axes, optimizer state sharded
 
 Each takes a batch with targets of -100 for padding, and takes the gradient of the mean loss over all tokens with a loss
 of all micro-batches and ranks, as on one device. With N such tokens in the whole batch,
@@ -33,7 +33,6 @@ from torch.distributed.tensor import DTensor
 from lablib.batches.accumulation import IGNORED, backward_all
 from lablib.batches.clipping import clip_grad_norm_
 from lablib.data import Batch
-from lablib.models.llama import model_of
 from lablib.parallel.data.overlapped import DataParallel
 from lablib.parallel.experts.gradients import expert_parameters
 from lablib.parallel.mesh.checkpoint import boxes_of_buffer, name_in_model
@@ -233,9 +232,9 @@ class MeshStep:
 
     @checked
     def __init__(self, combined: CombinedStep):
-        self.combined, config = combined, combined.how.config
+        self.combined = combined
         with disable_current_modes():  # not part of the simulation
-            whole = model_of(config, device="meta")
+            whole = combined.how.model(device="meta")
         self._shapes = {name: tuple(param.shape) for name, param in whole.named_parameters()}
 
     @property

@@ -20,7 +20,7 @@ def without_effect(config: TrainConfig, given: Iterable[str]) -> list[str]:
 
 def _reasons(config: TrainConfig) -> Iterator[tuple[str, str]]:
     axes, rate, precision, health = config.parallel, config.optimizer, config.precision, config.health
-    is_mesh = axes.model_ranks > 1
+    is_mesh = axes.is_mesh
     if is_mesh:
         yield "parallel.bucket_bytes", "on a mesh gradients are reduced piece by piece"
     elif axes.zero_stage == 3 or (axes.zero_stage and axes.library == "torch"):

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 
 from lablib.capstone import plan_step, simulate_large, simulate_step
-from lablib.capstone.large_run import _run
+from lablib.capstone.large_run import _SETUP, _run, _two_steps
+from lablib.capstone.repeated_layers import SimulatedStep
+from lablib.launch import launch
 from lablib.train.config import DataConfig, ModelConfig, ParallelConfig, PrecisionConfig, TrainConfig
 
 MODEL = ModelConfig(num_layers=4, d_model=512, num_heads=4, vocab_size=512)
@@ -56,6 +58,19 @@ def test_the_planner_gets_every_axis():
     sizes = ModelConfig(num_layers=2, d_model=64, num_heads=4, vocab_size=512, num_experts=8)
     mixture = TrainConfig(model=sizes, data=DataConfig(batch_size=32), parallel=ParallelConfig(expert=4))
     assert plan_step(mixture, "dgx-h100", 8).parallel.expert == 4
+
+
+@pytest.mark.parametrize("axes", [{"zero_stage": 1, "tensor": 2}, {"pipeline": 2}], ids=str)
+def test_experts_combine_with_other_axes(axes: dict[str, Any]):
+    """One rank of a stage takes as long and holds as much as in the step of all ranks; the planner is within 25%."""
+    sizes = ModelConfig(num_layers=4, d_model=2048, num_heads=16, vocab_size=8192, max_seq_len=2048, num_experts=4)
+    data, precision = DataConfig(batch_size=16, micro_batch=2, seq_len=2048), PrecisionConfig(products="bfloat16")
+    one = TrainConfig(sizes, data, parallel=ParallelConfig(expert=2, **axes), precision=precision).on(8)
+    run = launch(_two_steps, one, False, ranks=8, cluster="dgx-h100", fidelity="shapes")
+    found, whole = _run(one, "dgx-h100", 8), SimulatedStep(run.timeline.without(_SETUP), run.memory).cost
+    assert found.step_s == pytest.approx(whole.step_s, rel=1e-9)
+    assert found.memory_bytes == pytest.approx(whole.memory_bytes, rel=1e-6)
+    assert plan_step(one, "dgx-h100", 8).step_time_s == pytest.approx(found.step_s, rel=0.25)
 
 
 def test_a_large_run_needs_a_lock(report):

@@ -32,6 +32,7 @@ ALL_MODES = [
     (["parallel.tensor=2"], 4),
     (["parallel.pipeline=2"], 4),
     (["model.num_experts=4", "parallel.expert=2"], 4),
+    (["model.num_experts=4", "parallel.expert=2", "parallel.zero_stage=1"], 4),
 ]
 
 

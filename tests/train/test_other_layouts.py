@@ -131,13 +131,18 @@ def test_a_llama_goes_on_over_other_layouts(tmp_path: Path):
 
 def test_experts_go_on_over_other_numbers_of_ranks(tmp_path: Path):
     more = ("model.num_experts=4",)
-    for number, (ranks, axes) in enumerate(
-        [(4, "parallel.expert=4"), (2, "parallel.expert=1"), (4, "parallel.expert=2")]
-    ):
-        config = config_of((ranks, (*more, axes)), ADAMW, 2 * number + 2)
+    layouts = [
+        (4, "expert=4"),
+        (2, "expert=1"),
+        (4, "expert=2"),
+        (4, "expert=2 tensor=2"),
+        (2, "expert=2 zero_stage=1"),
+    ]
+    for number, (ranks, axes) in enumerate([*layouts, (4, "expert=2 pipeline=2")]):
+        config = config_of((ranks, (*more, *(f"parallel.{axis}" for axis in axes.split()))), ADAMW, 2 * number + 2)
         launch(curve, config, text(), str(tmp_path / "cut"), ranks=ranks, trace=False)
-    found = weights(ADAMW, 6, tmp_path / "cut", *more)
-    torch.testing.assert_close(found, weights(ADAMW, 6, tmp_path / "straight", *more), **EXACT)
+    found = weights(ADAMW, 12, tmp_path / "cut", *more)
+    torch.testing.assert_close(found, weights(ADAMW, 12, tmp_path / "straight", *more), **EXACT)
 
 
 @given(

@@ -47,7 +47,7 @@ def text() -> Corpus:
 def loader_of(config: train.TrainConfig, corpus: Corpus) -> ResumableBatches:
     """This rank's batches of a text, as `make_loader` has them of a corpus."""
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    if config.parallel.model_ranks > 1:
+    if config.parallel.is_mesh:
         rank, ranks = 0, 1
     return ResumableBatches(corpus, config.data.batch_size, config.data.seq_len, 0, rank, ranks)
 
@@ -184,7 +184,8 @@ def test_experts_on_several_ranks_have_the_curve_of_one_device():
     config, corpus = config_of("model.num_experts=4", **options), text()
     (reference,) = launch(curve, config, corpus, ranks=1, trace=False).values
     assert max(norm for _, norm in reference) > 1 and reference[-1][0] < reference[0][0] - 0.5
-    for overrides, ranks in ((["parallel.expert=4"], 4), (["parallel.expert=2"], 4)):
+    mesh = ["parallel.expert=2", "parallel.tensor=2", "parallel.pipeline=2"]
+    for overrides, ranks in ((["parallel.expert=4"], 4), (["parallel.expert=2"], 4), (mesh, 8)):
         config = config_of("model.num_experts=4", *overrides, **options)
         for found in launch(curve, config, corpus, ranks=ranks, trace=False).values:
             assert found == [pytest.approx(pair, rel=1e-7) for pair in reference]

@@ -5,10 +5,10 @@
 
 `how.mesh.require(ranks)` raises ValueError unless the product of the axes is the number of ranks.
 
-Each axis divides one
-quantity:
+Each axis divides one quantity:
 
-    data       the sequences of a batch         batch_size / (data * num_micro_batches) sequences in a micro-batch
+    data       the sequences of a batch         batch_size / (data * expert * num_micro_batches) in a micro-batch
+    expert     experts, and sequences as data   the same number of experts on every rank
     context    the tokens of each sequence      the same number on every rank, 2 * context pieces with zigzag
     tensor     heads, vocabulary, MLP           with sequence parallelism also a context rank's tokens
     pipeline   layers, in pieces                num_chunks on each rank; enough micro-batches for the schedule
@@ -17,24 +17,28 @@ A missing axis has one rank. The order of the axes is their placement (`mesh.py`
 
 Cost: a model without memory, and the plan of the pipeline; some tens of milliseconds for a hundred layers.
 Source: Narayanan et al., SC 2021, arXiv 2104.04473, section 3; Llama Team, 2024, arXiv 2407.21783, section 3.3.2 (four
-axes).
-Simplified: a GPT or a Llama; micro-batches have equal numbers of sequences, context ranks equal numbers of tokens; no
-experts.
+axes); Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596, section 5.2 (experts).
+Simplified: a GPT or a Llama; micro-batches have equal numbers of sequences, context ranks equal numbers of tokens. With
+experts a GPT without sequence parallelism, each layer a mixture; tensor ranks cut each expert.
 """
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
+from torch import nn
 
 from lablib.errors import unknown_name
-from lablib.models.llama import model_of
+from lablib.models.gpt import GPT
+from lablib.models.llama import Llama, model_of
 from lablib.models.llama_sizes import LlamaConfig
 from lablib.models.sizes import GPTConfig
 from lablib.parallel.context.model import Attend, MakeOrder, check_context
 from lablib.parallel.context.order import zigzag_order
 from lablib.parallel.context.ring import ring_attention
+from lablib.parallel.experts.exchange import check_experts
+from lablib.parallel.experts.layer import mixtures, with_experts
 from lablib.parallel.mesh.mesh import Mesh
 from lablib.parallel.tensor import plan as tensor_plans
 from lablib.parallel.tensor.vocabulary import padded_vocabulary
@@ -44,11 +48,11 @@ from lablib.pipeline.executor import flops_of, units_of
 from lablib.pipeline.messages import CommunicationPlan
 from lablib.pipeline.plan import Kind
 from lablib.pipeline.schedules import SCHEDULES, make
-from lablib.signature import Count, OneOf, check_fields
+from lablib.signature import Count, NonNegativeInt, OneOf, check_fields
 from lablib.torch_compat import disable_current_modes
 
-DATA, CONTEXT, TENSOR, PIPELINE = "data", "context", "tensor", "pipeline"
-AXES = (DATA, CONTEXT, TENSOR, PIPELINE)
+DATA, EXPERT, CONTEXT, TENSOR, PIPELINE = "data", "expert", "context", "tensor", "pipeline"
+AXES = (DATA, EXPERT, CONTEXT, TENSOR, PIPELINE)
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Combination:
     """Settings for training a GPT or a Llama on a mesh."""
 
     config: GPTConfig | LlamaConfig  # of the whole model
-    mesh: Mesh  # axes among data, context, tensor and pipeline, in any order
+    mesh: Mesh  # axes among data, expert, context, tensor and pipeline, in any order
     batch_size: Count  # sequences per step, over all ranks
     seq_len: Count  # tokens per sequence
     num_micro_batches: Count = 1  # per replica and step
@@ -71,6 +75,8 @@ class Combination:
     recompute: bool = False  # whether only the input of a piece is held, and the piece runs again in backward
     # the dtype of products; None: the dtype of the parameters
     autocast: Annotated[torch.dtype, OneOf((torch.bfloat16, torch.float16))] | None = None
+    num_experts: NonNegativeInt = 0  # of each layer, spread over the expert axis; 0: MLPs
+    num_active: Count = 2  # experts that a token visits
     # the units of `units_of(model)` in each piece, with the smallest possible largest piece
     units: tuple[range, ...] = field(init=False, default=(), compare=False, repr=False)
 
@@ -82,15 +88,16 @@ class Combination:
         self._check_batch()
         self._check_sequence()
         self._check_vocabulary()
+        self._check_experts()
         kind = SCHEDULES[self.schedule]
         self._check_layers(self.num_chunks if kind.takes_chunks else kind.num_chunks)  # a plan may be long
         plan = self.plan.plan
         self._check_autocast(any(action.kind is Kind.W for row in plan for action in row))
         with disable_current_modes():  # without simulated time and memory within a launch
-            model = model_of(self.config, device="meta")
+            model = self.model(device="meta")
             if self.size(TENSOR) > 1:
                 tensor_plans.check_plan(model, self.tensor_plan, self.size(TENSOR))
-            costs = [flops_of(unit, self.seq_len) for unit in units_of(model)]
+            costs = [flops_of(unit, self.seq_len) - self._unvisited_flops(unit) for unit in units_of(model)]
         object.__setattr__(self, "units", balanced_cut(costs, plan.num_pieces))
 
     @cached_property
@@ -109,7 +116,17 @@ class Combination:
         return {
             name: replace(style, uneven=self.uneven_vocabulary) if isinstance(style, tensor_plans.Vocabulary) else style
             for name, style in plan.items()
+            if not (self.num_experts and name.startswith("blocks.*.mlp."))  # `ExpertParallel` cuts mixtures
         }
+
+    def model(self, seed: int = 0, **options: Any) -> GPT | Llama:
+        """The whole model, with its experts; `options` as in `model_of`."""
+        model = model_of(self.config, seed=seed, **options)
+        if isinstance(model, GPT) and self.num_experts:
+            return with_experts(
+                model, self.num_experts, self.num_active, seed=seed, balanced=options.get("device") == "meta"
+            )
+        return model
 
     def size(self, axis: str) -> int:
         """Ranks along an axis; 1 if the mesh does not have it."""
@@ -117,19 +134,30 @@ class Combination:
 
     @property
     def full_mesh(self) -> Mesh:
-        """The mesh with all four axes, missing ones of size 1: the same ranks at the same places."""
+        """The mesh with all axes, missing ones of size 1: the same ranks at the same places."""
         return Mesh(**self.mesh.sizes, **{axis: 1 for axis in AXES if axis not in self.mesh.axes})
+
+    @property
+    def replicas(self) -> int:
+        """Ranks with different sequences."""
+        return self.size(DATA) * self.size(EXPERT)
 
     @property
     def micro_batch_size(self) -> int:
         """Sequences of a micro-batch on one replica."""
-        return self.batch_size // (self.size(DATA) * self.num_micro_batches)
+        return self.batch_size // (self.replicas * self.num_micro_batches)
+
+    def _unvisited_flops(self, unit: nn.Module) -> float:
+        """Of a token's forward pass, FLOPs of the experts that it does not visit."""
+        numel = sum(param.numel() for each in mixtures(unit) for param in each.experts.parameters())
+        return 2 * numel * (1 - self.num_active / max(1, self.num_experts))
 
     def _check_batch(self) -> None:
-        replicas, num = self.size(DATA), self.num_micro_batches
+        replicas, num = self.replicas, self.num_micro_batches
         if self.batch_size % (replicas * num):
+            axes = "data * expert" if self.size(EXPERT) > 1 else "data"
             raise ValueError(
-                f"batch_size must be a multiple of data * num_micro_batches: got {self.batch_size} for {replicas} * "
+                f"batch_size must be a multiple of {axes} * num_micro_batches: got {self.batch_size} for {replicas} * "
                 f"{num}; try {-(-self.batch_size // (replicas * num)) * replicas * num}."
             )
 
@@ -161,6 +189,23 @@ class Combination:
                 f"the vocabulary must be a multiple of the tensor ranks: got {size} words for {tensor}; make it "
                 f'{padded_vocabulary(size, tensor)}, or use uneven_vocabulary="pad" or "chunk".'
             )
+
+    def _check_experts(self) -> None:
+        if not self.num_experts:
+            if (ranks := self.size(EXPERT)) > 1:
+                raise ValueError(
+                    f"an expert axis must be of a model with experts: got {ranks} ranks and num_experts=0; try "
+                    f"num_experts={ranks}, or data={self.replicas} without the axis."
+                )
+            return
+        if isinstance(self.config, LlamaConfig) or self.sequence_parallel:
+            got = "sequence_parallel=True" if self.sequence_parallel else "a Llama"
+            raise ValueError(
+                "experts combine with data, expert, tensor, context and pipeline ranks of a GPT, without sequence "
+                f"parallelism: got {self.num_experts} experts with {got}; leave one of them out."
+            )
+        d_ff, tensor = self.config.hidden_size, self.size(TENSOR)
+        check_experts(self.num_experts, self.num_active, self.size(EXPERT), d_ff=d_ff, tensor_ranks=tensor)
 
     def _check_layers(self, num_chunks: int) -> None:
         units, num_pieces = self.config.num_layers + 2, self.size(PIPELINE) * num_chunks

@@ -141,23 +141,28 @@ def boxes_of_buffer(step: CombinedStep, buffer: Buffer, tensors: Mapping[str, Te
         for box in boxes_of_run(tuple(one.param.shape), first, numel):
             end = start + prod(box.sizes)
             view, start = tensor.detach()[start:end].view(box.sizes), end
-            dim, from_, real = _place(one)
-            length = min(box.sizes[dim], real - box.corner[dim])  # rows after the last word are padding
-            if length > 0:
-                corner = tuple(at + from_ * (i == dim) for i, at in enumerate(box.corner))
-                view = view.narrow(dim, 0, length)
-                yield LocalBox(part, name_in_model(step, one), Box(corner, tuple(view.shape)), view)
+            corner = list(box.corner)
+            for dim, from_, real in _places(one):
+                view = view.narrow(dim, 0, max(0, min(box.sizes[dim], real - box.corner[dim])))
+                corner[dim] += from_
+            if view.numel():
+                yield LocalBox(part, name_in_model(step, one), Box(tuple(corner), tuple(view.shape)), view)
 
 
-def _place(one: Owned) -> tuple[int, int, int]:
-    """Of a parameter's shard over tensor ranks: the cut dimension, the offset of the shard, its real length."""
-    cuts: Mapping[str, tuple[int, int]] = getattr(one.owner, "cuts", {})
-    if one.key not in cuts:
-        return 0, 0, one.param.shape[0]
+def _cuts_of(one: Owned) -> list[tuple[int, int, Any]]:
+    """The cuts of a parameter over tensor and expert ranks: the dimension, its whole size, and the group."""
     layer: Any = one.owner
-    dim, size = cuts[one.key]
-    start, end = shard_range(size, dist.get_rank(layer.group), dist.get_world_size(layer.group), layer.multiple_of)
-    return dim, start, end - start
+    if one.key not in getattr(layer, "cuts", {}):
+        return []
+    return [(*layer.cuts[one.key], layer.group), *getattr(layer, "further_cuts", {}).get(one.key, ())]
+
+
+def _places(one: Owned) -> Iterator[tuple[int, int, int]]:
+    """Of each cut of a parameter: the dimension, the offset of the shard, its real length without padding."""
+    for dim, size, group in _cuts_of(one):
+        multiple_of: Any = one.owner.multiple_of
+        start, end = shard_range(size, dist.get_rank(group), dist.get_world_size(group), multiple_of)
+        yield dim, start, end - start
 
 
 def name_in_model(step: CombinedStep, one: Owned) -> str:
@@ -175,7 +180,7 @@ def _description(step: CombinedStep) -> dict[str, Any]:
     buffer = step.sharded.buffers[0]
     return {
         **files.optimizer_description(step.sharded.optimizer, buffer.unit.master),
-        "model": asdict(step.how.config),
+        "model": asdict(step.how.config) | ({"num_experts": step.how.num_experts} if step.how.num_experts else {}),
         "dtype": buffer.unit.master.dtype,
         "parts": {part: tensor.dtype for part, tensor in _tensors(step, buffer).items()},
     }
@@ -198,7 +203,6 @@ def _require_same(meta: Mapping[str, Any], own: Mapping[str, Any]) -> None:
 
 def _whole_numel(one: Owned) -> int:
     shape: list[Any] = list(one.param.shape)
-    if one.key in getattr(one.owner, "cuts", {}):
-        dim, size = one.owner.cuts[one.key]  # pyright: ignore
+    for dim, size, _ in _cuts_of(one):
         shape[dim] = size
     return prod(shape)

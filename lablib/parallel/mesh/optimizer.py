@@ -1,8 +1,10 @@
 """ZeRO stage 1 over the ranks with the same part of a model, and the norm of a gradient spread over all axes.
 
-Ranks along data and context have the same parameters and different tokens. Their gradients are averaged, and the
-optimizer's state is cut over all of them. A rank's parameters are in flat buffers (`zero/shards.py`), its gradients in
-buffers of the same layout, so backward accumulates directly into the send buffer:
+Ranks along data, expert and context have the same parameters, but for experts, and different tokens. Their gradients
+are averaged, and the optimizer's state is cut over all of them. Experts are in separate buffers: only ranks along data
+and context have the same ones, and a gradient is already a sum over the expert ranks (`experts/gradients.py`). A rank's
+parameters are in flat buffers (`zero/shards.py`), its gradients in buffers of the same layout, so backward accumulates
+directly into the send buffer:
 
     parameters   [ piece 0 ............ ]   [ piece 3 .......... ]    one buffer for each piece of the pipeline
     gradients    [ ..................... ]   [ ................. ]    reduce-scatter when a piece's last backward ends
@@ -11,6 +13,7 @@ buffers of the same layout, so backward accumulates directly into the send buffe
 The norm of the whole gradient counts each number once:
 
     over data, context   shards are disjoint                       every rank counts
+    over expert          shards and experts are disjoint           every rank counts
     over tensor          shards of matrices are disjoint           every rank counts
                          norms and some biases are whole           the first rank counts
     over pipeline        pieces are disjoint                       every rank counts
@@ -25,7 +28,8 @@ Phases of a step (the code has the same headings):
     4. clip       unscale, norm, scale down
     5. step       update the shards, unless any gradient overflowed; all-gather
 
-Cost for P parameters of w bytes on this rank, n = data * context ranks, K bytes of optimizer state per parameter:
+Cost for P parameters of w bytes on this rank, n = data * expert * context ranks (of experts data *
+context), K bytes of optimizer state per parameter:
     peak bytes  (2 w + (w + K) / n) P
     sent bytes  2 (n-1)/n w P, and 8 for the norm
 Shapes: a buffer is [N], N its padded elements; a shard is [N / n].
@@ -73,7 +77,15 @@ class Buffer:
     gradients: Tensor  # the flat buffer of their gradients
     grads: Sequence[Tensor]  # the gradient of each: a view of that buffer
     counts: bool  # whether this rank counts them in the norm, and saves them
+    num_summed: int  # ranks over whose losses a gradient of this rank is already a sum
     handle: Handle | None = None  # of the communication in flight
+
+
+class ExpertGroup(NamedTuple):
+    """The parameters of this rank's experts, and the ranks with the same ones."""
+
+    params: set[Tensor]
+    group: dist.ProcessGroup
 
 
 class CombinedOptimizer:
@@ -82,10 +94,11 @@ class CombinedOptimizer:
     Arguments:
         part: the module; layers that are cut over tensor ranks have `cuts`.
         pieces: of this rank, by number; the parameters of a piece are complete together.
-        group: of the ranks with the same part, along data and context.
+        group: of the ranks with the same part, along data, expert and context.
         counts: whether this rank counts a parameter in the norm; called with whether it is a tensor shard.
         tied: the parameter that is complete only after the pipeline's step, if any.
         optimizer_fn: makes the optimizer of this rank's shards, a flat parameter for each buffer.
+        experts: of the part, if any.
     """
 
     def __init__(
@@ -96,28 +109,31 @@ class CombinedOptimizer:
         counts: Callable[[Owned], bool],
         tied: nn.Parameter | None,
         optimizer_fn: OptimizerFn,
+        experts: ExpertGroup,
     ):
-        self.group, self.world_size = group, dist.get_world_size(group)
+        self.group, self._experts = group, experts
         self.buffers: list[Buffer] = []  # in the order of the pieces; the tied parameter last
         self._of_piece: dict[int | None, list[Buffer]] = {}
         piece_of = {param: number for number, piece in pieces.items() for param in piece.parameters()}
-        classes: dict[tuple[int | None, bool], list[Owned]] = {}
+        classes: dict[tuple[int | None, bool, bool], list[Owned]] = {}
         for owned in starmap(Owned, each_parameter(part)):
             number = None if owned.param is tied else piece_of[owned.param]
-            classes.setdefault((number, counts(owned)), []).append(owned)
-        for (number, does_count), some in sorted(classes.items(), key=lambda each: (each[0][0] is None, each[0])):
-            buffer = self._buffer(some, does_count)
+            classes.setdefault((number, counts(owned), owned.param in experts.params), []).append(owned)
+        for (number, *of_buffer), some in sorted(classes.items(), key=lambda each: (each[0][0] is None, each[0])):
+            buffer = self._buffer(some, *of_buffer)
             self.buffers.append(buffer)
             self._of_piece.setdefault(number, []).append(buffer)
         self.optimizer = optimizer_fn([buffer.unit.master for buffer in self.buffers])  # the result of `optimizer_fn`
 
-    def _buffer(self, some: Sequence[Owned], counts: bool) -> Buffer:
-        unit = FlatUnit([(one.name, one.param) for one in some], self.group, in_place=True)
+    def _buffer(self, some: Sequence[Owned], counts: bool, is_of_experts: bool) -> Buffer:
+        group = self._experts.group if is_of_experts else self.group
+        unit = FlatUnit([(one.name, one.param) for one in some], group, in_place=True)
         gradients = torch.zeros_like(unit.full)
         grads = unit.layout.views(gradients)
         for one, view, grad in zip(some, unit.layout.views(unit.full), grads, strict=True):
             one.param.data, one.param.grad = view, grad
-        return Buffer(some, unit, gradients, grads, counts)
+        num_summed = dist.get_world_size(self.group) // unit.layout.world_size
+        return Buffer(some, unit, gradients, grads, counts, num_summed)
 
     # ---- 1. begin ----
 
@@ -141,11 +157,13 @@ class CombinedOptimizer:
                 assert one.param.grad is not None
                 grad.copy_(one.param.grad)
                 one.param.grad = grad
-        if self.world_size == 1:
+        if buffer.num_summed > 1:
+            buffer.gradients.div_(buffer.num_summed)
+        if buffer.unit.layout.world_size == 1:
             buffer.unit.gradient = buffer.gradients
             return
         shard = buffer.gradients.new_empty(buffer.unit.layout.shard_numel)
-        buffer.unit.gradient, buffer.handle = shard, reduce_scatter_average(buffer.gradients, shard, self.group)
+        buffer.unit.gradient, buffer.handle = shard, reduce_scatter_average(buffer.gradients, shard, buffer.unit.group)
 
     # ---- 3. finish ----
 
@@ -190,9 +208,8 @@ class CombinedOptimizer:
 
     def gather(self) -> None:
         """All-gather the parameters from the shards. Communicates."""
-        if self.world_size == 1:
-            return
-        handles = [all_gather_shards(b.unit.shard.detach(), b.unit.full, self.group) for b in self.buffers]
+        units = [buffer.unit for buffer in self.buffers if buffer.unit.layout.world_size > 1]
+        handles = [all_gather_shards(unit.shard.detach(), unit.full, unit.group) for unit in units]
         for handle in handles:
             handle.wait()
 

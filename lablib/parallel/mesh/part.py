@@ -3,6 +3,7 @@
     pipeline   which layers        other layers are left out
     context    which tokens        attention and positions over the tokens of all context ranks
     tensor     which rows          each layer replaced by its shard
+    expert     which experts       each mixture replaced by one with its experts
 
 in this order: layers of other ranks are never copied, and tensor parallelism cuts the layers that context parallelism
 made. Modules keep their names in the whole model: "blocks.7.mlp.up.weight" is the same matrix on every rank with a
@@ -26,9 +27,11 @@ import torch
 from torch import Tensor, nn
 
 from lablib.models.gpt import GPT
-from lablib.models.llama import Llama, model_of
+from lablib.models.llama import Llama
 from lablib.parallel.context.model import ContextAttention, ContextParallel, ContextPositions
-from lablib.parallel.mesh.check import TENSOR, Combination
+from lablib.parallel.experts.layer import mixtures
+from lablib.parallel.experts.parallelize import ExpertParallel
+from lablib.parallel.mesh.check import EXPERT, TENSOR, Combination
 from lablib.parallel.tensor.parallelize import parallelize
 from lablib.parallel.tensor.plan import fits
 from lablib.parallel.tensor.regions import Group
@@ -44,10 +47,17 @@ class ModelPart(nn.Module):
         model: whole, the same on all ranks; not changed.
         units: the numbers of the model's units on this rank; see `units_of`.
         context: assignment of tokens to ranks; None: all tokens are here.
+        group, experts: the tensor ranks, and the ranks that share the experts.
     """
 
     def __init__(
-        self, model: GPT | Llama, how: Combination, units: list[int], context: ContextParallel | None, group: Group
+        self,
+        model: GPT | Llama,
+        how: Combination,
+        units: list[int],
+        context: ContextParallel | None,
+        group: Group,
+        experts: Group,
     ):
         super().__init__()
         last = how.config.num_layers + 1
@@ -70,6 +80,9 @@ class ModelPart(nn.Module):
             names = [name for name, _ in self.named_modules()]
             plan = {key: style for key, style in how.tensor_plan.items() if any(fits(name, key) for name in names)}
             parallelize(self, group, plan, broadcasts=False)
+        # ---- expert ----
+        if how.size(EXPERT) * how.size(TENSOR) > 1 and any(mixtures(self)):
+            ExpertParallel(experts, group if how.size(TENSOR) > 1 else None).parallelize(self, broadcasts=False)
         if context is not None and 0 in units and isinstance(model, GPT):
             tensor_group = group if how.sequence_parallel else None
             self.position_embedding = ContextPositions(self.position_embedding, context, tensor_group)
@@ -118,7 +131,7 @@ def make_model(how: Combination, seed: int, dtype: torch.dtype) -> GPT | Llama:
     """The whole model on the host, without memory if only shapes are computed. Not part of the simulation."""
     device = "meta" if torch.empty(0).is_meta else "cpu"
     with disable_current_modes():
-        return model_of(how.config, seed=seed, dtype=dtype, device=device)
+        return how.model(seed, dtype=dtype, device=device)
 
 
 def pieces_of(part: ModelPart, how: Combination, own: list[int]) -> list[nn.Module]:

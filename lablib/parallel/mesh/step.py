@@ -1,4 +1,4 @@
-"""A whole training step on a mesh: data, context, tensor and pipeline parallelism, ZeRO-1, mixed precision, clipping.
+"""A training step on a mesh: data, expert, context, tensor and pipeline parallelism, ZeRO-1, mixed precision, clipping.
 
     how = Combination(config, Mesh(data=2, pipeline=2, tensor=2), batch_size=8, seq_len=16, num_micro_batches=2)
 
@@ -11,9 +11,9 @@
 
 Each technique has its own file, and is used unchanged. Together they define:
 
-    the part of a rank     `mesh/part.py`: layers by pipeline, tokens by context, rows by tensor
-    the loss               the mean over micro-batches, replicas and context ranks, each token with the same weight
-    the gradient           tensor ranks: complete; pipeline ranks: of their layers; data and context: a mean
+    the part of a rank     `mesh/part.py`: layers by pipeline, tokens by context, rows by tensor, experts by expert
+    the loss               the mean over micro-batches, data, expert and context ranks, each token with the same weight
+    the gradient           tensor ranks: complete; pipeline ranks: of their layers; data, expert and context: a mean
     the norm               over all ranks, each number once: `mesh/optimizer.py`
     an overflow            on one rank skips the step on all
 
@@ -25,13 +25,14 @@ Phases of a step (the code has the same headings):
 
 Cost: the sum of its techniques: activations between stages, B T D w bytes per micro-batch and boundary, divided by
 context and, with sequence parallelism, tensor ranks; tensor parallelism's all-reduces in every layer; keys and values
-around the context ring; once per step 2 (n-1)/n of the part's gradients, n = data * context; two numbers for loss and
-norm.
+around the context ring; once per step 2 (n-1)/n of the part's gradients, n = data * expert * context, of experts
+data * context; tokens to experts and back in every layer (`experts/bytes.py`); two numbers for loss and norm.
 Shapes: B batch, T time, D width, V vocabulary; lower-case letters are a rank's part.
 Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
 arXiv 2104.04473 (data, pipeline and tensor); Llama Team, 2024, arXiv 2407.21783, section 3.3.2 (context); Korthikanti
-et al., 2022, arXiv 2205.05198 (sequence); Rajbhandari et al., 2020, arXiv 1910.02054 (ZeRO-1).
-Simplified: every rank gets the whole batch; no dropout; no experts.
+et al., 2022, arXiv 2205.05198 (sequence); Rajbhandari et al., 2020, arXiv 1910.02054 (ZeRO-1) and 2022, arXiv
+2201.05596, section 5.2 (experts).
+Simplified: every rank gets the whole batch; no dropout; no balancing loss of experts.
 """
 
 import math
@@ -46,9 +47,12 @@ from lablib.batches.accumulation import IGNORED, summed_loss
 from lablib.models.gpt import GPT, next_token_loss
 from lablib.models.llama import Llama
 from lablib.parallel.context.model import ContextParallel
-from lablib.parallel.mesh.check import CONTEXT, DATA, PIPELINE, TENSOR, Combination
-from lablib.parallel.mesh.optimizer import CombinedOptimizer, OptimizerFn, Owned
+from lablib.parallel.experts.gradients import expert_parameters
+from lablib.parallel.experts.layer import mixtures
+from lablib.parallel.mesh.check import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR, Combination
+from lablib.parallel.mesh.optimizer import CombinedOptimizer, ExpertGroup, OptimizerFn, Owned
 from lablib.parallel.mesh.part import ModelPart, make_model, pieces_of, tied_parameter
+from lablib.parallel.tensor.regions import Group
 from lablib.parallel.tensor.state import whole
 from lablib.parallel.tensor.vocabulary import vocabulary_parallel_loss, vocabulary_parallel_summed_loss
 from lablib.parallel.zero.module import MaxNorm
@@ -118,15 +122,18 @@ class CombinedStep:
         self.num_tokens: Tensor | None = None  # with a loss, in the whole batch; None: all
         mesh = how.full_mesh
         self.at = mesh.coordinates(dist.get_rank())
-        self._groups = {axis: mesh.group(axis) for axis in (TENSOR, PIPELINE, CONTEXT)}
-        replicas = mesh.group(DATA, CONTEXT)
+        self._groups: dict[str, Group] = {axis: mesh.group(axis) for axis in (TENSOR, PIPELINE, CONTEXT)}
+        replicas = mesh.group(DATA, EXPERT, CONTEXT)
+        spreads = how.size(EXPERT) > 1  # one expert rank: every replica has all experts, or their tensor shards
+        alike = mesh.group(DATA, CONTEXT) if spreads else replicas  # ranks with the same experts
+        self._groups[EXPERT] = mesh.group(EXPERT) if how.num_experts else None
         self.context = None
         if how.size(CONTEXT) > 1:
             self.context = ContextParallel(self._groups[CONTEXT], how.order, how.attention)
         model = make_model(how, seed, dtype) if model is None else model
         own = [number for number, stage in enumerate(how.plan.plan.rank_of) if stage == self.at[PIPELINE]]
         units = [unit for number in own for unit in how.units[number]]
-        self.part = ModelPart(model, how, units, self.context, self._groups[TENSOR])
+        self.part = ModelPart(model, how, units, self.context, self._groups[TENSOR], self._groups[EXPERT])
         self._dtype = next(self.part.parameters()).dtype
         self.pipeline = Pipeline(
             how.plan,
@@ -138,7 +145,8 @@ class CombinedStep:
         )
         tied = tied_parameter(self.part) if how.config.tied_head else None
         pieces = self.pipeline.pieces
-        self.sharded = CombinedOptimizer(self.part, pieces, replicas, self._counts, tied, optimizer_fn)
+        experts = ExpertGroup(expert_parameters(self.part), alike)
+        self.sharded = CombinedOptimizer(self.part, pieces, replicas, self._counts, tied, optimizer_fn, experts)
 
     def __call__(self, tokens_BT: Tensor, targets_BT: Tensor) -> Stepped:
         """One step on the whole batch: gradients of its mean loss, and the update. Communicates. As `backward`."""
@@ -204,7 +212,8 @@ class CombinedStep:
     def _micro_batches(self, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         for name, given in (("tokens", tokens_BT), ("targets", targets_BT)):
             _require_batch(name, given, self.how, self.padded and name == "targets")
-        own = [x.chunk(self.how.size(DATA))[self.at[DATA]] for x in (tokens_BT, targets_BT)]
+        number = self.at[DATA] * self.how.size(EXPERT) + self.at[EXPERT]
+        own = [x.chunk(self.how.replicas)[number] for x in (tokens_BT, targets_BT)]
         if self.context is not None:
             own = list(self.context.shard(*own))
         tokens, targets = (list(x.split(self.how.micro_batch_size)) for x in own)
@@ -222,7 +231,7 @@ class CombinedStep:
         else:
             summed = summed_loss(logits_BtV, targets_Bt)
         # The mean over the batch, times the micro-batches and ranks over which losses and gradients are averaged.
-        parts = self.how.num_micro_batches * self.how.size(DATA) * self.how.size(CONTEXT)
+        parts = self.how.num_micro_batches * self.how.replicas * self.how.size(CONTEXT)
         return summed * parts / self.num_tokens.clamp(min=1)
 
     def _shapes(self, tokens_bt: Tensor) -> list[Shape]:
@@ -271,6 +280,13 @@ def _require_model(model: GPT | Llama | None, how: Combination) -> None:
         return
     if model.config != how.config:
         raise ValueError(f"the model must be as in the combination, {how.config}: got {model.config}.")
+    found, wanted = [(one.config.num_experts, one.config.k) for one in mixtures(model)], how.num_experts
+    if found != [(wanted, how.num_active)] * (how.config.num_layers if wanted else 0):
+        rule = f"a mixture of {wanted} experts in each layer, {how.num_active} per token" if wanted else "no mixtures"
+        raise ValueError(
+            f"the model must have {rule}, as in the combination: got {sorted(set(found)) or 'none'}; give the "
+            "combination its num_experts and num_active."
+        )
     frozen = [name for name, param in model.named_parameters() if not param.requires_grad]
     if frozen:
         raise ValueError(f"every parameter must train, as they share flat buffers: {frozen[0]} requires no gradient.")

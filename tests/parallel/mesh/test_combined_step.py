@@ -15,7 +15,8 @@ from torch import Tensor
 
 from lablib import RankError, Run, launch
 from lablib.models import GPT, GPTConfig, Llama, LlamaConfig, model_of, next_token_loss
-from lablib.parallel import Combination, CombinedStep, Mesh, gathered_attention, ulysses_attention
+from lablib.parallel import Combination, CombinedStep, Mesh, gathered_attention, ulysses_attention, with_experts
+from lablib.parallel.experts.bytes import ExpertRanks, ExpertSizes, expert_sent_bytes, expert_weights
 from lablib.precision.autocast import autocast
 from lablib.precision.loss_scaling import LossScaler, ScaleRule
 
@@ -23,7 +24,7 @@ EXACT: Any = {"rtol": 1e-10, "atol": 1e-13}
 SLOWER = pytest.mark.thorough
 CONFIG = GPTConfig(4, 8, 4, vocab_size=12, max_seq_len=16, d_ff=12)
 LLAMA = LlamaConfig(4, 8, 4, 12, 16, 12, num_kv_heads=2, head_dim=4, rope_base=50.0)
-MAX_NORM = 0.3  # below the norm of the first gradient, so that clipping bites: asserted below
+MAX_NORM = 0.1  # below the norm of the first gradient, so that clipping bites: asserted below
 Trained = tuple[float, float, dict[str, Tensor], dict[str, Tensor]]  # loss, norm, gradients, parameters later
 
 
@@ -32,9 +33,10 @@ def batch(config: GPTConfig | LlamaConfig, size: int, seq_len: int) -> tuple[Ten
     return drawn[:, :-1].clone(), drawn[:, 1:].clone()
 
 
-def moved(config: GPTConfig | LlamaConfig, dtype: torch.dtype = torch.float64) -> GPT | Llama:
+def moved(config: GPTConfig | LlamaConfig | Combination, dtype: torch.dtype = torch.float64) -> GPT | Llama:
     """Biases and norms away from 0 and 1, so that none of them may be forgotten."""
-    model, generator = model_of(config, dtype=dtype), torch.Generator().manual_seed(7)
+    make = config.model if isinstance(config, Combination) else partial(model_of, config)
+    model, generator = make(dtype=dtype, device="cpu"), torch.Generator().manual_seed(7)
     for param in model.parameters():
         param.data += 0.1 * torch.randn(param.shape, generator=generator, dtype=torch.float64).to(dtype)
     return model
@@ -42,7 +44,7 @@ def moved(config: GPTConfig | LlamaConfig, dtype: torch.dtype = torch.float64) -
 
 def one_device(how: Combination, steps: int = 2) -> Trained:
     """The reference: no mesh, no micro-batches."""
-    model = moved(how.config)
+    model = moved(how)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     tokens, targets = batch(how.config, how.batch_size, how.seq_len)
     found: list[Any] = []
@@ -60,7 +62,7 @@ def one_device(how: Combination, steps: int = 2) -> Trained:
 
 def train(how: Combination, steps: int = 2) -> Trained:
     optimizer_fn = partial(torch.optim.SGD, lr=0.1)
-    step = CombinedStep(how, optimizer_fn, max_norm=MAX_NORM, model=moved(how.config))
+    step = CombinedStep(how, optimizer_fn, max_norm=MAX_NORM, model=moved(how))
     tokens, targets = batch(how.config, how.batch_size, how.seq_len)
     loss, grads = step.backward(tokens, targets), step.full_gradients()
     norm, _ = step.update()
@@ -96,6 +98,9 @@ def run(how: Combination, **options: Any) -> list[Any]:
         ({"data": 2, "pipeline": 2, "context": 2, "tensor": 2}, {"sequence_parallel": True}),
         pytest.param({"pipeline": 2, "context": 2, "tensor": 2}, {"attention": gathered_attention}, marks=SLOWER),
         ({"context": 2, "tensor": 2}, {"attention": ulysses_attention, "sequence_parallel": True}),
+        ({"data": 2, "expert": 2, "tensor": 2}, {"num_experts": 4}),
+        ({"pipeline": 2, "expert": 2, "context": 2}, {"num_experts": 4, "recompute": True}),
+        pytest.param({"tensor": 2, "pipeline": 2, "expert": 2}, {"num_experts": 4, "schedule": "zb-h1"}, marks=SLOWER),
     ],
     ids=lambda chosen: (
         ", ".join(f"{key}={getattr(value, '__name__', value)}" for key, value in chosen.items()) or "plain"
@@ -157,7 +162,10 @@ def test_every_order_of_the_axes_gives_the_same_gradients():
 def test_drawn_meshes_give_the_gradients_of_one_device(data: Any):
     """Uneven layers, heads, vocabularies and hidden widths; any axis may have one rank, or be left out."""
     size = st.sampled_from([1, 2, 3])
-    sizes = {axis: data.draw(size) for axis in data.draw(st.permutations(["data", "context", "pipeline", "tensor"]))}
+    axes = ["data", "expert", "context", "pipeline", "tensor"]
+    sizes = {axis: data.draw(size) for axis in data.draw(st.permutations(axes))}
+    num_experts = sizes["expert"] * data.draw(st.integers(0, 2))
+    sizes["expert"] = sizes["expert"] if num_experts else 1
     while math.prod(sizes.values()) > 12:
         sizes[max(sizes, key=lambda axis: sizes[axis])] = 1
     context, tensor = sizes["context"], sizes["tensor"]
@@ -167,18 +175,20 @@ def test_drawn_meshes_give_the_gradients_of_one_device(data: Any):
         num_heads=tensor * data.draw(st.integers(1, 2)) if tensor < 3 else 3,
         vocab_size=data.draw(st.integers(3, 14)),
         max_seq_len=48,
-        d_ff=data.draw(st.integers(1, 9)),
+        d_ff=data.draw(st.integers(1, 9)) * (tensor if num_experts else 1),
         tied_head=data.draw(st.booleans()),
     )
     num_micro_batches = data.draw(st.integers(1, 3))
     how = Combination(
         config,
         Mesh(**sizes),
-        sizes["data"] * num_micro_batches * data.draw(st.integers(1, 2)),
+        sizes["data"] * sizes["expert"] * num_micro_batches * data.draw(st.integers(1, 2)),
         2 * context * tensor,
         num_micro_batches=num_micro_batches,
         schedule=data.draw(st.sampled_from(["gpipe", "1f1b", "zb-h1"])),
-        sequence_parallel=data.draw(st.booleans()),
+        sequence_parallel=data.draw(st.booleans()) and not num_experts,
+        num_experts=num_experts,
+        num_active=data.draw(st.integers(1, max(1, num_experts))),
         uneven_vocabulary=data.draw(st.sampled_from(["chunk", "pad"])),
         recompute=data.draw(st.booleans()),
     )
@@ -212,6 +222,29 @@ def test_the_optimizers_state_is_cut_over_data_and_context():
 
     for in_state, params in launch(program, ranks=8, trace=False).values:
         assert params / 4 <= in_state < params / 4 + 8  # padding of each buffer
+
+
+def sent(how: Combination, model: Any, *axes: str) -> list[float]:
+    """Bytes of a step from rank 0 in its group along each axis; a sum over two ranks counts as a ring's."""
+
+    def program() -> None:
+        CombinedStep(how, partial(torch.optim.SGD, lr=0.1), model=model)(*batch(CONFIG, 8, 16))
+
+    transfers = launch(program, ranks=8).traffic.transfers
+    sizes = [(one.ranks, one.tensor_bytes if one.name == "all_reduce" else one.sent_bytes[0]) for one in transfers]
+    return [sum(size for ranks, size in sizes if ranks == how.mesh.group_of(0, axis)) for axis in axes]
+
+
+def test_the_bytes_sent_for_experts_are_the_closed_forms():
+    """Rows and counts; gradients and parameters of experts over data; the choices' weights over tensor ranks."""
+    ranks, sizes = ExpertRanks(2, data=2, tensor=2), ExpertSizes(32, 8, 12, 4, 2, element_bytes=8)
+    dense = Combination(CONFIG, Mesh(data=4, tensor=2), 8, 16)
+    how = Combination(CONFIG, Mesh(data=2, expert=2, tensor=2), 8, 16, num_experts=4)
+    form, (of_mlps,), model = expert_sent_bytes(sizes, ranks), sent(dense, moved(dense), "tensor"), GPT(CONFIG).double()
+    rows, experts, tensor = sent(how, with_experts(model, 4, 2, balanced=True), "expert", "data", "tensor")
+    assert rows == CONFIG.num_layers * (form["rows"] + form["counts"])
+    assert experts == CONFIG.num_layers * expert_weights(sizes, ranks) * sizes.element_bytes
+    assert tensor - of_mlps == CONFIG.num_layers * (form["tensor"] - 2 * 32 * 8 * 8)  # f and g of an MLP
 
 
 # ---- what takes time and memory ----
@@ -349,6 +382,9 @@ def of(mesh: Mesh | None = None, batch_size: Any = 8, seq_len: Any = 16, **optio
             "deferred weight gradients do not work with autocast",
         ),
         (lambda: of(mesh=(2, 2)), "Combination: mesh must be"),  # pyright: ignore
+        (lambda: of(Mesh(expert=2)), "got 2 ranks and num_experts=0; try num_experts=2, or data=2 without the axis"),
+        (lambda: of(config=LLAMA, num_experts=2), "combine with data, expert, tensor, .* got 2 experts with a Llama"),
+        (lambda: of(Mesh(expert=2), num_experts=3), "got 3 experts on 2 ranks; try 1 ranks, or 4 experts"),
     ],
 )
 def test_what_ranks_cannot_do_is_refused_before_any_starts(call: Any, message: str | None):
