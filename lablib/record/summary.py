@@ -106,6 +106,8 @@ class Summary:
         idle_s = [makespan_s - busy_s[r] - exposed_s[r] - waiting_s[r] for r in range(n)]
         each = _shares(timeline, device, makespan_s)
         ranks = tuple(timeline.ranks)
+        counted = memory if memory is not None and memory.is_known else None
+        peaks = None if counted is None else tuple(float(counted.peak_bytes(rank)) for rank in ranks)
 
         def of_ranks(values: Sequence[float], steps: int = 1) -> tuple[float, ...]:
             return tuple(values[rank] / steps for rank in ranks)
@@ -121,7 +123,7 @@ class Summary:
             straggler_s=of_ranks(_blame(waits, n), steps),
             flops=of_ranks(_flops(timeline), steps),
             sent_bytes=of_ranks(_sent_bytes(transfers, n), steps),
-            peak_memory_bytes=tuple(float(memory.peak_bytes(r)) for r in ranks) if memory and memory.is_known else None,
+            peak_memory_bytes=peaks,
             mfu=each and of_ranks(each[0]),
             hfu=each and of_ranks(each[1]),
             steps=steps,
