@@ -559,6 +559,7 @@ print(f"by Korthikanti's count 34 + {scores:.0f} = {34 + scores:.0f}")
 # step on the CPU of this computer: GPT-2 with 2 of its 12 layers, one sequence of 256 tokens, numbers of 4 bytes, which
 # every CPU can multiply. The simulator runs the same function on the GPU. Products take 75% of the simulated step
 # (`dgx-a100`). Guess: which percentage of the real one? And will the real step hold more bytes, fewer, or the same?
+# (Lines that begin with USDT are the profiler's own.)
 
 # %%
 my_guess_real = lab01.guess("products, share of the real step", None, interactive, "%")
@@ -603,7 +604,7 @@ labels = (f"simulated, {device.name}", "real, this CPU")
 lab01.show(figure_reconcile(*both.values(), labels=labels, normalize=True, title="One step"))
 for name, one in both.items():
     length = lab01.format_quantity(one.makespan_s, "s")
-    print(f"{name}: {length}, of it {lab01.shares(one)}")
+    print(f"{name}: {length},", *(f"{part} {n:.0%}" for part, n in lab01.shares(one).items()))
 
 # %% [markdown]
 # In a trace operators are nested: `aten::linear` calls `aten::addmm`, which does the work. So the durations of all
