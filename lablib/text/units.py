@@ -102,13 +102,13 @@ def plural(number: int, words: str) -> str:
 
 
 def axis_title(quantity: str, unit: Unit | str) -> str:
-    """The title of an axis: quantity, then unit in brackets; a ratio has none.
+    """The title of an axis: quantity, then unit in brackets; a ratio and a count have none.
 
-    >>> axis_title("time", "ms"), axis_title("time of ring / time of tree", "")
-    ('time (ms)', 'time of ring / time of tree')
+    >>> axis_title("time", "ms"), axis_title("time of ring / time of tree", ""), axis_title("step", "count")
+    ('time (ms)', 'time of ring / time of tree', 'step')
     """
     symbol = unit.symbol if isinstance(unit, Unit) else unit
-    return f"{quantity} ({symbol})" if symbol else quantity
+    return quantity if symbol in ("", "count") else f"{quantity} ({symbol})"
 
 
 def largest_divisor(number: int, most: int) -> int:
