@@ -1,19 +1,34 @@
 """Lab 02: bits of number formats, exponents of gradients, and the range of each number format."""
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import log2
 
 import plotly.graph_objects as go
+import torch
 
-from lablib.course import checks_for, guess
-from lablib.figures import show
+from lablib.calibration import batch_for, this_machine
+from lablib.course import checks_for, guess, print_text, recorded_comparison, show_source, try_out
+from lablib.figures import figure_lines, show
 from lablib.figures.chart import ROWS, Axis, Mark, Panel, bars, chart, line
 from lablib.figures.style import Look
+from lablib.models import model_config
 from lablib.precision.exponents import ExponentCounts
-from lablib.precision.formats import BF16, FP16, FP32, Format
+from lablib.precision.formats import BF16, FORMATS, FP16, FP32, Format
+from lablib.precision.loss_scaling import LossScaler, ScaleRule
+from lablib.precision.mixed_precision import TextRun, train_on_text
+from lablib.precision.running_sum import running_sum, stalls_at
+from lablib.precision.savings import training_steps
+from lablib.run import Run
 from lablib.signature import checked
+from lablib.text.units import format_quantity
+from lablib.widgets import Choice, IntChoice, LogSlider, explore
+from lablib.widgets.explore import Exploration
 
 # Names of other packages that the notebook uses, as lab02.show.
-__all__ = ["checks_for", "guess", "show"]
+__all__ = ["Choice", "LogSlider", "LossScaler", "ScaleRule", "batch_for", "checks_for", "explore", "figure_lines"]
+__all__ += ["format_quantity", "guess", "model_config", "print_text", "recorded_comparison", "running_sum", "show"]
+__all__ += ["show_source", "stalls_at", "this_machine", "train_on_text", "training_steps", "try_out"]
 
 GREY, PAPER = "#7A7A7A", "#FFFFFF"  # the paper's colour, hatched: fainter than grey in both themes
 
@@ -34,6 +49,53 @@ def figure_question() -> go.Figure:
     sentence = "BF16 and FP16 have 16 bits each. Why does only FP16 need a loss scale?"
     columns = {"format": names} | {look.name: bits for look, bits in parts.items()}
     return chart("Bits of a number", Panel(Axis("bits"), ROWS, marks), sentence, columns, pixels=130, barmode="stack")
+
+
+def bits_of(x: float, format: Format) -> str:
+    """Sign, exponent and mantissa of a number in a format of torch."""
+    whole = {16: torch.int16, 32: torch.int32}[format.num_bits]
+    pattern = int(torch.tensor(x, dtype=format.dtype).view(whole)) % 2**format.num_bits
+    text, end = f"{pattern:0{format.num_bits}b}", 1 + format.exponent_bits
+    return f"{text[0]} {text[1:end]} {text[end:]}"
+
+
+def show_losses(runs: Mapping[str, TextRun], title: str) -> None:
+    """Loss of each step, and in the figure's sentence the mean of the last ten."""
+    last = ", ".join(f"{name} {sum(run.losses[-10:]) / 10:.2f}" for name, run in runs.items())
+    losses = {name: run.losses for name, run in runs.items()}
+    steps, summary = range(len(next(iter(losses.values())))), f"Mean of the last 10 steps: {last}."
+    show(figure_lines(steps, losses, "step", "loss", y_unit="nats per byte", title=title, summary=summary))
+
+
+def show_scales(scales: Sequence[float]) -> None:
+    """The loss scale of each step."""
+    powers = {"loss scale S": [log2(scale) for scale in scales]}
+    falls = sum(later < scale for scale, later in pairwise(scales))
+    said = f"S falls {falls} times in {len(scales)} steps: a gradient overflowed, the step was skipped."
+    labels = ("step", "S = 2 to the power of")
+    figure = figure_lines(range(len(scales)), powers, *labels, title="Loss scale", summary=said)
+    show(figure.update_traces(line_shape="hv"))
+
+
+def explore_scales(counts: Mapping[str, ExponentCounts], window: tuple[int, int], interactive: bool) -> Exploration:
+    """Exponents of the scaled loss's gradients, over the range of one format."""
+
+    def scaled(power: int, name: str) -> tuple[dict[str, ExponentCounts], Format]:
+        return {which: one.scaled(power) for which, one in counts.items()}, FORMATS[name]
+
+    def figure(found: tuple[dict[str, ExponentCounts], Format]) -> go.Figure:
+        return figure_exponents(found[0], (found[1],), window, "Gradients of the scaled loss")
+
+    powers = IntChoice("power", "S = 2 to the power of", tuple(range(0, 41, 4)), 0)
+    controls = [powers, Choice("name", "Format", ("fp16", "bf16", "e5m2", "e4m3"), "fp16")]
+    return explore(scaled, figure, controls, interactive, [{"power": 20}, {"power": 20, "name": "e4m3"}])
+
+
+def held_at_peak(run: Run) -> dict[str, str]:
+    """Bytes by category at the peak, and their sum."""
+    held, kinds = run.memory.at_peak(0), ("parameter", "optimizer state", "activation", "other")
+    sizes = {kind: held[kind] for kind in kinds} | {"in all": run.memory.peak_bytes(0)}
+    return {kind: format_quantity(size, "B") for kind, size in sizes.items()}
 
 
 @checked

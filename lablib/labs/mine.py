@@ -3,7 +3,7 @@
     lab run 14 --mine, or LAB_MINE=1 lab open 14         then `from lablib.labs import lab14` puts them there
 
     lab  exercise          in place of                                                   in labs
-    02   unscale_and_update precision.loss_scaling.LossScaler.unscale_, of the trainer                  18
+    02   LossScaler        precision.loss_scaling.LossScaler: its unscale_ and update, of the trainer   18
     04   clip_shards       batches.clipping.clip_grad_norm_, of the trainer                             18
     08   ring_all_reduce   parallel.data.naive.average_gradients, its sums               09
     09   plan_buckets      parallel.data.bucketed.plan_buckets                           10 11          18
@@ -16,8 +16,8 @@ The functions come from work/mine (course/mine.py). Each is checked first; one t
 a message. A function of the library is replaced under each name that a module of lablib has for it, in this process:
 simulated ranks are its threads. Ranks of gloo and NCCL are other processes, and run the library's.
 Simplified: a call that the exercise does not cover (two axes, several dtypes, gradients cut over ranks, a group) stays
-the library's. Of lab 02's answer the next scale is not used: the library's rule gives the same number. Lab 18 also
-takes the parts of capstone/small_run.py, in any case.
+the library's, and so does a loss scale with another rule than doubling and halving. Lab 18 also takes the parts of
+capstone/small_run.py, in any case.
 """
 
 import sys
@@ -57,7 +57,7 @@ def put_in_place(lab: str) -> str:
     for row in rows:
         if row.exercise in found:
             _replace(row, found[row.exercise])
-    own = ", ".join(f"{row.exercise} (lab {row.lab})" for row in rows if row.exercise in found)
+    own = ", ".join(dict.fromkeys(f"{row.exercise} (lab {row.lab})" for row in rows if row.exercise in found))
     return "\n".join([f"Your code on simulated ranks: {own}" if own else "Your code: none, the library's runs", *notes])
 
 
@@ -78,7 +78,8 @@ def _replace(row: StandIn, own: Callable[..., Any]) -> None:
 def stand_ins() -> list[StandIn]:
     """The table of this file's head."""
     return [
-        StandIn("02", "unscale_and_update", "precision.loss_scaling", "LossScaler.unscale_", "18", _unscale_),
+        StandIn("02", "LossScaler", "precision.loss_scaling", "LossScaler.unscale_", "18", _unscale_),
+        StandIn("02", "LossScaler", "precision.loss_scaling", "LossScaler.update", "18", _update),
         StandIn("04", "clip_shards", "batches.clipping", "clip_grad_norm_", "18", _clip_grad_norm_),
         StandIn("08", "ring_all_reduce", "parallel.data.naive", "average_gradients", "09", _average_gradients),
         StandIn("09", "plan_buckets", "parallel.data.bucketed", "plan_buckets", "10 11 18", _plan_buckets),
@@ -96,11 +97,25 @@ def _unscale_(own: Callable[..., Any], library: Any) -> Any:
         if self._group or self._overflows or not (is_plain and dist.is_initialized()):
             return library(self, optimizer)
         with torch.no_grad():
-            skip, _, _ = own(gradients, self.loss_scale, self.state.good_steps, self.rule.interval)
-        self._overflows[optimizer] = bool(skip)
-        return bool(skip)
+            skip = bool(own(self.loss_scale, self.rule.interval).unscale(gradients))
+        self._overflows[optimizer] = skip
+        return skip
 
     return unscale_
+
+
+def _update(own: Callable[..., Any], library: Any) -> Any:
+    def update(self: Any) -> None:
+        rule, before, skip = self.rule, self.state, any(self._overflows.values())
+        library(self)
+        if (rule.growth, rule.backoff, rule.hysteresis) == (2, 0.5, 1):
+            scaler = own(before.scale, rule.interval)
+            scaler.good_steps = before.good_steps
+            scaler.update(skip)
+            scale = min(max(scaler.scale, rule.minimum), rule.maximum)
+            self.state = replace(self.state, scale=scale, good_steps=scaler.good_steps)
+
+    return update
 
 
 def _clip_grad_norm_(own: Callable[..., Any], library: Any) -> Any:

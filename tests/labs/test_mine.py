@@ -141,14 +141,15 @@ def test_clipped_gradients_are_the_librarys(max_norm: float):
 
 
 @pytest.mark.parametrize("overflows_on", [None, 1])
-def test_a_loss_scaler_with_the_learners_function_steps_as_the_librarys(overflows_on: int | None):
-    def stepped(unscale_: Any) -> tuple[list[float], ScaleState, bool]:
+@pytest.mark.parametrize("rule", [ScaleRule(1024.0, interval=2), ScaleRule(2.0**24, interval=1), ScaleRule(8.0, 4.0)])
+def test_a_loss_scaler_with_the_learners_methods_steps_as_the_librarys(overflows_on: int | None, rule: ScaleRule):
+    def stepped(unscale_: Any, update: Any) -> tuple[list[float], list[ScaleState], bool]:
         class Scaler(LossScaler):
             pass
 
-        Scaler.unscale_ = unscale_
-        scaler, weight = Scaler(ScaleRule(initial=1024.0, interval=2)), nn.Parameter(torch.ones(2))
-        optimizer, skipped = torch.optim.SGD([weight], lr=1.0), []
+        Scaler.unscale_, Scaler.update = unscale_, update
+        scaler, weight = Scaler(rule), nn.Parameter(torch.ones(2))
+        optimizer, skipped, states = torch.optim.SGD([weight], lr=1.0), [], []
         for step in range(3):
             weight.grad = torch.full_like(weight, 1024.0)
             if step == 1 and torch.distributed.get_rank() == overflows_on:
@@ -156,14 +157,13 @@ def test_a_loss_scaler_with_the_learners_function_steps_as_the_librarys(overflow
             skipped.append(scaler.unscale_(optimizer))
             scaler.step(optimizer)
             scaler.update()
-        return weight.tolist(), scaler.state, any(skipped)
+            states.append(scaler.state)
+        return weight.tolist(), states, any(skipped)
 
-    own, expected = (launch(stepped, one, ranks=2).values for one in (UNSCALE, library("LossScaler.unscale_")))
+    methods = [[each(f"LossScaler.{name}") for name in ("unscale_", "update")] for each in (adapted, library)]
+    own, expected = (launch(stepped, *both, ranks=2).values for both in methods)
     assert own == expected
     assert own[0][2] is (overflows_on is not None)
-
-
-UNSCALE = adapted("LossScaler.unscale_")
 
 
 # ---- a learner's life ----

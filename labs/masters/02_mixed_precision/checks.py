@@ -173,7 +173,7 @@ def _without_bf16() -> Iterator[None]:
         )
 
 
-# ---- Unscale, agree, update the scale -------------------------------------------------------------------------------
+# ---- A loss scaler ---------------------------------------------------------------------------------------------------
 
 _LARGE = torch.finfo(torch.float32).max  # the sum of two of them is infinite; so is one over a scale below 1
 _HANDED = (2.0**40, 2.0**-20, 24.0)  # scales that some steps get instead of the last one
@@ -193,25 +193,26 @@ class _Step:
 
 
 @exercise(
-    "Unscale and update",
+    "A loss scaler",
     hints=[
-        "First check on this rank: is every number of every gradient finite? Then all ranks need the information "
-        "whether any rank found one that is not.",
+        "In `unscale` first check on this rank: is every number of every gradient finite? Then all ranks need the "
+        "information whether any rank found one that is not.",
         "A tensor with one number, 1.0 for an overflow, and one `dist.all_reduce(flag, op=dist.ReduceOp.MAX)`: after "
-        "it all ranks decide the same. Every rank makes this call in every step.",
-        "`found = any(not g.isfinite().all() for g in gradients)`; all-reduce it; `g.div_(scale)` for each. An "
-        "overflow: `True, scale / 2, 0`. Otherwise count; at `interval`: `False, 2 * scale, 0`.",
+        "it all ranks return the same. Every rank makes this call in every step. `update` does not communicate.",
+        "`found = any(not g.isfinite().all() for g in gradients)`; all-reduce it; `g.div_(self.scale)` for each. In "
+        "`update` an overflow halves `self.scale` and sets `self.good_steps` to 0. Otherwise count; at `self.interval` "
+        "double the scale, and count from 0 again.",
     ],
 )
-def unscale_and_update(expect: Expect, unscale_and_update: Callable[..., tuple[bool, float, int]]) -> None:
-    not_from_lablib(unscale_and_update)
+def LossScaler(expect: Expect, LossScaler: Callable[[float, int], Any]) -> None:
+    not_from_lablib(LossScaler)
     draw = expect.draw
     for ranks in (1, draw.integer(2, 4), draw.integer(5, 8)):
         for interval in (draw.integer(3, 4), 1):
             scale = draw.choice([2.0 ** draw.integer(3, 16), 1000.0 * draw.integer(1, 9)])
             good_steps = draw.integer(0, interval - 1) if ranks > 1 else 0
             expect.measured.clear()  # the result shows only the rules of the last run
-            _expect_steps(expect, unscale_and_update, ranks, interval, scale, good_steps)
+            _expect_steps(expect, LossScaler, ranks, interval, scale, good_steps)
 
 
 def _steps(draw: Draw, ranks: int, interval: int, scale: float) -> list[_Step]:
@@ -303,8 +304,8 @@ def _expect_steps(
 ) -> None:
     steps = _steps(expect.draw, ranks, interval, scale)
 
-    def program(steps: list[_Step]) -> list[tuple[Any, list[Tensor]]]:
-        state, seen = (scale, good_steps), []
+    def program(steps: list[_Step]) -> list[tuple[list[float], list[Tensor]]]:
+        scaler, state, seen = answer(scale, interval), (scale, good_steps), []
         for number, step in enumerate(steps):
             # Matrices are transposed: not contiguous, like some gradients.
             mine = [
@@ -312,7 +313,11 @@ def _expect_steps(
                 for gradient in step.gradients[dist.get_rank()]
             ]
             handed, places = list(mine), [gradient.data_ptr() for gradient in mine]
-            returned = _three(answer(handed, *state, intervals[number]), number)
+            (scaler.scale, scaler.good_steps), scaler.interval = state, intervals[number]
+            skip = scaler.unscale(handed)
+            _number("skip is returned", skip, number)
+            scaler.update(skip)
+            returned = [_number(f"{name} is a number", value, number) for name, value in _state(skip, scaler)]
             if len(handed) != len(mine):
                 raise RuleBroken("the list of gradients keeps its items", f"{len(handed)} left", f"{len(mine)}")
             if places != [gradient.data_ptr() for gradient in mine]:
@@ -362,20 +367,20 @@ def _expect_steps(
         )
 
 
-def _three(value: Any, number: int) -> tuple[Any, float, int]:
-    rule, wanted = "skip, scale and good_steps are returned", "three values: return skip, scale, good_steps"
-    if value is Ellipsis or not isinstance(value, tuple | list) or len(value) != 3:
-        raise RuleBroken(f"{rule} (step {number + 1})", _told(value), wanted)
-    skip, scale, good_steps = (plain_number(part) for part in value)
-    for name, part in (("skip", skip), ("scale", scale), ("good_steps", good_steps)):
-        if not isinstance(part, int | float):
-            raise RuleBroken(f"{rule} (step {number + 1})", f"{name} is {short_repr(part)}", wanted)
-    return skip, scale, good_steps
+def _state(skip: Any, scaler: Any) -> list[tuple[str, Any]]:
+    return [("skip", skip), ("scale", scaler.scale), ("good_steps", scaler.good_steps)]
+
+
+def _number(rule: str, value: Any, step: int) -> float:
+    number = plain_number(value)
+    if not isinstance(number, int | float):
+        raise RuleBroken(f"{rule} (step {step + 1})", _told(value), "True or False" if "skip" in rule else "a number")
+    return number
 
 
 def _expect_step(
     expect: Expect,
-    seen: Sequence[tuple[Any, list[Tensor]]],
+    seen: Sequence[tuple[list[float], list[Tensor]]],
     step: _Step,
     state: tuple[float, int],
     interval: int,
@@ -392,7 +397,7 @@ def _expect_step(
     expect.that(
         f"{rule} ({where})",
         skips == [step.overflow] * len(skips),
-        saw=f"rank 0 returned skip {bool(seen[0][0][0])}, scale {seen[0][0][1]:g}, good_steps {seen[0][0][2]}",
+        saw=f"on rank 0 skip {bool(seen[0][0][0])}, scale {seen[0][0][1]:g}, good_steps {seen[0][0][2]}",
         expected=f"skip is {step.overflow} on every rank",
     )
     grows = not step.overflow and good_steps + 1 >= interval

@@ -28,51 +28,32 @@ quick: bool = True  # a short training and few repeats
 # `(-1)^sign * 2^(e - bias) * (1 + m / 2^M)`
 #
 # The *bias* is a constant of the format: 127 in FP32 and BF16, 15 in FP16. The exponent gives the two powers of two
-# around a number, the mantissa its position between them. How many digits of 1/3 does BF16 keep?
+# around a number, the mantissa its position between them. BF16 has 7 bits of mantissa. By how many percent is its
+# number nearest to 1/3 off?
 
 # %%
-my_guess_digits = lab02.guess(
-    "digits of 1/3 in BF16 (5 for 0.33333)", None, interactive, "count"
-)
+my_guess_third = lab02.guess("error of 1/3 in BF16", None, interactive, "%")
 
 # %%
 import math
-from functools import partial
-from itertools import pairwise
 
 import pandas as pd
 import torch
 import torch.distributed as dist
 
 from lablib import launch
-from lablib.course import show_source, try_out
-from lablib.figures import figure_lines, format_quantity, show
-from lablib.models import model_config
-from lablib.precision.block_scaling import Recipe, quantize
-from lablib.precision.formats import BF16, E2M1, E4M3, E5M2, FORMATS, FP16, FP32, TF32
-from lablib.precision.loss_scaling import LossScaler, ScaleRule
-from lablib.precision.mixed_precision import train_on_text
+from lablib.precision.formats import BF16, E2M1, E4M3, E5M2, FP16, FP32, TF32
 from lablib.precision.rounding import round_to
-from lablib.precision.running_sum import running_sum, stalls_at
-from lablib.precision.savings import training_steps
-from lablib.widgets import Choice, IntChoice, explore
 
 check = lab02.checks_for("02")
 check
 
-
 # %%
-def bits_of(x, format):
-    whole = {16: torch.int16, 32: torch.int32}[format.num_bits]
-    pattern = int(torch.tensor(x, dtype=format.dtype).view(whole)) % 2**format.num_bits
-    text, end = f"{pattern:0{format.num_bits}b}", 1 + format.exponent_bits
-    return f"{text[0]} {text[1:end]} {text[end:]}"
-
-
-for one in (FP32, BF16, FP16):
+for one in (FP32, FP16, BF16):
     kept = float(torch.tensor(1 / 3, dtype=one.dtype))
-    print(f"{one.name:5s} {kept:.9f}   {bits_of(1 / 3, one)}")
-my_guess_digits.reveal(3)  # 0.333
+    off = 100 * abs(3 * kept - 1)
+    print(f"{one.name.upper()} {kept:.9f}, off by {off:.1g}%: bits {lab02.bits_of(kept, one)}")
+my_guess_third.reveal(off)
 
 # %% [markdown]
 # BF16 is the upper half of FP32: it has as many exponent bits and fewer mantissa bits. FP16 has fewer exponent bits and
@@ -88,14 +69,19 @@ my_guess_digits.reveal(3)  # 0.333
 
 # %%
 rows = {}
-for name in ("fp32", "tf32", "bf16", "fp16", "e5m2", "e4m3", "e2m1"):
-    one = FORMATS[name]
-    rows[name] = {"exponent bits": one.exponent_bits, "mantissa bits": one.mantissa_bits}
-    rows[name]["epsilon"] = f"2^{math.log2(one.epsilon):.0f}"
-    rows[name]["largest"] = f"{one.largest:,.3g}"
-    rows[name]["smallest normal"] = f"2^{math.log2(one.smallest_normal):.0f}"
-    rows[name]["smallest"] = f"2^{math.log2(one.smallest_subnormal):.0f}"
-pd.DataFrame(rows).T
+for one in (FP32, TF32, BF16, FP16, E5M2, E4M3, E2M1):
+    powers = (one.epsilon, one.smallest_normal, one.smallest_subnormal)
+    powers = [f"2^{math.log2(power):.0f}" for power in powers]
+    rows[one.name] = [one.exponent_bits, one.mantissa_bits, *powers, f"{one.largest:,.3g}"]
+columns = [
+    "exponent bits",
+    "mantissa bits",
+    "epsilon",
+    "smallest normal",
+    "smallest",
+    "largest",
+]
+pd.DataFrame(rows, columns).T
 
 # %% [markdown]
 # E5M2 and E4M3 are the two formats of 8 bits (FP8), E2M1 has 4 (FP4). E4M3 has no infinities, and uses their patterns
@@ -121,7 +107,7 @@ shown = (FP32, BF16, FP16, E5M2, E4M3, E2M1)
 steps = {f.name: [relative_step(x, f) for x in numbers] for f in shown}
 labels = ("number", "step, as a share of the number", "", "")
 said = "FP16 is finer than BF16 above 2^-17, and ends at 2^-24; BF16 extends further on both."
-figure = figure_lines(
+figure = lab02.figure_lines(
     numbers, steps, *labels, "Range and precision", log_x=True, log_y=True, summary=said
 )
 for update, powers in (
@@ -131,7 +117,7 @@ for update, powers in (
     update(
         tickvals=[2.0**power for power in powers], ticktext=[f"2^{power}" for power in powers]
     )
-show(figure)
+lab02.show(figure)
 
 # %% [markdown] minutes=12
 # ## Round by hand
@@ -168,7 +154,7 @@ def bf16_bits(bits):
 # Try it. By hand: 0x3f80 (1, which stays), 0x3f80 (halfway, down to the even one), 0x3f82
 # (halfway, up to the even one), 0x3f81 (nearer to the upper one).
 patterns = torch.tensor([0x3F800000, 0x3F808000, 0x3F818000, 0x3F80C000])
-try_out(lambda: [hex(x) for x in bf16_bits(patterns)])
+lab02.try_out(lambda: [hex(x) for x in bf16_bits(patterns)])
 
 # %% tags=["check"] points=2
 check.bf16_bits(bf16_bits)
@@ -198,14 +184,14 @@ check.bf16_bits(bf16_bits)
 my_guess_fp16 = lab02.guess("gradients rounded to zero", None, interactive, "%")
 
 # %%
-watch = train_on_text(torch.float32, num_steps=10 if quick else 40, watches=True).watch
+watch = lab02.train_on_text(torch.float32, num_steps=10 if quick else 40, watches=True).watch
 counts = {"weights": watch.weights, "activations": watch.activations}
 formats, axis = (BF16, FP16, E5M2, E4M3), (-45, 20)
-show(lab02.figure_exponents(counts, formats, axis, "Gradients, and the range of formats"))
+lab02.show(lab02.figure_exponents(counts, formats, axis, "Gradients, and the range of formats"))
 lost = {one.name: f"{watch.activations.shares(one).lost:.0%}" for one in (FP16, BF16)}
 print(f"of the activations' gradients are lost: {lost}")
 my_guess_fp16.reveal(100 * watch.activations.shares(FP16).lost)
-few = train_on_text(torch.float32, num_steps=10, tokens_per_step=512, watches=True).watch
+few = lab02.train_on_text(torch.float32, num_steps=10, tokens_per_step=512, watches=True).watch
 print(f"in a mean over 512 tokens FP16 would lose {few.activations.shares(FP16).lost:.0%}")
 
 # %% [markdown]
@@ -216,20 +202,10 @@ print(f"in a mean over 512 tokens FP16 would lose {few.activations.shares(FP16).
 
 # %%
 num_steps = 60 if quick else 200
-runs = {"FP32": train_on_text(torch.float32, num_steps=num_steps)}
-runs["BF16"] = train_on_text(torch.bfloat16, num_steps=num_steps)
-runs["FP16"] = train_on_text(torch.float16, num_steps=num_steps)
-
-
-def draw_losses(title):
-    curves = {name: run.losses for name, run in runs.items()}
-    last = ", ".join(f"{name} {sum(losses[-10:]) / 10:.2f}" for name, losses in curves.items())
-    of_a_run = {"x_label": "step", "y_label": "loss", "x_unit": "", "y_unit": "nats per byte"}
-    of_a_run["summary"] = f"Mean of the last 10 steps: {last}."
-    show(figure_lines(range(num_steps), curves, **of_a_run, title=title))
-
-
-draw_losses("The same run in three formats")
+runs = {"FP32": lab02.train_on_text(torch.float32, num_steps=num_steps)}
+runs["BF16"] = lab02.train_on_text(torch.bfloat16, num_steps=num_steps)
+runs["FP16"] = lab02.train_on_text(torch.float16, num_steps=num_steps)
+lab02.show_losses(runs, "The same run in three formats")
 print("zeros among the weights' gradients, in the first and in the last step:")
 for name, run in runs.items():
     print(f"  {name} {run.zero_shares[0]:.0%}, {run.zero_shares[-1]:.0%}")
@@ -243,26 +219,22 @@ for name, run in runs.items():
 #
 # Backward is linear: a loss that is S times as large has gradients S times as large. On the axis above they all move to
 # the right by log2(S), into FP16's range. Before the optimizer changes the weights, the gradients are divided by S in
-# FP32, which has the range. This is *loss scaling* (Micikevicius et al., 2017, section 3.2). Move S: from which S on is
-# less than 1% lost, and up to which S is there no overflow?
-
+# FP32, which has the range. This is *loss scaling* (Micikevicius et al., 2017, section 3.2). Look at the histogram
+# again: from which S on are less than 1% of the activations' gradients rounded to zero in FP16?
 
 # %%
-def scaled(power, name):
-    return {which: one.scaled(power) for which, one in counts.items()}, FORMATS[name]
-
-
-def draw_scaled(data):
-    return lab02.figure_exponents(data[0], (data[1],), axis, "Gradients of the scaled loss")
-
-
-powers = IntChoice("power", "S = 2 to the power of", tuple(range(0, 41, 4)), 0)
-controls = [powers, Choice("name", "Format", ("fp16", "bf16", "e5m2", "e4m3"), "fp16")]
-examples = [{"power": 20}, {"power": 20, "name": "e4m3"}]
-explore(scaled, draw_scaled, controls, interactive=interactive, examples=examples)
+my_guess_power = lab02.guess("smallest such S (2 to the power of)", None, interactive, "count")
 
 # %% [markdown]
-# <details><summary>Which S?</summary>
+# Now move S. Up to which S is there no overflow? And is there an S for the formats of 8 bits?
+
+# %%
+lost = [watch.activations.scaled(power).shares(FP16).lost for power in range(41)]
+my_guess_power.reveal(next(power for power in range(41) if lost[power] < 0.01))
+lab02.explore_scales(counts, axis, interactive)
+
+# %% [markdown]
+# <details><summary>Answers</summary>
 #
 # FP16 has room for nearly all gradients at S from about 2^16 to 2^24; E4M3 at no S.
 #
@@ -274,7 +246,7 @@ explore(scaled, draw_scaled, controls, interactive=interactive, examples=example
 # stays as large as possible.
 
 # %% [markdown]
-# ### Exercise 2: the rule, on several ranks
+# ### Exercise 2: a loss scaler for several ranks
 #
 # A *rank* is one process with one GPU. Each may hold a different part of the gradients, so an overflow may occur on one
 # rank alone. If only that rank skipped its step, the ranks' models would no longer match. `dist.all_reduce(x,
@@ -283,62 +255,65 @@ explore(scaled, draw_scaled, controls, interactive=interactive, examples=example
 
 
 # %% tags=["exercise"]
-def unscale_and_update(gradients, scale, good_steps, interval):
-    """Unscale, agree whether to skip, return the next scale.
+class LossScaler:
+    """A dynamic loss scale. Every rank has one, and calls both methods in each step."""
 
-    Every rank calls it after backward.
+    def __init__(self, scale, interval):
+        self.scale = scale  # S of this step
+        self.interval = interval  # steps in a row without overflow after which S doubles
+        self.good_steps = 0  # such steps since S last changed
 
-    gradients: a list of this rank's tensors, perhaps empty: divide them by `scale`, in place.
-    good_steps: steps in a row without overflow since the scale last changed.
-    Returns skip (True on all ranks if any finds an infinity or a NaN), new scale,
-    new good_steps.
-    """
-    ### BEGIN SOLUTION
-    is_found = any(not gradient.isfinite().all() for gradient in gradients)
-    flag = torch.tensor(float(is_found))
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    for gradient in gradients:
-        gradient.div_(scale)
-    if flag > 0:
-        return True, scale / 2, 0
-    if good_steps + 1 >= interval:
-        return False, 2 * scale, 0
-    return False, scale, good_steps + 1
-    ### END SOLUTION
+    def unscale(self, gradients):
+        """Divide this rank's gradients by S, in place; returns skip.
+
+        gradients: a list of tensors, perhaps empty.
+        skip: on all ranks True if any of them finds an infinity or a NaN, otherwise False.
+        """
+        ### BEGIN SOLUTION
+        is_found = any(not gradient.isfinite().all() for gradient in gradients)
+        flag = torch.tensor(float(is_found))
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        for gradient in gradients:
+            gradient.div_(self.scale)
+        return bool(flag > 0)
+        ### END SOLUTION
+
+    def update(self, skip):
+        """Set S and good_steps for the next step. skip: the result of `unscale`."""
+        ### BEGIN SOLUTION
+        self.good_steps = 0 if skip else self.good_steps + 1
+        if skip:
+            self.scale /= 2
+        elif self.good_steps >= self.interval:
+            self.scale, self.good_steps = 2 * self.scale, 0
+        ### END SOLUTION
 
 
 # %%
 # Try it: an infinity on rank 1 alone. All ranks must return (True, 512.0, 0).
 def one_overflow():
     gradient = torch.tensor([1.0, math.inf if dist.get_rank() == 1 else 2.0])
-    return unscale_and_update([gradient], scale=1024.0, good_steps=5, interval=2000)
+    scaler = LossScaler(scale=1024.0, interval=2000)
+    skip = scaler.unscale([gradient])
+    scaler.update(skip)
+    return skip, scaler.scale, scaler.good_steps
 
 
-try_out(one_overflow, ranks=3)
+lab02.try_out(one_overflow, ranks=3)
 
 # %% tags=["check"] points=3
-check.unscale_and_update(unscale_and_update)
+check.LossScaler(LossScaler)
 
 # %% [markdown]
-# Now the same run again, with this rule. S begins large and is doubled often, to see it at work.
+# Now the same run again, with the library's scaler, which has the same rule. S begins large and is doubled often, to
+# see it at work.
 
 # %%
-RULE = ScaleRule(initial=2.0**24, interval=4, maximum=2.0**40)
-runs["FP16, scaled"] = train_on_text(torch.float16, LossScaler(RULE), num_steps=num_steps)
-draw_losses("FP16 with a loss scale")
-powers_of_2 = [math.log2(scale) for scale in runs["FP16, scaled"].scales]
-falls = sum(later < power for power, later in pairwise(powers_of_2))
-said = (
-    f"S falls {falls} times in {num_steps} steps: a gradient overflowed, the step was skipped."
-)
-labels = {
-    "x_label": "step",
-    "y_label": "S = 2 to the power of",
-    "x_unit": "",
-    "title": "Loss scale",
-}
-scale = figure_lines(range(num_steps), {"loss scale S": powers_of_2}, **labels, summary=said)
-show(scale.update_traces(line_shape="hv"))
+RULE = lab02.ScaleRule(initial=2.0**24, interval=4, maximum=2.0**40)
+scaler = lab02.LossScaler(RULE)
+runs["FP16, scaled"] = lab02.train_on_text(torch.float16, scaler, num_steps=num_steps)
+lab02.show_losses(runs, "FP16 with a loss scale")
+lab02.show_scales(runs["FP16, scaled"].scales)
 
 # %% [markdown]
 # With a scale FP16 learns as well as FP32. The cost of a large S is skipped steps; with 2,000 steps between attempts it
@@ -354,7 +329,7 @@ show(scale.update_traces(line_shape="hv"))
 # second overflow (*hysteresis* 2). Here is lablib's rule.
 
 # %%
-show_source(ScaleRule.after, after=check.unscale_and_update)
+lab02.show_source(lab02.ScaleRule.after, after=check.LossScaler)
 
 # %% [markdown]
 # *Clipping* shortens a gradient with a norm (length) above a limit. It needs true gradients, so unscale first: here is
@@ -384,23 +359,15 @@ my_guess_weight = lab02.guess(
 
 # %%
 updates = torch.full((1000,), 0.001)
-generator = torch.Generator().manual_seed(0)
-sums = {
-    "FP32": running_sum(1.0, updates, FP32),
-    "BF16, nearest": running_sum(1.0, updates, BF16),
-}
-sums["BF16, stochastic"] = running_sum(
-    1.0, updates, BF16, rounding="stochastic", generator=generator
-)
-ends = {name: values.tolist() for name, values in sums.items()}
-show(
-    figure_lines(
-        range(1, 1001), ends, "update", "weight", "", title="A thousand updates of 0.001"
-    )
-)
-my_guess_weight.reveal(ends["BF16, nearest"][-1])
+sums = {"FP32": lab02.running_sum(1.0, updates, FP32).tolist()}
+sums["BF16"] = lab02.running_sum(1.0, updates, BF16).tolist()
+by_chance = {"rounding": "stochastic", "generator": torch.Generator().manual_seed(0)}
+sums["BF16, stochastic"] = lab02.running_sum(1.0, updates, BF16, **by_chance).tolist()
+title = "A thousand updates of 0.001"
+lab02.show(lab02.figure_lines(range(1, 1001), sums, "update", "weight", title=title))
+my_guess_weight.reveal(sums["BF16"][-1])
 for one in (BF16, FP16, FP32):
-    print(f"in {one} updates of 0.001 are lost from {stalls_at(0.001, one):,g} on")
+    print(f"in {one} updates of 0.001 are lost from {lab02.stalls_at(0.001, one):,g} on")
 
 # %% [markdown]
 # The step from 1 to the next BF16 number is 2^-7, about 0.008: an update of less than half of it is rounded away. There
@@ -462,7 +429,7 @@ def four_steps():
     return seen
 
 
-try_out(four_steps)
+lab02.try_out(four_steps)
 
 # %% tags=["check"] points=3
 check.mixed_step(mixed_step)
@@ -484,18 +451,11 @@ my_guess_speedup = lab02.guess("times as fast as FP32 without TF32", None, inter
 # %%
 step_s, peak, rows = {}, {}, {}
 for one in (FP32, TF32, BF16):
-    program = partial(training_steps, one, model_config("gpt2"), batch_size=8)
-    run = launch(program, ranks=1, cluster=cluster, fidelity="shapes")  # sizes, no numbers
+    two_steps = (lab02.training_steps, one, lab02.model_config("gpt2"), 8)
+    run = launch(*two_steps, ranks=1, cluster=cluster, fidelity="shapes")  # sizes, no numbers
     step_s[one] = run.timeline.without("warm-up").makespan_s  # of the second of two steps
-    peak[one], held = run.memory.peak_bytes(0), run.memory.at_peak(0)
-    sizes = {
-        kind: held[kind] for kind in ("parameter", "optimizer state", "activation", "other")
-    }
-    row = {
-        kind: format_quantity(size, "B")
-        for kind, size in (sizes | {"in all": peak[one]}).items()
-    }
-    rows[one.name] = row | {"a step": format_quantity(step_s[one], "s")}
+    peak[one] = run.memory.peak_bytes(0)
+    rows[one.name] = lab02.held_at_peak(run) | {"a step (ms)": f"{1000 * step_s[one]:.0f}"}
 my_guess_memory.reveal(peak[BF16] / peak[FP32])
 my_guess_speedup.reveal(step_s[FP32] / step_s[BF16])
 print(f"It is {step_s[TF32] / step_s[BF16]:.1f} times as fast as TF32. Memory at its peak:")
@@ -533,8 +493,8 @@ of_sizes = {
     "x_unit": "",
     "y_unit": "",
 }
-show(
-    figure_lines(
+lab02.show(
+    lab02.figure_lines(
         SIZES, lines, **of_sizes, log_x=True, title="A product of square matrices in 16 bits"
     )
 )
@@ -552,6 +512,8 @@ show(
 # *outlier*, a number much larger than the rest, sets the scale of a whole tensor.
 
 # %%
+from lablib.precision.block_scaling import Recipe, quantize
+
 print("all sizes of E2M1:", [x / 2 for x in (0, 1, 2, 3, 4, 6, 8, 12)])
 x = torch.randn(1, 128, generator=torch.Generator().manual_seed(0))
 x[0, 5] = 60.0  # an outlier
@@ -589,7 +551,7 @@ def quantize_blocks(x, block, format):
 # %%
 # Try it: the second block is a hundred times as large.
 # By hand: codes 2, 6, 2, 6, scales 0.5, 50.
-try_out(quantize_blocks, torch.tensor([[1.0, 3.0, 100.0, 300.0]]), block=2, format=E2M1)
+lab02.try_out(quantize_blocks, torch.tensor([[1.0, 3.0, 100.0, 300.0]]), block=2, format=E2M1)
 
 # %% tags=["check"] points=2
 check.quantize_blocks(quantize_blocks)
@@ -604,6 +566,8 @@ check.quantize_blocks(quantize_blocks)
 # Guess: how large must an outlier be before small blocks help E4M3? Then move it.
 
 # %%
+from lablib.precision.block_scaling import Recipe, quantize
+
 BLOCKS = [2**power for power in range(3, 11)]
 NAMES = {"E4M3 (8 bits)": E4M3, "E2M1 (4 bits)": E2M1}
 
@@ -627,23 +591,21 @@ for name, found in errors(1.0, "1 in 1000").items():
         f"{found[-1]:.3f} in blocks of 1,024",
     )
 
+
 # %%
-from lablib.widgets import LogSlider
-
-
 def draw_errors(series):
     labels = ("numbers in a block", "error of the others, relative to their size", "", "")
-    return figure_lines(
+    return lab02.figure_lines(
         BLOCKS, series, *labels, "Error against block size", log_x=True, log_y=True
     )
 
 
 sliders = [
-    LogSlider("outlier", "Outliers, times the usual size", 1, 1000, 30),
-    Choice("share", "How many", ("1 in 1000", "1 in 100", "1 in 10"), "1 in 1000"),
+    lab02.LogSlider("outlier", "Outliers, times the usual size", 1, 1000, 30),
+    lab02.Choice("share", "How many", ("1 in 1000", "1 in 100", "1 in 10"), "1 in 1000"),
 ]
 examples = [{"outlier": 1.0}, {"outlier": 1000.0}]
-explore(errors, draw_errors, sliders, interactive=interactive, examples=examples)
+lab02.explore(errors, draw_errors, sliders, interactive=interactive, examples=examples)
 
 # %% [markdown]
 # <details><summary>Do small blocks help E4M3?</summary>
@@ -664,8 +626,6 @@ explore(errors, draw_errors, sliders, interactive=interactive, examples=examples
 
 # %%
 from lablib import phase, reconcile
-from lablib.calibration import batch_for, this_machine
-from lablib.course import print_text, recorded_comparison
 from lablib.models import GPT, GPTConfig, next_token_loss
 
 # small: a CPU without units for BF16 multiplies in it at a fortieth of FP32's rate
@@ -698,9 +658,9 @@ def both_formats(batch):
 # %%
 real = "nccl" if torch.cuda.device_count() else "gloo"
 # calibrated for two ranks, as in the other labs; here one runs
-here = this_machine(ranks=2, backend=real)
+here = lab02.this_machine(ranks=2, backend=real)
 for name in ("float32", "bfloat16"):
-    print(f"products in {name}: {format_quantity(here.device.peak(name), 'FLOP/s')}")
+    print(f"products in {name}: {lab02.format_quantity(here.device.peak(name), 'FLOP/s')}")
 
 # %%
 my_guess_whole = lab02.guess(
@@ -711,11 +671,11 @@ my_guess_whole = lab02.guess(
 repeats = 3 if quick else 7
 there = {"ranks": 1, "backend": real, "cluster": here, "without": "setup"}
 there["fidelity"] = "shapes" if real == "nccl" else "values"
-batch = batch_for(here, 2, 6 * num_parameters * 2 * 256)  # larger on a GPU
+batch = lab02.batch_for(here, 2, 6 * num_parameters * 2 * 256)  # larger on a GPU
 comparison = reconcile(both_formats, batch, **there, repeats=repeats)
-print_text(comparison.reading())
-recorded = recorded_comparison("02")
-print_text(f"{recorded}")
+lab02.print_text(comparison.reading())
+recorded = lab02.recorded_comparison("02")
+lab02.print_text(f"{recorded}")
 
 # %%
 ratios = {}
@@ -746,7 +706,6 @@ pd.DataFrame(ratios).T.round(1)
 # units, of four GPUs of NVIDIA (2017, 2020, 2022 and 2024), one of Google's TPUs, and one core of a laptop.
 
 # %%
-from lablib.course import print_text
 from lablib.hardware import DEVICES
 from lablib.precision.best_format import best_format
 
@@ -759,7 +718,7 @@ SHOWN = (
     "laptop-core",
 )
 of_devices = pd.DataFrame({name: DEVICES[name].peak_flops_per_s for name in SHOWN})
-of_devices.map(lambda peak: "-" if math.isnan(peak) else format_quantity(peak, "FLOP/s"))
+of_devices.map(lambda peak: "-" if math.isnan(peak) else lab02.format_quantity(peak, "FLOP/s"))
 
 # %% [markdown]
 # The library's rule is the fastest format of at least 16 bits; of equally fast ones, the one that needs least. It
@@ -767,7 +726,7 @@ of_devices.map(lambda peak: "-" if math.isnan(peak) else format_quantity(peak, "
 
 # %%
 for name in SHOWN:
-    print_text(best_format(DEVICES[name]).reason)
+    lab02.print_text(best_format(DEVICES[name]).reason)
 
 # %% [markdown] tags=["further"] minutes=5
 # ## Further: the rules of autocast
@@ -801,7 +760,7 @@ pd.DataFrame([asdict(one) for one in COUNTERPARTS]).set_index("what").style
 # scale, and the rounding; NVFP4's uses stochastic rounding for gradients alone.
 
 # %%
-from lablib.precision.block_scaling import find_recipe
+from lablib.precision.block_scaling import Recipe, find_recipe, quantize
 from lablib.precision.hadamard import hadamard_transform
 
 generator = torch.Generator().manual_seed(0)
@@ -863,7 +822,9 @@ above = {
     "x_unit": "",
     "y_unit": "nats per byte",
 }
-show(figure_lines(ends, lines, **above, title="Means of 20 steps, compared with BF16"))
+lab02.show(
+    lab02.figure_lines(ends, lines, **above, title="Means of 20 steps, compared with BF16")
+)
 
 # %% [markdown]
 # FP32 itself differs from BF16 by 0.01: one run of each cannot show smaller differences. INT4 even leads for a while,

@@ -45,6 +45,49 @@ def _scaler(
     )
 
 
+_OF_A_FUNCTION = """
+class LossScaler:
+    def __init__(self, scale, interval):
+        self.scale, self.interval, self.good_steps = scale, interval, 0
+
+    def unscale(self, gradients):
+        skip, *self.next = unscale_and_update(gradients, self.scale, self.good_steps, self.interval)
+        return skip
+
+    def update(self, skip):
+        self.scale, self.good_steps = self.next
+"""
+_CLASS = """
+class LossScaler:
+    def __init__(self, scale, interval):
+        self.scale, self.interval, self.good_steps = scale, interval, 0
+
+    def unscale(self, gradients):
+        found = any(not gradient.isfinite().all() for gradient in gradients)
+        flag = torch.tensor(float(found))
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+        for gradient in gradients:
+            gradient.div_(self.scale)
+        {returned}
+
+    def update(self, skip):
+        {update}
+        if skip:
+            self.scale, self.good_steps = self.scale / 2, 0
+        elif self.good_steps + 1 >= self.interval:
+            self.scale, self.good_steps = 2 * self.scale, 0
+        else:
+            self.good_steps += 1
+"""
+
+
+_RETURN = "\n        return bool(flag > 0)"
+
+
+def _class(returned: str = _RETURN.strip(), update: str = "pass") -> str:
+    return _CLASS.format(returned=returned, update=update)
+
+
 _BLOCKS = """
 def quantize_blocks(x, block, format):
     blocks = {blocks}
@@ -318,7 +361,7 @@ def bf16_bits(bits):
             "a result stays unchanged when the next one is computed",
         ),
     ],
-    "unscale_and_update": [
+    "LossScaler": [
         ("does not ask the other ranks", _scaler(agree="pass"), "all ranks skip together"),
         (
             "asks only where there is an overflow",
@@ -444,7 +487,6 @@ def unscale_and_update(gradients, scale, good_steps, interval):
             _scaler(found="not torch.cat([gradient.flatten() for gradient in gradients]).isfinite().all()"),
             "",
         ),
-        ("returns the scale alone", _scaler(kept="scale", grown="2 * scale", skipped="scale / 2"), "three values"),
         (
             "shares the flag in a variable that only threads share",
             """
@@ -816,6 +858,8 @@ def quantize_blocks(x, block, format):
         (
             "uses the library's quantizer",
             """
+from lablib.precision.block_scaling import Recipe, quantize
+
 def quantize_blocks(x, block, format):
     quantized = quantize(x, Recipe("mine", format, (1, block)))
     return quantized.codes, quantized.scales
@@ -1122,7 +1166,7 @@ def bf16_bits(bits):
 """,
         ),
     ],
-    "unscale_and_update": [
+    "LossScaler": [
         (
             "counts overflows, in whole numbers, with all_gather",
             """
@@ -1286,3 +1330,35 @@ def mixed_step(model, masters, batch, lr, scale):
         ),
     ],
 }
+
+# Functions (gradients, scale, good_steps, interval) -> skip, next scale, next good_steps, each in a class.
+for _answers in (WRONG_ANSWERS["LossScaler"], RIGHT_ANSWERS["LossScaler"]):
+    _answers[:] = [(label, source + _OF_A_FUNCTION, *says) for label, source, *says in _answers]
+WRONG_ANSWERS["LossScaler"] += [
+    ("unscale returns nothing", _class(returned="self.skip = bool(flag > 0)"), "skip is returned"),
+    (
+        "unscale halves the scale, and update again",
+        _class("self.scale /= 1 + float(flag)" + _RETURN),
+        "an overflow halves the scale",
+    ),
+    ("keeps the state in the class", _class(update="self = LossScaler"), "AttributeError"),
+    (
+        "update starts again with each step",
+        _class(update="self.__init__(self.scale, self.interval)"),
+        "good_steps counts",
+    ),
+]
+RIGHT_ANSWERS["LossScaler"] += [
+    (
+        "one method for each case",
+        _class(update="return [self.good, self.bad][bool(skip)]()")
+        + """
+    def good(self):
+        self.good_steps = (self.good_steps + 1) % self.interval
+        self.scale *= 1 if self.good_steps else 2
+
+    def bad(self):
+        self.scale, self.good_steps = 0.5 * self.scale, 0
+""",
+    ),
+]
