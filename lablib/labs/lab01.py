@@ -21,17 +21,18 @@ from lablib.hardware.device import Device
 from lablib.models import GPTConfig, find_transformer, model_config, num_parameters
 from lablib.models.training_compute import over_six_n_d, six_n_d, training_days
 from lablib.models.transformer_flops import forward_flops, recompute_flops, step_flops
-from lablib.record.timeline import Timeline
+from lablib.record.timeline import Span, Timeline
 from lablib.run import Run
 from lablib.signature import Count, checked
+from lablib.studies.step_memory import memory_of_step
 from lablib.text.units import format_quantity
 from lablib.widgets import memory_calculator
 
 # Names of other packages that the notebook uses, as lab01.show.
 __all__ = ["batch_for", "checks_for", "figure_lines", "figure_memory", "figure_roofline", "find_cluster"]
-__all__ += ["find_transformer", "format_quantity", "forward_flops", "guess", "memory_calculator", "num_parameters"]
-__all__ += ["print_text", "recompute_flops", "recorded_comparison", "replace", "show", "show_source", "six_n_d"]
-__all__ += ["step_flops", "this_machine", "training_days", "try_out"]
+__all__ += ["find_transformer", "format_quantity", "forward_flops", "guess", "memory_calculator", "memory_of_step"]
+__all__ += ["num_parameters", "print_text", "recompute_flops", "recorded_comparison", "replace", "show", "show_source"]
+__all__ += ["six_n_d", "step_flops", "this_machine", "training_days", "try_out"]
 
 GPT2 = replace(model_config("gpt2"), vocab_size=50304)  # padded to a multiple of 64, which GPUs multiply faster
 
@@ -76,6 +77,17 @@ def shares(step: Timeline) -> dict[str, float]:
     for span in step.select(0):
         busy_s[span.phase] += span.duration_s
     return {name: seconds / step.makespan_s for name, seconds in busy_s.items()}
+
+
+def limits(spans: Sequence[Span], device: Device) -> dict[str, float]:
+    """Seconds of operations by arithmetic alone, by memory alone, and as simulated."""
+    flops, size_bytes = sum(span.flops for span in spans), sum(span.size_bytes for span in spans)
+    return {
+        "calls": len(spans),
+        "FLOPs / peak": flops / device.peak("bfloat16"),
+        "bytes / bandwidth": size_bytes / device.memory_bandwidth_bytes_per_s,
+        "simulated": sum(span.duration_s for span in spans),
+    }
 
 
 def flops_by_phase(step: Timeline) -> dict[str, float]:

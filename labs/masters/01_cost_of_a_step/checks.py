@@ -447,7 +447,7 @@ _PER_SEQUENCE = 5000  # number of sequences in memory when the bytes of one are 
         "subtract `end - start` from the name of `around[-1]`; add it to `name`; append `(name, end)`.",
     ],
 )
-def self_times(expect: Expect, self_times: Callable[..., dict[str, int]]) -> None:
+def self_times(expect: Expect, self_times: Callable[..., dict[str, float]]) -> None:
     not_from_lablib(self_times)
     draw = expect.draw
     for rule, depth, names, in_order in (
@@ -469,25 +469,25 @@ def self_times(expect: Expect, self_times: Callable[..., dict[str, int]]) -> Non
     expect.equal("no events: no times", self_times([]), {})
 
 
-def _nested_events(draw: Draw, depth: int, names: int) -> tuple[list[tuple[str, int, int]], dict[str, int]]:
+def _nested_events(draw: Draw, depth: int, names: int) -> tuple[list[tuple[str, float, float]], dict[str, float]]:
     """Events of three outermost operators, and the self time of each name. `names`: 0 for an own name for each."""
-    events: list[tuple[str, int, int]] = []
-    own: dict[str, int] = {}
-    now = 0
+    events: list[tuple[str, float, float]] = []
+    own: dict[str, float] = {}
+    now = 0.0
 
     def call(level: int) -> None:
         nonlocal now
-        name, start = f"op{draw.integer(1, names) if names else now}", now
+        name, start = f"op{draw.integer(1, names) if names else len(own)}", now
         for number in range(draw.integer(3, 4) if level < depth else 1):
             if number:
                 call(level + 1)
-            passed = draw.integer(1, 9)
+            passed = draw.integer(1, 9) / 4  # sums of quarters are exact
             now, own[name] = now + passed, own.get(name, 0) + passed
         events.append((name, start, now))
 
     for _ in range(3):
         call(1)
-        now += draw.integer(1, 9)
+        now += draw.integer(1, 9) / 4
     return events, dict(sorted(own.items()))
 
 

@@ -7,7 +7,7 @@
 # both: the *FLOPs* (additions and multiplications) that a step computes, the bytes that it moves, and the bytes that it
 # keeps. You count by hand, and compare with a simulator or torch.
 #
-# **Prerequisites.** Lab 00. **Time.** 60 minutes, without the folded sections, called *further*.
+# **Prerequisites.** Lab 00. **Time.** 57 minutes, without the folded sections, called *further*.
 
 # %%
 from lablib.labs import lab01
@@ -36,8 +36,6 @@ my_guess_bytes = lab01.guess("most memory at once", None, interactive, "GB")
 # %%
 import pandas as pd
 import torch
-import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
 from lablib import launch, phase
 from lablib.models import GPT, next_token_loss
@@ -96,7 +94,7 @@ run = simulate()
 step = run.timeline.without("setup")
 lab01.show(step.figure(title="One step: forward, backward, optimizer"))
 shares = lab01.shares(step)
-print(*(f"{name}: {share:.0%}" for name, share in shares.items()), sep=", ")
+print({name: f"{share:.0%}" for name, share in shares.items()})
 my_guess_forward.reveal(100 * shares["forward"])
 my_guess_s.reveal(step.makespan_s)
 
@@ -159,22 +157,18 @@ my_guess_most = lab01.guess(
 from torch.utils.flop_counter import FlopCounterMode
 
 shape = lab01.find_transformer(config)
-per_token = lab01.forward_flops(shape, seq_len)  # FLOPs of one token by part
-by_formula = float(sequences * seq_len * sum(per_token.values()))
-model = GPT(config, device="meta")  # "meta": shapes only
-tokens = torch.zeros(sequences, seq_len, dtype=torch.long, device="meta")
+by_formula = float(tokens_of_batch * sum(lab01.forward_flops(shape, seq_len).values()))
+tokens = torch.zeros(sequences, seq_len, dtype=torch.long, device="meta")  # shapes only
 with FlopCounterMode(display=False) as counted_forward:
-    loss = usual_loss(model, tokens)
+    loss = usual_loss(GPT(config, device="meta"), tokens)
 with FlopCounterMode(display=False) as counted_backward:
     loss.backward()
 
 # %%
 simulated = lab01.flops_by_phase(step)
+counted = [float(one.get_total_flops()) for one in (counted_forward, counted_backward)]
 rows = {"formula": {"forward": by_formula, "backward": 2 * by_formula}}
-rows["torch's counter"] = {
-    "forward": float(counted_forward.get_total_flops()),
-    "backward": float(counted_backward.get_total_flops()),
-}
+rows["torch's counter"] = dict(zip(("forward", "backward"), counted, strict=True))
 rows["simulator"] = {name: simulated[name] for name in ("forward", "backward")}
 my_guess_most.reveal(max(rows, key=lambda name: rows[name]["backward"]))
 lab01.in_table(rows, "FLOP", digits=5)
@@ -221,17 +215,10 @@ my_guess_products = lab01.guess(
 )
 
 # %%
-peak_flops, bandwidth = device.peak("bfloat16"), device.memory_bandwidth_bytes_per_s
 products = [span for span in step.select(0) if span.flops]
 others = [span for span in step.select(0) if not span.flops]
-rows = {}
-for name, spans in {"products of matrices": products, "all others": others}.items():
-    rows[name] = {
-        "calls": len(spans),
-        "FLOPs / peak": sum(span.flops for span in spans) / peak_flops,
-        "bytes / bandwidth": sum(span.size_bytes for span in spans) / bandwidth,
-        "simulated": sum(span.duration_s for span in spans),
-    }
+rows = {"products of matrices": lab01.limits(products, device)}
+rows["all others"] = lab01.limits(others, device)
 calls = len(products) / (len(products) + len(others))
 others_time = rows["all others"]["simulated"] / step.makespan_s
 my_guess_products.reveal([100 * calls, 100 * others_time])
@@ -251,8 +238,8 @@ lab01.show(lab01.figure_roofline(step, run.device))
 # attention, which skips the scores of later tokens.) A product of few tokens is limited by memory, too: it reads its
 # matrix once for all of them. That is why a GPU needs a batch.
 
-# %% [markdown] tags=["further"] minutes=9
-# ## Further: how well is a GPU used?
+# %% [markdown] minutes=8
+# ## How well is the GPU used?
 #
 # *Model FLOPs utilization*, MFU, is the model FLOPs per second over the peak of all GPUs together (Chowdhery et al.,
 # 2022, appendix B). It follows from tokens per second, which most publications state. A token takes 6 N FLOPs, and its
@@ -285,15 +272,25 @@ lab01.try_out(
 # %% tags=["check"] points=1
 check.utilization(utilization)
 
+# %% [markdown]
+# Which MFU does this lab's step reach? `step.makespan_s` is its time, and your function may help.
+
 # %%
-model_flops = lab01.step_flops(lab01.find_transformer(config), sequences * seq_len, seq_len)
+my_guess_mfu = lab01.guess("MFU of this lab's step", None, interactive, "%")
+
+# %%
+model_flops = lab01.step_flops(shape, tokens_of_batch, seq_len)
 mfu = model_flops / step.makespan_s / device.peak("bfloat16")
-print(f"this lab's step: MFU {mfu:.1%}. Published, by their own count:")
-print("PaLM 540B on 6,144 TPU v4: 46.2% (Chowdhery et al., 2022, table 3)")
-print("GPT of 1 trillion parameters on 512 A100: 56.3% (Korthikanti et al., 2022, table 5)")
-print("MPT-70B on 128 H100: 43.4% (llm-foundry, scripts/train/benchmarking)")
+my_guess_mfu.reveal(100 * mfu)
 
 # %% [markdown]
+# Published, by their own count: 46.2% for PaLM 540B on 6,144 TPU v4 (Chowdhery et al., 2022, table 3), 56.3% for a GPT
+# of 1 trillion parameters on 512 A100 (Korthikanti et al., 2022, table 5), 43.4% for MPT-70B on 128 H100 (llm-foundry,
+# scripts/train/benchmarking).
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: FLOPs that are computed twice
+#
 # Instead of keeping a layer's activations one can keep its input and run it forward again in backward:
 # *recomputation* (lab 03). The model needs no more FLOPs, but the GPU computes more. *HFU*, hardware FLOPs
 # utilization, counts those too.
@@ -330,8 +327,7 @@ my_guess_row = lab01.guess(
 held, rows = lab01.held_after_backward(run), {}
 for name, bytes_each in {"parameter": 2, "gradient": 2, "optimizer state": 12}.items():
     rows[name] = {"bytes per parameter": bytes_each, "formula": bytes_each * num_params}
-    rows[name]["memory tracker"] = held[name]
-    rows[name]["difference"] = held[name] - rows[name]["formula"]
+    rows[name] |= {"tracker": held[name], "difference": held[name] - bytes_each * num_params}
 my_guess_row.reveal({name for name in rows if rows[name]["difference"]} or "none")
 pd.DataFrame(rows).T
 
@@ -397,9 +393,7 @@ layer_run = launch(one_layer, ranks=1, cluster=cluster, fidelity="shapes")
 kept = layer_run.memory.at(0, layer_run.timeline.end_s)["activation"]
 one_tensor = 2 * sequences * seq_len * config.d_model  # bytes
 print(f"a layer keeps {kept:,} B: {kept / one_tensor:.2f} tensors of [B, T, D]. And yours:")
-lab01.try_out(
-    activation_bytes, *batch, 4 * config.d_model, config.num_heads, keeps_scores=False
-)
+lab01.try_out(activation_bytes, *batch, 4 * config.d_model, config.num_heads, False)
 
 # %% [markdown]
 # Where F is 4 D these are 16 tensors of 2 bytes per number, **32 bytes for each of B T D**. The rest is small: a norm
@@ -435,8 +429,8 @@ peak = run.memory.peak_bytes(0)
 print(f"{logits:,} logits; three copies of 4 bytes: {lab01.format_quantity(12 * logits, 'B')}")
 my_guess_bytes.reveal(peak / 1e9)
 
-# %% [markdown] minutes=11
-# ## A loss in chunks
+# %% [markdown] tags=["further"] minutes=11
+# ## Further: a loss in chunks
 #
 # A token's loss needs only its own V logits. So take the tokens in *chunks*: compute a chunk's logits, add up its
 # losses, free them. But autograd, which runs backward, keeps the tensors that backward needs. `checkpoint(f, x, y,
@@ -449,6 +443,11 @@ my_guess_bytes.reveal(peak / 1e9)
 # the mean loss of all tokens, computed in the dtype of `hidden`. `tensor.tensor_split(num_chunks)` cuts along the
 # tokens into chunks that differ by at most one. The budgets: memory of five times a chunk's logits, and three or four
 # products per chunk.
+
+
+# %%
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 
 # %% tags=["exercise"]
@@ -523,14 +522,21 @@ lab01.in_table(rows, "B", index="chunks")
 # %% [markdown] minutes=3
 # ## Explore: will it fit?
 #
-# The calculator does this lab's counting for a model from the list, or with your own width and layers. (Its times are
-# the rooflines alone.) Click on a moment to see the operation. A *micro-batch* is the set of sequences that goes
-# through the model at once. Choose one larger model: how large is its largest micro-batch?
+# `gpt2-xl` has 48 layers of width 1,600 and 1.56 billion parameters. A *micro-batch* is the set of sequences that goes
+# through the model at once. With your formulas: how many sequences of 1,024 tokens at most fit into this GPU?
 
 # %%
-my_model = "gpt2"  # or "gpt2-xl", "gpt3-6.7b", ...
-begin = {"model": my_model, "device": device.name, "micro_batch": min(sequences, 16)}
-lab01.memory_calculator(interactive=interactive, **begin)
+my_guess_fit = lab01.guess("largest micro-batch of gpt2-xl", None, interactive, "sequences")
+
+# %%
+my_model = "gpt2-xl"  # or "gpt3-6.7b", ...
+most = lab01.memory_of_step(my_model, 1024, device=device).largest_micro_batch
+my_guess_fit.reveal(most)
+lab01.memory_calculator(interactive, my_model, device.name, max(1, min(most, 16)))
+
+# %% [markdown]
+# The calculator does this lab's counting for a model from the list, or with your own width and layers. (Its times are
+# the rooflines alone, and it leaves 1.3 GB to CUDA and its libraries.) Click on a moment to see the operation.
 
 # %% [markdown]
 # <details><summary>And with "Recompute": full?</summary>
@@ -557,9 +563,9 @@ print(f"by Korthikanti's count 34 + {scores:.0f} = {34 + scores:.0f}")
 #
 # A *profiler* records when each operator begins and ends; the record is a *trace*. Here `torch.profiler` traces a real
 # step on the CPU of this computer: GPT-2 with 2 of its 12 layers, one sequence of 256 tokens, numbers of 4 bytes, which
-# every CPU can multiply. The simulator runs the same function on the GPU. Products take 75% of the simulated step
-# (`dgx-a100`). Guess: which percentage of the real one? And will the real step hold more bytes, fewer, or the same?
-# (Lines that begin with USDT are the profiler's own.)
+# every CPU can multiply. The simulator runs the same function for the GPU of `cluster`. Products take 75% of the
+# simulated step (`dgx-a100`). Guess: which percentage of the real one? And will the real step hold more bytes, fewer,
+# or the same? (Lines that begin with USDT are the profiler's own.)
 
 # %%
 my_guess_real = lab01.guess("products, share of the real step", None, interactive, "%")
@@ -619,8 +625,9 @@ for name, one in both.items():
 def self_times(events):
     """Name -> sum of the self times of its events.
 
-    events: list of (name, start, end) of one thread, in any order; not changed. All starts and
-    ends differ. Of two events one is inside the other, or they do not overlap.
+    events: list of (name, start, end) of one thread, in any order; not changed. Times are in
+    microseconds, with fractions; all starts and ends differ. Of two events one is inside the
+    other, or they do not overlap.
     """
     ### BEGIN SOLUTION
     times, around = {}, []  # around: the events that are open, outermost first
@@ -639,6 +646,13 @@ def self_times(events):
 # linear has 10 - 7 = 3 itself, addmm 7 - 2 = 5 and, the second time, 4.
 nested = [("copy", 3, 5), ("linear", 0, 10), ("addmm", 2, 9), ("addmm", 11, 15)]
 lab01.try_out(self_times, nested)
+
+# %%
+# The thread that ran forward: its three longest operators, in microseconds.
+ops = [event for event in trace if event.get("cat") == "cpu_op"]
+ops = [event for event in ops if event["tid"] == ops[0]["tid"]]
+events = [(event["name"], event["ts"], event["ts"] + event["dur"]) for event in ops]
+lab01.try_out(lambda: Counter(self_times(events)).most_common(3))
 
 # %% tags=["check"] points=2
 check.self_times(self_times)
@@ -675,8 +689,8 @@ more = peak_bytes - simulated_run.memory.peak_bytes(0)
 my_guess_held.reveal("more" if more > 0 else "fewer" if more < 0 else "same")
 
 # %% [markdown]
-# The bytes are the same: which tensors exist follows from the program, not from the device. The times are not: the CPU
-# took about 190 times as long here. And the shares moved. Products are what a GPU is built for: there they gain most. A
+# The bytes are the same: which tensors exist follows from the program, not from the device. The times are not: two quiet
+# cores took about 190 times as long as the GPU. And the shares moved. Products are what a GPU is built for: there they gain most. A
 # CPU's allocator takes new *pages* from the system for each large tensor, and the first write to a page is slow.
 # `_foreach_sqrt` and `add` make new tensors: one square root took three times as long into new memory as into old. A
 # GPU's allocator keeps its memory. Last, the simulator charges softmax and lookups for their bytes alone, while a CPU
@@ -852,10 +866,11 @@ lab01.show_source(FusedLoss, after=check.chunked_loss)
 # - A product [M, K] x [K, N] takes 2 M N K FLOPs; backward needs twice forward; a step about 6 for each parameter and
 #   token.
 # - An operation takes at least max(FLOPs / peak, bytes / bandwidth). Large products are limited by arithmetic, nearly
-#   all other operations by memory.
+#   all other operations by memory. MFU is the model's FLOPs per second over the peak.
 # - Mixed precision with AdamW and gradients of 2 bytes takes 16 bytes per parameter, 24 while AdamW works. GPT-2's
 #   layer with flash attention keeps 32 bytes for each of B T D.
-# - The logits, 12 bytes for each of B T V, can be most of the peak: n chunks divide this by n.
+# - The logits, 12 bytes for each of B T V, can be most of the peak (further: n chunks divide this
+#   by n).
 
 # %% [markdown]
 # ### Sources

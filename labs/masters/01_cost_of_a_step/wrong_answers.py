@@ -1143,6 +1143,38 @@ def self_times(events):
             "events are not changed",
         ),
         (
+            "counts whole microseconds",
+            """
+def self_times(events):
+    times, around = {}, []
+    for name, start, end in sorted(events, key=lambda event: event[1]):
+        while around and around[-1][1] < start:
+            around.pop()
+        if around:
+            times[around[-1][0]] -= int(end - start)
+        times[name] = times.get(name, 0) + int(end - start)
+        around.append((name, end))
+    return times
+""",
+            "the times of all events of a name are added",
+        ),
+        (
+            "leaves one event at a time",
+            """
+def self_times(events):
+    times, around = {}, []
+    for name, start, end in sorted(events, key=lambda event: event[1]):
+        if around and around[-1][1] < start:
+            around.pop()
+        if around:
+            times[around[-1][0]] -= end - start
+        times[name] = times.get(name, 0) + end - start
+        around.append((name, end))
+    return times
+""",
+            "an event loses the durations",
+        ),
+        (
             "takes every earlier event for the outer one",
             """
 def self_times(events):
