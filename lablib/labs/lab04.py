@@ -32,6 +32,7 @@ from lablib.figures.chart import (
 )
 from lablib.figures.style import Look
 from lablib.hardware.cluster import Cluster
+from lablib.memory.measured_peak import measured_peak_bytes
 from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
 from lablib.phases import phase
 from lablib.signature import NonEmpty, Range, checked
@@ -137,6 +138,11 @@ def all_cuts(config: GPTConfig) -> None:
     for name, micro_batch in CUTS.items():
         with phase(name):
             _backward(model, tokens, micro_batch)
+
+
+def measured_peaks(config: GPTConfig) -> list[int]:
+    """Peak bytes of each of CUTS, measured on this rank's device."""
+    return [measured_peak_bytes(backward_of_16, config, size) for size in CUTS.values()]
 
 
 def _make_model(config: GPTConfig) -> tuple[GPT, Tensor]:

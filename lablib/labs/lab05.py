@@ -6,6 +6,7 @@ from itertools import islice
 from math import cos, pi, sin, sqrt
 from typing import Annotated, Any
 
+import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 import torch
@@ -30,24 +31,30 @@ from lablib.figures.chart import (
 )
 from lablib.figures.lines import figure_lines
 from lablib.figures.style import FAINT_INK, INK, series_look
+from lablib.launch import launch
 from lablib.models import next_token_loss
 from lablib.optim.adafactor import Adafactor
 from lablib.optim.adam8bit import Adam8bit
 from lablib.optim.adamw import AdamW
+from lablib.optim.effects import block_errors, singular_values
 from lablib.optim.lion import Lion
+from lablib.optim.memory import OPTIMIZERS, state_bytes
 from lablib.optim.muon import Muon
 from lablib.optim.newton_schulz import newton_schulz
 from lablib.phases import phase
 from lablib.signature import NonEmpty, Range, checked
 from lablib.studies import optimizer_experiment as experiment
-from lablib.studies.optimizer_trial import ADAM
-from lablib.studies.optimizers import Difference, OptimizerResult
+from lablib.studies.optimizer_trial import ADAM, kinds
+from lablib.studies.optimizers import Difference, OptimizerResult, about, difference, recorded_results
 from lablib.text.units import format_quantity, plural
 from lablib.widgets import LogSlider, explore
 
 # Names of other packages that the notebook uses, as lab05.show.
-__all__ = ["LogSlider", "checks_for", "explore", "figure_lines", "guess", "print_text", "recorded_comparison", "show"]
-__all__ += ["show_source", "this_machine", "try_out"]
+__all__ = ["LogSlider", "block_errors", "checks_for", "difference", "explore", "figure_lines", "guess", "print_text"]
+__all__ += ["recorded_comparison", "recorded_results", "show", "show_source", "singular_values", "try_out"]
+
+momentum = partial(torch.optim.SGD, momentum=0.9)
+without_decay = partial(AdamW, weight_decay=0.0)
 
 
 @checked
@@ -75,15 +82,51 @@ def figure_question(rate: Annotated[float, Range(gt=0, le=0.09)] = 0.085) -> go.
     return chart("Gradient descent in a valley", panel, sentence, columns, pixels=200)
 
 
-def gradient_sizes(model: nn.Module, names: Sequence[str], blocks: Sequence[int] = (0, 1)) -> pd.DataFrame:
-    """Root mean square of the gradient of each matrix in each block."""
+def gradient_sizes(model: nn.Module) -> pd.DataFrame:
+    """Root mean square of the gradient of three matrices in each of two blocks."""
     sizes: dict[str, dict[str, str]] = {}
-    for name in names:
-        for block in blocks:
+    for name in ("attention.out.weight", "mlp.up.weight", "attention.query.weight"):
+        for block in (0, 1):
             grad = model.get_parameter(f"blocks.{block}.{name}").grad
             assert grad is not None
             sizes.setdefault(name, {})[f"block {block}"] = f"{grad.square().mean().sqrt():.1e}"
     return pd.DataFrame(sizes).T.rename_axis("rms of the gradient")
+
+
+def state_per_parameter(size: int, rank: int = 64) -> pd.DataFrame:
+    """Bytes of state per number of a square matrix: counted in the tensors, by the simulator, by formula."""
+
+    def step(name: str) -> int:
+        weight, kind = nn.Parameter(torch.ones(size, size)), kinds(size)[name]
+        weight.grad = torch.eye(size)
+        optimizer = kind.make([weight], lr=1e-3, **kind.options)
+        optimizer.step()
+        return optimizer.state_bytes()
+
+    rows = {}
+    for name in OPTIMIZERS:
+        run = launch(step, name, ranks=1)
+        states = [block.size_bytes for block in run.memory.allocations if block.category == "optimizer state"]
+        found = {"counted": run.values[0], "simulator": sum(states)}
+        found["formula"] = state_bytes(name, (size, size), rank=rank)
+        rows[name] = {way: round(size_bytes / size**2, 3) for way, size_bytes in found.items()}
+    return pd.DataFrame(rows).T
+
+
+def print_trials(results: Mapping[str, OptimizerResult]) -> None:
+    """Where and when the trials ran, and how many settings were searched."""
+    counts = {one.num_trials: name for name, one in results.items()}
+    least, most = min(counts), max(counts)
+    print_text(about())
+    print(f"settings searched: {least} ({counts[least]}) to {most} ({counts[most]})")
+    losses = "  ".join(f"{loss:.3f}" for loss in results["adamw"].losses.values())
+    print(f"AdamW at its best rate, {results['adamw'].lr:g}, five seeds: {losses}")
+
+
+def loss_when_done(result: OptimizerResult, other: OptimizerResult) -> float:
+    """The held-out loss of a run at the time at which another one ends."""
+    end = other.tokens[-1] * other.step_ratio
+    return float(np.interp(end, [result.step_ratio * tokens for tokens in result.tokens], result.curve))
 
 
 def largest_over_rms(states: Sequence[Mapping[str, Tensor]], keys: Sequence[str] = ("exp_avg", "exp_avg_sq")) -> float:
@@ -118,6 +161,14 @@ def steps(width: int, count: int = 8) -> None:
     for name, optimizer in made.items():
         with phase(name):
             optimizer.step()
+
+
+def this_computer() -> tuple[int, dict[str, Any]]:
+    """The width of `steps` for this computer, and options of `reconcile`."""
+    backend = "nccl" if torch.cuda.device_count() else "gloo"
+    fidelity = "shapes" if backend == "nccl" else "values"
+    options = {"ranks": 1, "backend": backend, "cluster": this_machine(2, backend), "fidelity": fidelity}
+    return (256 if backend == "gloo" else 4096), options | {"without": "setup"}
 
 
 def ratios_to_adamw(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

@@ -3,27 +3,38 @@
 The pictures of the Triton Puzzles (S. Rush, https://github.com/srush/Triton-Puzzles) are the model: tensors as grids.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any
 
 import numpy as np
 import plotly.graph_objects as go
+import torch
 from plotly.subplots import make_subplots
+from torch import Tensor
 
-from lablib.course import checks_for, guess
-from lablib.figures import show
+from lablib.calibration import this_machine
+from lablib.course import checks_for, guess, print_text, recorded_comparison, show_source, try_out
+from lablib.figures import figure_lines, figure_roofline, show
 from lablib.figures.chart import TITLE_PIXELS, Axis, Panel, Series, bars, chart, check_lengths, line
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, LOOKS, PAPER_PIXELS, TOP_PIXELS, axis, base_layout, series_look, texts
 from lablib.hardware import DEVICES
-from lablib.kernels.accesses import Kind, Launch, Program, distinct_bytes, hbm_bytes
+from lablib.kernels import elementwise_chain as chains
+from lablib.kernels.accesses import Kind, Launch, Program, distinct_bytes, hbm_bytes, record_accesses
+from lablib.kernels.attention_bytes import forward_bytes, paper_flash_numbers, standard_numbers
+from lablib.kernels.attention_plan import AttentionTiles, equal_lengths
+from lablib.kernels.torch_compiler import NoCppCompiler, find_cpp_compiler
+from lablib.launch import launch
 from lablib.signature import NonEmpty, Range, checked
 from lablib.text.units import format_quantity, plural
+from lablib.widgets import IntChoice, explore
 
 # Names of other packages that the notebook uses, as lab06.show.
-__all__ = ["checks_for", "guess", "show"]
+__all__ = ["IntChoice", "chains", "checks_for", "explore", "figure_lines", "figure_roofline", "guess", "hbm_bytes"]
+__all__ += ["record_accesses", "show", "show_source", "this_machine", "try_out"]
 
 MOST = 32  # rows or columns of a grid with legible numbers
 PER_ROW, ROW_PIXELS, NUM_COLORS = 3, 250, 8
@@ -39,6 +50,61 @@ def figure_question() -> go.Figure:
     sentence = "A kernel that does one operation for each number that it reads waits for memory nearly all the time."
     panel = Panel(Axis("GPU"), Axis("operations"), [bar])
     return chart("Operations while one number of 4 bytes is read", panel, sentence, pixels=180, showlegend=False)
+
+
+def simulated(run: Callable[..., Any], chain: Sequence[str], numel: int) -> dict[str, int]:
+    """Kernels of a chain on a simulated H100, and the tensors that they move."""
+
+    def program() -> None:
+        x, y = torch.empty(numel), torch.empty(numel)  # on a device without values: no kernel
+        run(chain, x, [y])
+
+    seen = launch(program, ranks=1, cluster="dgx-h100", fidelity="shapes")
+    spans = [one for one in seen.timeline.spans if one.size_bytes]
+    return {"kernels": len(spans), "tensors moved": int(sum(one.size_bytes for one in spans)) // (4 * numel)}
+
+
+def attention_bytes(sizes: Sequence[int], head_dim: int, tile: int) -> dict[str, list[int]]:
+    """Bytes that forward of one head moves in 16 bits, by number of tokens; both loops use the same tiles."""
+    tiles = AttentionTiles(tile, tile)
+    plans = [equal_lengths(1, size, size, is_causal=False, tiles=tiles) for size in sizes]
+    return {
+        "standard": [2 * standard_numbers(size, head_dim) for size in sizes],
+        "the loop": [sum(forward_bytes(plan, 1, head_dim, itemsize=2).values()) for plan in plans],
+        "the loop of 2022": [2 * paper_flash_numbers(size, head_dim, 4 * tile * head_dim) for size in sizes],
+    }
+
+
+def compiled(function: Callable[..., Any]) -> dict[str, Callable[..., Any]]:
+    """The function after torch.compile, as "fused"; nothing where inductor has no C++ compiler."""
+    try:
+        find_cpp_compiler()
+    except NoCppCompiler as error:
+        print_text(str(error))
+        return {}
+    return {"fused": torch.compile(function)}
+
+
+def seconds(name: str, function: Callable[..., Any], arguments: Sequence[Tensor], repeats: int) -> float:
+    """The quickest of many calls after a first one, which compiles."""
+    function(*arguments)
+    all_s = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        function(*arguments)
+        all_s.append(time.perf_counter() - begin)
+    quickest, median = min(all_s), sorted(all_s)[len(all_s) // 2]
+    print(f"{name}: quickest {quickest * 1e3:.1f} ms, median {median * 1e3:.1f} ms")
+    return quickest
+
+
+def print_recorded() -> None:
+    """The recorded seconds of the lab's chain, and the machine."""
+    recorded = recorded_comparison("06")
+    for row in recorded.rows:
+        both = f"{row['predicted_s'] * 1e3:.1f} ms predicted, {row['measured_s'] * 1e3:.1f} measured"
+        print(f"{row['name']}: {both}, repeats within {row['noise_pct']:.0f}%")
+    print_text(f"{recorded}")
 
 
 @dataclass(frozen=True)

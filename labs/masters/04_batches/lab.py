@@ -5,9 +5,9 @@
 #
 # Training goes in *steps*: compute a loss on some text, its *gradient* (how the loss changes with each weight), and
 # move the weights against it. The text of one step is the *batch*. You split batches without changing the gradient, and
-# see where the gain of a larger batch ends.
+# measure where the gain of a larger batch ends.
 #
-# **Prerequisites.** Lab 01; helpful: lab 02. **Time.** 48 minutes, without the folded sections, called *further*.
+# **Prerequisites.** Lab 01; helpful: lab 02. **Time.** 37 minutes, without the folded sections, called *further*.
 
 # %%
 from lablib.labs import lab04
@@ -40,8 +40,8 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
-from lablib import launch
-from lablib.batches import accumulation, clipping, noise_scale
+from lablib import launch, reconcile
+from lablib.batches import accumulation, noise_scale
 from lablib.batches.accumulation import IGNORED, summed_loss
 from lablib.data import Batch, batches, load_corpus
 from lablib.models import GPT
@@ -159,7 +159,11 @@ print("tokens:", [accumulation.count_tokens(one.targets) for one in micro_batche
 
 # %% [markdown]
 # Now on `ranks` *simulated* ranks, which compute with real numbers on this computer: each takes its share of the
-# micro-batches. The library's two ways, the exact one and the mean of means:
+# micro-batches, by the library's two ways, the exact one and the mean of means. By how much is the second gradient off,
+# in percent of the gradient's length?
+
+# %%
+my_guess_off = lab04.guess("error of the mean of means", None, interactive, "%")
 
 
 # %%
@@ -173,115 +177,10 @@ def on_all_ranks(accumulate, micro_batches):
 
 
 for one in (accumulation.accumulate, accumulation.accumulate_mean_of_means):
-    mine = launch(on_all_ranks, one, micro_batches, ranks=ranks).values[0]
-    off = float((mine - whole).norm() / whole.norm())
-    print(f"{one.__name__:24s} off by {off:.0e} of the gradient's length")
-
-# %% [markdown] minutes=11
-# ## Clipping, and the cut
-#
-# Sometimes a batch has a gradient many times as long as usual, and one step along it undoes many. *Clipping* shortens
-# it (Pascanu et al., 2012). All gradients together are one vector g; its length is the *norm* |g|:
-#
-# `g <- g * min(1, max_norm / |g|)`
-#
-# One factor for all: the step becomes shorter and keeps its direction.
-
-
-# %%
-def mean_gradient(groups, max_norm=math.inf):
-    """The mean over groups of micro-batches, each group's gradient clipped."""
-    total = 0
-    for group in groups:
-        clipped_model.zero_grad()
-        accumulation.accumulate(clipped_model, group)
-        clipping.clip_grad_norm_(clipped_model.parameters(), max_norm)
-        total = total + lab04.gradient(clipped_model) / len(groups)
-    return total
-
-
-clipped_model = GPT(MODEL)
-text = [next(batches(load_corpus(), 4, SEQ_LEN, seed=seed)) for seed in range(3)]
-broken = Batch(*torch.full((2, 4, SEQ_LEN), 255))  # a broken file: byte 255 alone
-for name, one in zip(("text", "more", "yet more", "broken"), [*text, broken], strict=True):
-    print(f"{name:8s} norm {mean_gradient([[one]]).norm():5.2f}")
-
-# %% [markdown]
-# Take these 16 sequences as one batch, and a max_norm of 4.25, above all ordinary norms. Cut them into 4, 2 or 1
-# micro-batches; clip the sum of all, or each micro-batch before it is added. Which of the two gets closer to the
-# direction of the text alone? Which gives the same step for each cut?
-
-# %%
-my_guess_clips = lab04.guess(
-    'closer to the text; same for each cut ("the sum" or "each micro-batch")', None, interactive
-)
-
-# %%
-parts = [text[0], broken, text[1], text[2]]
-of_text = mean_gradient([text])
-by_cut = {"4 of 4": [[part] for part in parts], "2 of 8": [parts[:2], parts[2:]]}
-by_cut["1 of 16"] = [parts]
-rows = {}
-for name, groups in by_cut.items():
-    total = mean_gradient(groups)
-    total *= min(1, 4.25 / float(total.norm()))
-    each = mean_gradient(groups, max_norm=4.25)
-    for way, g in {"the sum": total, "each micro-batch": each}.items():
-        row = rows.setdefault(f"clip {way}", {})
-        row[name] = f"{g.norm():.2f}, {lab04.angle(g, of_text):.0f} degrees"
-my_guess_clips.reveal(["each micro-batch", "the sum"])
-print("norm, and angle to the gradient of the text alone:")
-pd.DataFrame(rows).T
-
-# %% [markdown]
-# If each micro-batch is clipped, the broken file weighs less, and the step is closer to the text. But tokens no longer
-# weigh the same, and the step depends on the cut, so on memory and the number of GPUs. If the sum is clipped, every cut
-# gives the same step.
-
-# %% [markdown]
-# A *loss scale* (lab 02) makes gradients S times as long, so clip after they are divided by it.
-#
-# Large models do not fit one GPU. Their parameters are *sharded*: each rank holds a part of a matrix and of its
-# gradient, a *shard*. Small parameters are *replicated*: every rank holds them whole, with equal gradients.
-
-# %% [markdown]
-# ### Exercise 2: clip over shards
-#
-# All ranks must use the norm of the whole gradient, but each holds only a part of it. `dist.all_reduce(x)` replaces the
-# tensor x on every rank by the sum over all ranks. The budget: one such call, of a tensor of at most 64 bytes.
-
-
-# %% tags=["exercise"]
-def clip_shards(shards, replicated, max_norm):
-    """Shorten the whole gradient to `max_norm`, if it is longer, in place.
-
-    Every rank calls it. shards: a list of tensors, parts of gradients; perhaps none.
-    replicated: a list of gradients that every rank holds whole; perhaps none.
-    Returns the norm before, the same on every rank.
-    """
-    ### BEGIN SOLUTION
-    squared = sum((shard.square().sum() for shard in shards), torch.zeros(()))
-    dist.all_reduce(squared)
-    norm = (squared + sum(one.square().sum() for one in replicated)).sqrt()
-    if norm > max_norm:
-        for gradient in [*shards, *replicated]:
-            gradient.mul_(max_norm / norm)
-    return norm
-    ### END SOLUTION
-
-
-# %%
-# Try it: shards 2 and 4, replicated 4: the norm is sqrt(4 + 16 + 16) = 6.
-# Clipped to 3 all are halved.
-def two_shards():
-    shard, shared = torch.tensor([2.0 * (dist.get_rank() + 1)]), torch.tensor([4.0])
-    return clip_shards([shard], [shared], max_norm=3.0), shard, shared
-
-
-lab04.try_out(two_shards, ranks=2)
-
-# %% tags=["check"] points=3
-check.clip_shards(clip_shards)
+    found = launch(on_all_ranks, one, micro_batches, ranks=ranks).values[0]
+    off = float((found - whole).norm() / whole.norm())
+    print(f"{one.__name__:24s} off by {100 * off:.2g}% of the gradient's length")
+my_guess_off.reveal(100 * off)
 
 # %% [markdown] minutes=12
 # ## How large? Signal and noise
@@ -305,7 +204,7 @@ check.clip_shards(clip_shards)
 # `E |g_kb|^2 = |G|^2 + tr(Sigma) / (k b)`
 
 # %% [markdown]
-# ### Exercise 3: the unbiased estimate
+# ### Exercise 2: the unbiased estimate
 #
 # Solve the two equations: use the mean of the parts' squares for E |g_b|^2, and the square of the mean for E |g_kb|^2.
 # *Unbiased* means right on average over all possible batches. A single estimate of the signal can be negative; keep it,
@@ -430,6 +329,115 @@ pd.DataFrame(lines, index=counts).round().astype(int).rename_axis("steps average
 # estimate stays wrong for any number of steps. Signal and noise are averaged first and then divided, because a mean of
 # ratios is biased as well.
 
+# %% [markdown] tags=["further"] minutes=11
+# ## Further: clipping, and the cut
+#
+# Sometimes a batch has a gradient many times as long as usual, and one step along it undoes many. *Clipping* shortens
+# it (Pascanu et al., 2012). All gradients together are one vector g; its length is the *norm* |g|:
+#
+# `g <- g * min(1, max_norm / |g|)`
+#
+# One factor for all: the step becomes shorter and keeps its direction.
+
+
+# %%
+from lablib.batches import clipping
+
+
+def mean_gradient(groups, max_norm=math.inf):
+    """The mean over groups of micro-batches, each group's gradient clipped."""
+    total = 0
+    for group in groups:
+        clipped_model.zero_grad()
+        accumulation.accumulate(clipped_model, group)
+        clipping.clip_grad_norm_(clipped_model.parameters(), max_norm)
+        total = total + lab04.gradient(clipped_model) / len(groups)
+    return total
+
+
+clipped_model = GPT(MODEL)
+text = [next(batches(load_corpus(), 4, SEQ_LEN, seed=seed)) for seed in range(3)]
+broken = Batch(*torch.full((2, 4, SEQ_LEN), 255))  # a broken file: byte 255 alone
+for name, one in zip(("text", "more", "yet more", "broken"), [*text, broken], strict=True):
+    print(f"{name:8s} norm {mean_gradient([[one]]).norm():5.2f}")
+
+# %% [markdown]
+# Take these 16 sequences as one batch, and a max_norm of 4.25, above all ordinary norms. Cut them into 4, 2 or 1
+# micro-batches; clip the sum of all, or each micro-batch before it is added. Which of the two gets closer to the
+# direction of the text alone? Which gives the same step for each cut?
+
+# %%
+my_guess_clips = lab04.guess(
+    'closer to the text; same for each cut ("the sum" or "each micro-batch")', None, interactive
+)
+
+# %%
+parts = [text[0], broken, text[1], text[2]]
+of_text = mean_gradient([text])
+by_cut = {"4 of 4": [[part] for part in parts], "2 of 8": [parts[:2], parts[2:]]}
+by_cut["1 of 16"] = [parts]
+rows = {}
+for name, groups in by_cut.items():
+    total = mean_gradient(groups)
+    total *= min(1, 4.25 / float(total.norm()))
+    each = mean_gradient(groups, max_norm=4.25)
+    for way, g in {"the sum": total, "each micro-batch": each}.items():
+        row = rows.setdefault(f"clip {way}", {})
+        row[name] = f"{g.norm():.2f}, {lab04.angle(g, of_text):.0f} degrees"
+my_guess_clips.reveal(["each micro-batch", "the sum"])
+print("norm, and angle to the gradient of the text alone:")
+pd.DataFrame(rows).T
+
+# %% [markdown]
+# If each micro-batch is clipped, the broken file weighs less, and the step is closer to the text. But tokens no longer
+# weigh the same, and the step depends on the cut, so on memory and the number of GPUs. If the sum is clipped, every cut
+# gives the same step.
+
+# %% [markdown]
+# A *loss scale* (lab 02) makes gradients S times as long, so clip after they are divided by it.
+#
+# Large models do not fit one GPU. Their parameters are *sharded*: each rank holds a part of a matrix and of its
+# gradient, a *shard*. Small parameters are *replicated*: every rank holds them whole, with equal gradients.
+
+# %% [markdown]
+# ### Exercise 3: clip over shards
+#
+# All ranks must use the norm of the whole gradient, but each holds only a part of it. `dist.all_reduce(x)` replaces the
+# tensor x on every rank by the sum over all ranks. The budget: one such call, of a tensor of at most 64 bytes.
+
+
+# %% tags=["exercise"]
+def clip_shards(shards, replicated, max_norm):
+    """Shorten the whole gradient to `max_norm`, if it is longer, in place.
+
+    Every rank calls it. shards: a list of tensors, parts of gradients; perhaps none.
+    replicated: a list of gradients that every rank holds whole; perhaps none.
+    Returns the norm before, the same on every rank.
+    """
+    ### BEGIN SOLUTION
+    squared = sum((shard.square().sum() for shard in shards), torch.zeros(()))
+    dist.all_reduce(squared)
+    norm = (squared + sum(one.square().sum() for one in replicated)).sqrt()
+    if norm > max_norm:
+        for gradient in [*shards, *replicated]:
+            gradient.mul_(max_norm / norm)
+    return norm
+    ### END SOLUTION
+
+
+# %%
+# Try it: shards 2 and 4, replicated 4: the norm is sqrt(4 + 16 + 16) = 6.
+# Clipped to 3 all are halved.
+def two_shards():
+    shard, shared = torch.tensor([2.0 * (dist.get_rank() + 1)]), torch.tensor([4.0])
+    return clip_shards([shard], [shared], max_norm=3.0), shard, shared
+
+
+lab04.try_out(two_shards, ranks=2)
+
+# %% tags=["check"] points=3
+check.clip_shards(clip_shards)
+
 # %% [markdown] tags=["further"] minutes=10
 # ## Further: a falling rate
 #
@@ -533,9 +541,6 @@ my_guess_time = lab04.guess(
 )
 
 # %%
-from lablib import reconcile
-from lablib.memory.measured_peak import measured_peak_bytes
-
 real = "nccl" if torch.cuda.device_count() else "gloo"
 here = lab04.this_machine(ranks=2, backend=real)
 gpt_config = lab04.config_for(here)
@@ -550,18 +555,15 @@ lab04.seconds_by_cut({"here": comparison.table(), "recorded": recorded})
 
 
 # %%
-def peaks():
-    cuts = lab04.CUTS.values()
-    return [measured_peak_bytes(lab04.backward_of_16, gpt_config, size) for size in cuts]
-
-
-measured_bytes = launch(peaks, ranks=1, backend=real, trace=False).values[0]
+measured = launch(lab04.measured_peaks, gpt_config, ranks=1, backend=real, trace=False).values[
+    0
+]
 rows = {}
-for (name, size), held in zip(lab04.CUTS.items(), measured_bytes, strict=True):
+for (name, size), held in zip(lab04.CUTS.items(), measured, strict=True):
     run = launch(lab04.backward_of_16, gpt_config, size, ranks=1, fidelity="shapes")
     rows[name] = {"predicted (B)": f"{run.memory.peak_bytes(0):,}", "measured (B)": f"{held:,}"}
-    rows[name]["of the first"] = f"{held / measured_bytes[0]:.2f}"
-my_guess_memory.reveal(measured_bytes[-1] / measured_bytes[0])
+    rows[name]["of the first"] = f"{held / measured[0]:.2f}"
+my_guess_memory.reveal(measured[-1] / measured[0])
 pd.DataFrame(rows).T
 
 # %% [markdown]
@@ -729,10 +731,10 @@ lab04.show(
 #
 # - A batch is a sum over tokens: micro-batches and ranks split it. No split changes the gradient, if every token weighs
 #   1 / N. Mean of means does change it.
-# - Clip the whole sum, by the norm over all ranks, after unscaling: then the cut does not matter.
 # - The right size depends on noise. Far above the noise scale, more tokens save few steps. The noise scale changes
 #   during training; here it was below one sequence in the first ten steps, and rose to 37.
-# - Further: a decay of the rate at the end lowered the loss; a decay from the start raised it, in short runs.
+# - Further: clip the whole sum, by the norm over all ranks, after unscaling: then the cut does not matter. A decay of
+#   the rate at the end lowered the loss; a decay from the start raised it, in short runs.
 
 # %% [markdown]
 # ### Sources

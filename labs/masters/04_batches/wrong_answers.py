@@ -592,6 +592,8 @@ def clip_shards(shards, replicated, max_norm):
         (
             "uses the library's function",
             """
+from lablib.batches import clipping
+
 def clip_shards(shards, replicated, max_norm):
     params = [torch.nn.Parameter(one) for one in [*shards, *replicated]]
     for param, one in zip(params, [*shards, *replicated]):

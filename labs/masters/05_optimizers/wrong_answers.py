@@ -364,6 +364,8 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
         (
             "calls the library",
             """
+from lablib.optim.adamw import AdamW
+
 def adamw_step(w, g, state, lr, betas, eps, decay):
     weight = nn.Parameter(w)
     weight.grad = g

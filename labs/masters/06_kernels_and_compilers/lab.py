@@ -41,28 +41,15 @@ import pandas as pd
 import torch
 
 from lablib import launch
-from lablib.course import print_text, try_out
-from lablib.figures import figure_lines, figure_roofline, show
-from lablib.hardware import DEVICES
-from lablib.kernels.accesses import hbm_bytes, record_accesses
 from lablib.kernels.jit import jit, tl
 
-h100 = DEVICES["H100-80GB-SXM"]
+h100 = lab06.DEVICES["H100-80GB-SXM"]
 check = lab06.checks_for("06")
 check
 
 # %%
-from lablib.kernels.elementwise_chain import (
-    chain_time_s,
-    chain_timeline,
-    fused_cost,
-    run_fused,
-    run_unfused,
-    unfused_cost,
-)
-
 chain, numel = ["relu", "double", "add", "abs"], 2**24
-cost = unfused_cost(chain, numel, itemsize=4)
+cost = lab06.chains.unfused_cost(chain, numel, itemsize=4)
 tensors = [size_bytes // (4 * numel) for size_bytes in cost.kernel_bytes]
 print(f"kernels {cost.kernels}, tensors moved by each {tensors}")
 my_guess_tensors.reveal(cost.size_bytes / (4 * numel))
@@ -80,19 +67,10 @@ my_guess_fused = lab06.guess(
 # Now the simulator counts both: it records each operator and computes its time. `run_fused` is declared to it as one
 # operator, the result of a compiler for the four.
 
-
 # %%
-def simulated(run):
-    x, y = torch.empty(numel), torch.empty(numel)  # on a device without values: no kernel
-    run(chain, x, [y])
-
-
 rows = {}
-for name, run in (("unfused", run_unfused), ("fused", run_fused)):
-    seen = launch(simulated, run, ranks=1, cluster="dgx-h100", fidelity="shapes")
-    spans = [one for one in seen.timeline.spans if one.size_bytes]
-    moved = sum(one.size_bytes for one in spans) / (4 * numel)
-    rows[name] = {"kernels": len(spans), "tensors moved": moved}
+for name, run in (("unfused", lab06.chains.run_unfused), ("fused", lab06.chains.run_fused)):
+    rows[name] = lab06.simulated(run, chain, numel)
 my_guess_fused.reveal(rows["fused"]["tensors moved"])
 pd.DataFrame(rows).T
 
@@ -102,14 +80,12 @@ pd.DataFrame(rows).T
 # them is the *ridge*. The FLOPs here are the same before and after.
 
 # %%
-costs = {"unfused": cost, "fused": fused_cost(chain, numel, itemsize=4)}
-told = []
+costs = {"unfused": cost, "fused": lab06.chains.fused_cost(chain, numel, itemsize=4)}
 for name, one in costs.items():
-    took_us = chain_time_s(one, h100) * 1e6
-    told.append(f"{name} {one.intensity:.2f} FLOP/B, {took_us:.0f} us")
-labels = {"title": "A chain before and after fusing"}
-labels["summary"] = f"A larger point takes longer: {'; '.join(told)}."
-show(figure_roofline(chain_timeline(costs, h100), h100, **labels))
+    took_us = lab06.chains.chain_time_s(one, h100) * 1e6
+    print(f"{name}: {one.intensity:.2f} FLOP per byte, {took_us:.0f} us by the cost model")
+points = lab06.chains.chain_timeline(costs, h100)
+lab06.show(lab06.figure_roofline(points, h100, title="A chain before and after fusing"))
 
 # %% [markdown]
 # Both points are on the slope, so seconds follow bytes: 9 tensors against 3. The arithmetic did not get faster. (The
@@ -138,7 +114,7 @@ x, y, z = torch.arange(28.0), torch.ones(28), torch.empty(28)
 if tl is None:
     print("Triton is missing here (it has no wheels for macOS): kernels are read, not run.")
 else:
-    with record_accesses() as launches:
+    with lab06.record_accesses() as launches:
         jit(add_kernel)[(4,)](x, y, z, 28, BLOCK=8)  # 4 programs, interpreted on the CPU
     print(z)
 
@@ -146,12 +122,16 @@ else:
 # `x_ptr` points to the beginning of the tensor, so `x_ptr + at` are the places of a tile; `tl.load` reads them into
 # registers, `tl.store` writes them. `[(4,)]` starts 4 programs, numbered along axis 0; a `tl.constexpr` is known before
 # they run. The *interpreter* runs them one by one on the CPU, and `record_accesses` records every element that a
-# program accesses. Here are the accesses of program 3:
+# program accesses. Programs are numbered from 0. How many numbers does program 3 load, from x and y together?
 
 # %%
+my_guess_loaded = lab06.guess("numbers that program 3 loads", None, interactive, "numbers")
+
+# %%
+my_guess_loaded.reveal(2 * (28 - 3 * 8))
 if tl is not None:
-    show(lab06.figure_tiles(launches[0], program=(3,), vector_width=8))  # drawn in rows of 8
-    print("bytes", hbm_bytes(launches))
+    lab06.show(lab06.figure_tiles(launches[0], program=(3,), vector_width=8))  # in rows of 8
+    print("bytes", lab06.hbm_bytes(launches))
 
 # %% [markdown] minutes=12
 # ## A fused softmax
@@ -191,7 +171,7 @@ def softmax_rows(x, block):
 
 
 # 0.09 0.24 0.67; thirds
-try_out(softmax_rows, torch.tensor([[0.0, 1.0, 2.0], [5.0, 5.0, 5.0]]), 4)
+lab06.try_out(softmax_rows, torch.tensor([[0.0, 1.0, 2.0], [5.0, 5.0, 5.0]]), 4)
 
 # %% tags=["check"] points=2
 check.softmax_kernel(softmax_kernel)
@@ -227,7 +207,7 @@ def join(m1, s1, m2, s2):
 first, second = torch.tensor([0.0, 1.0]), torch.tensor([3.0])
 pairs = [part.max() for part in (first, second)]
 sums = [torch.exp(part - part.max()).sum() for part in (first, second)]
-try_out(join, pairs[0], sums[0], pairs[1], sums[1])
+lab06.try_out(join, pairs[0], sums[0], pairs[1], sums[1])
 
 # %% tags=["check"] points=2
 check.join(join)
@@ -301,7 +281,7 @@ def attend(q, k, v, block):
 # Try it: exp of score j is 2^j. Means: 0, (0 + 2) / 3 = 0.667, (0 + 2 + 8) / 7 = 1.429,
 # (0 + 2 + 8 + 24) / 15 = 2.267.
 values = torch.arange(4.0)[:, None].repeat(1, 4)
-try_out(attend, torch.ones(4, 4), math.log(2) / 2 * values, values, 2)
+lab06.try_out(attend, torch.ones(4, 4), math.log(2) / 2 * values, values, 2)
 
 # %% tags=["check"] points=3
 check.attend_kernel(attend_kernel)
@@ -319,27 +299,14 @@ my_guess_growth = lab06.guess(
 )
 
 # %%
-from lablib.kernels.attention_bytes import forward_bytes, paper_flash_numbers, standard_numbers
-from lablib.kernels.attention_plan import AttentionTiles, equal_lengths
-
-sizes, d, B = [2**power for power in range(8, 15)], 64, 128
-plans = [equal_lengths(1, N, N, is_causal=False, tiles=AttentionTiles(B, B)) for N in sizes]
-curves = {
-    "standard": [2 * standard_numbers(N, d) for N in sizes],
-    "the loop": [sum(forward_bytes(plan, 1, d, itemsize=2).values()) for plan in plans],
-    # the same tiles
-    "the loop of 2022": [2 * paper_flash_numbers(N, d, 4 * B * d) for N in sizes],
-}
-pd.DataFrame(curves, sizes).tail(2) / 1e6  # MB
-
-# %%
-axes = {"x_label": "tokens N", "y_label": "moved", "x_unit": "count", "y_unit": "B"}
-axes |= {"log_x": True, "log_y": True}
-axes["title"] = "Bytes of one head in 16 bits"
-show(figure_lines(sizes, curves, **axes))
+sizes = [2**power for power in range(8, 15)]
+curves = lab06.attention_bytes(sizes, head_dim=64, tile=128)
+look = {"y_unit": "B", "log_x": True, "log_y": True, "title": "Bytes of one head in 16 bits"}
+lab06.show(lab06.figure_lines(sizes, curves, "tokens N", "moved", **look))
 growth = {name: line[-1] / line[-2] for name, line in curves.items()}
 print("at twice the tokens:", {name: f"{factor:.1f} times" for name, factor in growth.items()})
 my_guess_growth.reveal([growth["standard"], growth["the loop"]])
+pd.DataFrame(curves, sizes).tail(2) / 1e6  # MB
 
 # %% [markdown]
 # All grow with N^2, but the loop as 2 N^2 d / B: fewer bytes if B is well above d / 2. The four tiles of q, k, v and o,
@@ -390,13 +357,11 @@ my_guess_share = lab06.guess(
 )
 
 # %%
-import time
-
-from lablib.calibration import this_machine
-
-here = this_machine(ranks=2, backend="gloo").device  # calibrated, or a typical laptop
-for name, of in (("unfused", unfused_cost), ("fused", fused_cost)):
-    print(f"{name}: {chain_time_s(of(chain, 2**22, 4), here) * 1e3:.1f} ms predicted")
+here = lab06.this_machine(ranks=2, backend="gloo").device  # calibrated, or a typical laptop
+for name, of in (("unfused", lab06.chains.unfused_cost), ("fused", lab06.chains.fused_cost)):
+    print(
+        f"{name}: {lab06.chains.chain_time_s(of(chain, 2**22, 4), here) * 1e3:.1f} ms predicted"
+    )
 
 
 def four(x, y):
@@ -404,48 +369,17 @@ def four(x, y):
 
 
 # %%
-def measure(function, *numbers):
-    function(*numbers)  # the first call compiles
-    seconds = []
-    for _ in range(31 if quick else 201):
-        begin = time.perf_counter()
-        function(*numbers)
-        seconds.append(time.perf_counter() - begin)
-    return sorted(seconds)
-
-
-# %%
-from lablib.kernels.torch_compiler import NoCppCompiler, find_cpp_compiler
-
-ways = {"unfused": four}
-try:
-    find_cpp_compiler()
-    ways["fused"] = torch.compile(four)
-except NoCppCompiler as error:
-    print_text(str(error))
+ways = {"unfused": four} | lab06.compiled(four)  # torch.compile(four), with a C++ compiler
 pair = torch.randn(2**22), torch.randn(2**22)
-took = {name: measure(function, *pair) for name, function in ways.items()}
-for name, all_s in took.items():
-    print(
-        f"{name}: quickest {all_s[0] * 1e3:.1f} ms,",
-        f"median {all_s[len(all_s) // 2] * 1e3:.1f} ms",
-    )
+took = {name: lab06.seconds(name, ways[name], pair, 31 if quick else 201) for name in ways}
 if "fused" in took:
-    my_guess_share.reveal(took["fused"][0] / took["unfused"][0])
+    my_guess_share.reveal(took["fused"] / took["unfused"])
 
 # %% [markdown]
 # Here are the recorded numbers of another machine that was nearly idle:
 
 # %%
-from lablib.course import recorded_comparison
-
-recorded = recorded_comparison("06")
-for row in recorded.rows:
-    seconds = (
-        f"{row['predicted_s'] * 1e3:.1f} ms predicted, {row['measured_s'] * 1e3:.1f} measured"
-    )
-    print(f"{row['name']}: {seconds}, repeats within {row['noise_pct']:.0f}%")
-print_text(f"{recorded}")
+lab06.print_recorded()
 
 # %% [markdown]
 # In the recording the fused chain took 6% longer than predicted and the unfused one 14%, so the ratio is close: both
@@ -465,7 +399,6 @@ print_text(f"{recorded}")
 
 # %%
 from lablib.kernels.tile_quantization import Product, staircase
-from lablib.widgets import IntChoice, explore
 
 widths = list(range(1024, 8193, 64))
 
@@ -480,9 +413,9 @@ def draw_steps(steps):
     return lab06.figure_staircase(widths, {"H100": seconds}, {"H100": useful}, title)
 
 
-choices = [IntChoice("rows", "Rows", (512, 1024, 2048, 4096, 8192), 4096)]
-choices += [IntChoice("depth", "Depth", (256, 1024, 4096), 4096)]
-explore(sweep, draw_steps, choices, interactive=interactive, examples=[{"rows": 1024}])
+choices = [lab06.IntChoice("rows", "Rows", (512, 1024, 2048, 4096, 8192), 4096)]
+choices += [lab06.IntChoice("depth", "Depth", (256, 1024, 4096), 4096)]
+lab06.explore(sweep, draw_steps, choices, interactive=interactive, examples=[{"rows": 1024}])
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: widths that load slowly
@@ -517,9 +450,9 @@ from lablib.kernels.matmul_plan import MatmulTiles
 if tl is not None:
     a, b, bias = torch.randn(32, 32), torch.randn(32, 32), torch.randn(32)
     for name, extra in (("plain", ()), ("bias and GELU", (bias, "gelu"))):
-        with record_accesses() as launches:
+        with lab06.record_accesses() as launches:
             matmul(a, b, *extra, tiles=MatmulTiles(16, 16, 16))
-        print(f"{name}: {hbm_bytes(launches)}")
+        print(f"{name}: {lab06.hbm_bytes(launches)}")
 
 # %% [markdown] tags=["further"] minutes=15
 # ## Further: attention's backward
@@ -580,7 +513,7 @@ def gradient_of_q(q, k, v, do, block):
 # Try it: keys 0 and log 2, values 0 and 3. Query 0 sees one key: 0. Query 1 has P = 1/3, 2/3,
 # o = 2 and the gradient (1/3 * (0 - 2) * 0 + 2/3 * (3 - 2) * log 2) = 0.462.
 one, keys = torch.ones(2, 1), torch.tensor([[0.0], [math.log(2)]])
-try_out(gradient_of_q, one, keys, torch.tensor([[0.0], [3.0]]), one, 2)
+lab06.try_out(gradient_of_q, one, keys, torch.tensor([[0.0], [3.0]]), one, 2)
 
 # %% tags=["check"] points=2
 check.dq_kernel(dq_kernel)
@@ -592,6 +525,7 @@ check.dq_kernel(dq_kernel)
 
 # %%
 from lablib.kernels.attention_bytes import backward_flops, forward_flops
+from lablib.kernels.attention_plan import AttentionTiles, equal_lengths
 
 for is_causal in (False, True):
     plan = equal_lengths(1, 4096, 4096, is_causal=is_causal, tiles=AttentionTiles(64, 64))
@@ -615,13 +549,13 @@ from lablib.kernels.rms_norm import rms_norm
 
 if tl is not None:
     x, gain = torch.randn(16, 64, requires_grad=True), torch.ones(64, requires_grad=True)
-    with record_accesses() as launches:
+    with lab06.record_accesses() as launches:
         rms_norm(x, gain, tokens=16).sum().backward()  # one program takes all 16 rows
-    moved = sum(hbm_bytes(launches).values())
+    moved = sum(lab06.hbm_bytes(launches).values())
     print(f"RMSNorm: {len(launches)} kernels move {moved / x.nbytes:.1f} times the bytes of x")
-    with record_accesses() as launches:
+    with lab06.record_accesses() as launches:
         cross_entropy(x, torch.arange(16)).backward()
-    moved = sum(hbm_bytes(launches).values())
+    moved = sum(lab06.hbm_bytes(launches).values())
     print(
         f"cross-entropy: {len(launches)} kernel moves",
         f"{moved / x.nbytes:.1f} times the bytes of x",
@@ -651,7 +585,7 @@ from lablib.kernels.graph_breaks import find_graph_breaks
 found = find_graph_breaks(careful, torch.randn(8))
 my_guess_graphs.reveal(found.graphs)
 for one in found.breaks:
-    print_text(f"line {one.line}, `{one.text}`: {one.reason}")
+    lab06.print_text(f"line {one.line}, `{one.text}`: {one.reason}")
 
 # %% [markdown]
 # `if` needs a Python truth value, and so the number itself: the host waits for the device, and the following code is a
@@ -682,7 +616,7 @@ for one in compare(
 ):
     value = one.skipped or f"{one.first_call_s * 1e3:.1f} ms, then {one.call_s * 1e6:.0f} us"
     equal = "" if one.skipped else f"; equal to eager: {torch.equal(one.value, four(*numbers))}"
-    print_text(f"{one.way}: {value}{equal}")
+    lab06.print_text(f"{one.way}: {value}{equal}")
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: when the host is the limit
@@ -720,7 +654,7 @@ from lablib.kernels.recompiles import find_recompiles
 
 shapes = [(torch.randn(8),), (torch.randn(9),), (torch.randn(10),), (torch.randn(10).double(),)]
 for one in find_recompiles(lambda x: torch.relu(x) * 2, shapes):
-    print_text(f"call {one.call}: {one.guards} guards. {one.reason or 'first'}")
+    lab06.print_text(f"call {one.call}: {one.guards} guards. {one.reason or 'first'}")
 
 # %% [markdown] minutes=1
 # ## Summary
