@@ -689,12 +689,12 @@ more = peak_bytes - simulated_run.memory.peak_bytes(0)
 my_guess_held.reveal("more" if more > 0 else "fewer" if more < 0 else "same")
 
 # %% [markdown]
-# The bytes are the same: which tensors exist follows from the program, not from the device. The times are not: two quiet
-# cores took about 190 times as long as the GPU. And the shares moved. Products are what a GPU is built for: there they gain most. A
-# CPU's allocator takes new *pages* from the system for each large tensor, and the first write to a page is slow.
-# `_foreach_sqrt` and `add` make new tensors: one square root took three times as long into new memory as into old. A
-# GPU's allocator keeps its memory. Last, the simulator charges softmax and lookups for their bytes alone, while a CPU
-# also needs time to compute them. A trace shows what a machine did; only a model of it says why.
+# The bytes are the same: which tensors exist follows from the program, not from the device. The times are not: two
+# quiet cores took about 190 times as long as the GPU. And the shares moved. Products are what a GPU is built for: there
+# they gain most. A CPU's allocator takes new *pages* from the system for each large tensor, and the first write to a
+# page is slow. `_foreach_sqrt` and `add` make new tensors: one square root took three times as long into new memory as
+# into old. A GPU's allocator keeps its memory. Last, the simulator charges softmax and lookups for their bytes alone,
+# while a CPU also needs time to compute them. A trace shows what a machine did; only a model of it says why.
 
 # %% [markdown] tags=["further"] minutes=5
 # ## Further: reconcile, predicted and measured
