@@ -1,4 +1,4 @@
-"""What a lab asks a learner to read before the next exercise or guess: lines of code, and cells without typing."""
+"""Bounds on the reading in a lab: lines of code on the main path, and cells in a row without typing."""
 
 import ast
 from itertools import groupby
