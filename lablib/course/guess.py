@@ -5,7 +5,8 @@
 
 `Guess` never hides an answer: an empty field is locked too, so a lab runs from top to bottom. Without widgets the guess
 replaces None. The score counts the guesses among the notebook's variables: a new kernel begins at 0, and a question
-that is asked again after its answer keeps its guess.
+that is asked again after its answer keeps its guess. A number is right within 20% of the answer; with `within=0.02`
+also within 0.02 units of it, for an answer that is near zero or noisy.
 
     days = guess(["days on 1,024 A100"], None, interactive)     a field for each question, and a button that locks
     days                                                        the last line of that cell
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, SupportsFloat, overload
 
 from lablib.course.checks.printing import print_text
 from lablib.course.translation import say_for
-from lablib.signature import NonEmpty, checked
+from lablib.signature import NonEmpty, Range, checked
 from lablib.text.typed import read_names, read_numbers
 from lablib.text.units import format_quantity, plural
 
@@ -52,9 +53,9 @@ def _quantity(number: float, unit: str) -> str:
 class Guess:
     """One question and the text of its guess, which is open until `reveal`."""
 
-    def __init__(self, question: str, given: Any, unit: str):
+    def __init__(self, question: str, given: Any, unit: str, within: float = 0.0):
         several = isinstance(given, list | tuple | Set)
-        self.question, self.unit, self.is_shown = question, unit, False
+        self.question, self.unit, self.within, self.is_shown = question, unit, within, False
         self.text = "" if given is None else ", ".join(map(str, given)) if several else str(given)
         self.is_right: bool | None = None  # None: not compared with a number or a name
         self._lines: tuple[ipywidgets.Text, ipywidgets.Label] | None = None  # the field and its note
@@ -80,7 +81,8 @@ class Guess:
 
         say, unit = say_for(), "" if self.unit == "count" else self.unit
         field = ipywidgets.Text(placeholder="?", layout={"width": "16em"})
-        note = ipywidgets.Label(f"{unit} ({say('locks when the answer shows')})".strip())
+        also = f"{say(self._also_right)}{say('; ')}" if self.within else ""
+        note = ipywidgets.Label(f"{unit} ({also}{say('locks when the answer shows')})".strip())
         self._lines = field, note
 
         def typed(_: Any) -> None:
@@ -103,11 +105,16 @@ class Guess:
         said, is_right = self._compared(answer)
         self.is_right, self.is_shown = self.is_right if self.is_shown else is_right, True
         held = {id(each): each for each in (*vars(sys.modules["__main__"]).values(), self) if isinstance(each, Guess)}
-        counted = [each.is_right for each in held.values() if each.is_right is not None]
+        counted = [each for each in held.values() if each.is_right is not None]
         say = say_for()
         print_text(f"{say(self.question.partition(' (')[0])}{say(': ')}{say('; ').join(map(say, said))}")
         if self.is_right is not None:
-            print(say(f"guesses: {sum(counted)} of {len(counted)} within 20%"))
+            rule = "within 20% or the stated amount" if any(each.within for each in counted) else "within 20%"
+            print(say(f"guesses: {sum(each.is_right is True for each in counted)} of {len(counted)} {rule}"))
+
+    @property
+    def _also_right(self) -> str:
+        return f"right within {_quantity(self.within, self.unit)}"
 
     def _read(self, numbers: Iterable[float]) -> str:
         return ", ".join(_quantity(each, self.unit) for each in numbers)
@@ -135,8 +142,9 @@ class Guess:
             return [self._unread(self.text, len(numbers)), f"the answer is {shown}"], None
         pairs = list(zip(guesses, numbers, strict=True))
         far = ", ".join(say_for()(how_far(*pair, self.unit)) for pair in pairs)
-        is_right = all(abs(one - other) <= 0.2 * abs(other) for one, other in pairs)
-        return [f"you guessed {self._read(guesses)}", f"the answer is {shown}: {far}"], is_right
+        is_right = all(abs(one - other) <= max(0.2 * abs(other), self.within) for one, other in pairs)
+        said = [f"you guessed {self._read(guesses)}", f"the answer is {shown}: {far}"]
+        return [*said, self._also_right] if self.within else said, is_right
 
 
 class Notice:
@@ -228,18 +236,23 @@ class Guesses:
 
 
 @overload
-def guess(question: str, given: Any = None, interactive: bool = True, unit: str = "") -> Guess: ...
+def guess(question: str, given: Any = None, interactive: bool = True, unit: str = "", within: float = 0.0) -> Guess: ...
 @overload
 def guess(question: Sequence[str], given: Sequence[float] | None = None, interactive: bool = True) -> Guesses: ...
 @checked
 def guess(
-    question: Annotated[str | Sequence[str], NonEmpty()], given: Any = None, interactive: bool = True, unit: str = ""
+    question: Annotated[str | Sequence[str], NonEmpty()],
+    given: Any = None,
+    interactive: bool = True,
+    unit: str = "",
+    within: Annotated[float, Range(ge=0)] = 0.0,
 ) -> Guess | Guesses:
     """Ask a question: show a field for its guess. Several questions: for numbers above 0, to end a cell with.
 
     question: a noun phrase; words in brackets are left out next to the answer.
     given: the guess instead of a field: a number, a name, or several.
     unit: of numbers; "count" for none; "" for names.
+    within: in this unit: a number that is no further off is right, also if that is more than 20% of the answer.
     """
     if not isinstance(question, str):
         return Guesses(question, given, interactive)
@@ -247,6 +260,6 @@ def guess(
         if isinstance(old, Guess) and old.question == question and old.is_shown:
             print_text(f"{old} ({say_for()('locked: the answer was shown; restart the kernel to begin again')})")
             return old
-    asked = Guess(question, given, unit)
+    asked = Guess(question, given, unit, within)
     asked.show(interactive)
     return asked

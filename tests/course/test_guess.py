@@ -72,6 +72,14 @@ def test_the_answer_stands_next_to_the_guess_and_says_how_far_off_it_is(said: st
     assert first.startswith(said) and said_by(asked, answer, capsys) == first  # a second time counts nothing
 
 
+@pytest.mark.parametrize(("given", "score"), [(0.015, "1 of 1"), (-0.022, "1 of 1"), (0.019, "0 of 1")])
+def test_a_guess_near_an_answer_of_nearly_zero_is_right_within_an_amount(given: float, score: str, capsys):
+    asked = guess("loss", given, False, "nats", within=0.02)
+    said = said_by(asked, -0.002, capsys)
+    assert said.endswith(f"; right within 0.02 nats guesses: {score} within 20% or the stated amount")
+    assert asked.panel().children[1].children[1].value.startswith("nats (right within 0.02 nats; locks")
+
+
 def test_a_field_locks_when_the_answer_shows_and_later_text_changes_nothing(capsys):
     asked = guess("size", None, False, "MB")
     assert "instead of None" in capsys.readouterr().out
