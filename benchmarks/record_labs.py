@@ -13,6 +13,7 @@ a quiet machine, after removing the profiles in ~/.config/lablib that were measu
 
 import argparse
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,14 +28,15 @@ from lablib.calibration.machine import machine_text, versions
 from lablib.course.building.master import read_master
 from lablib.course.building.notebook import Version, make_notebook
 from lablib.course.places import Lab, find_labs, find_labs_folder
-from lablib.data.loading.loader import Jitter, Loader, draw_times
 from lablib.data.loading.loader_timeline import run_loop
 from lablib.data.loading.measured_loop import measure_loop
 from lablib.kernels.elementwise_chain import chain_time_s, fused_cost, unfused_cost
+from lablib.labs.lab07 import loop_settings
 from lablib.process.host_load import busiest, host_load
 from lablib.record.comparison import RecordedReconciliation
 
 NUMEL, BATCHES, STEP_S = 2**22, 200, 0.01
+COMPARES = re.compile(r"^comparison = (lab\d\d\.)?reconcile", re.MULTILINE)  # a lab's own comparison
 Setting = tuple[str, float, Callable[[], float]]  # its name, predicted seconds, how it is measured
 
 
@@ -64,14 +66,10 @@ def seconds_of(run: Callable, *args: torch.Tensor) -> float:
 
 
 def loops() -> tuple[str, str, int, list[Setting]]:
-    constant, jittery = [0.02] * BATCHES, draw_times(0.008, BATCHES, Jitter.LOGNORMAL, 1.0, seed=1)
-    ways = {"no workers": (Loader(0), constant), "1 worker": (Loader(1), constant)}
-    ways |= {"2 workers": (Loader(2), constant)}
-    ways |= {f"jitter, prefetch {prefetch}": (Loader(1, prefetch), jittery) for prefetch in (1, 8)}
     steps_s = [STEP_S] * BATCHES
     settings: list[Setting] = [
         (name, run_loop(*way, steps_s).step_time_s, lambda way=way: measure_loop(*way, steps_s).step_time_s)
-        for name, way in ways.items()
+        for name, way in loop_settings(BATCHES).items()
     ]
     return f"Loops of {BATCHES} batches with torch's DataLoader", "torch's DataLoader", BATCHES, settings
 
@@ -102,7 +100,7 @@ def rounded(row: dict) -> dict:
 def record_comparison(lab: Lab, path: Path) -> RecordedReconciliation:
     """What a lab's own cells compare."""
     notebook = make_notebook(read_master(lab), Version.INSTRUCTOR)
-    last = next(place for place, cell in enumerate(notebook.cells) if "comparison = reconcile(" in cell.source)
+    last = next(place for place, cell in enumerate(notebook.cells) if COMPARES.search(cell.source))
     first = next(place for place, cell in enumerate(notebook.cells) if "quick: bool" in cell.source)
     cells = notebook.cells[: last + 1]
     cells.insert(first + 1, new_code_cell("quick = interactive = False"))

@@ -3,20 +3,29 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
+import pandas as pd
 import plotly.graph_objects as go
 
 from lablib.batches.packing import Packing
-from lablib.course import checks_for, guess
+from lablib.course import checks_for, guess, print_text, recorded_comparison, show_source, try_out
+from lablib.course.table import in_rows
 from lablib.data.loading.loaded_run import LoadedRun
-from lablib.figures import show
+from lablib.data.loading.loader import Copy, Jitter, Loader, draw_times
+from lablib.data.loading.loader_timeline import run_loop, steady_step_s
+from lablib.data.loading.measured_loop import measure_loop
+from lablib.figures import figure_idle_shares, figure_lines, show
 from lablib.figures.chart import Axis, Mark, Panel, bars, chart, line
 from lablib.figures.describe import attach
 from lablib.figures.style import COMPUTE, LOOKS, PAPER_PIXELS, Look, axis, base_layout, named_rows, series_look
 from lablib.signature import NonEmpty, Range, checked
 from lablib.text.units import Unit, axis_title, format_quantity, plural, unit_for
+from lablib.widgets import loader_calculator
 
 # Names of other packages that the notebook uses, as lab07.show.
-__all__ = ["checks_for", "guess", "show"]
+__all__ = ["Copy", "checks_for", "figure_lines", "guess", "loader_calculator", "print_text", "recorded_comparison"]
+__all__ += ["show", "show_source", "steady_step_s", "try_out"]
+
+PREFETCHES = [1, 2, 4, 8, 16, 32]
 
 LANE_PIXELS = 34
 MOST_BLOCKS = 40  # of a panel
@@ -139,6 +148,54 @@ def _summary(run: LoadedRun, drawn: range, causes: Mapping[str, float]) -> str:
         f"Over {plural(len(run.batches), 'batches')} in {format_quantity(run.makespan_s, 's')} the device waits "
         f"{run.idle_share:.0%} of the time{why}.{part}"
     )
+
+
+def show_waits(settings: Sequence[tuple[float, float]], num: int) -> dict[int, float]:
+    """Show the waits of loops with one worker and steps of 100 ms, by prefetch; returns those of the first setting.
+
+    settings: mean seconds of a load, jitter. num: batches.
+    """
+    shares = {}
+    for load_s, jitter in settings:
+        loads_s = draw_times(load_s, num, Jitter.LOGNORMAL, jitter)
+        runs = [run_loop(Loader(1, prefetch), loads_s, [0.1] * num) for prefetch in PREFETCHES]
+        shares[f"load {load_s * 1e3:.0f} ms, jitter {jitter:.0%}"] = [run.idle_share_from(0) for run in runs]
+    show(figure_idle_shares(PREFETCHES, shares, title="One worker, steps of 100 ms"))
+    return dict(zip(PREFETCHES, next(iter(shares.values())), strict=True))
+
+
+def show_classes(orders: Mapping[str, Sequence[int]], size: int, per_class: int) -> dict[str, float]:
+    """Show the number of classes in each batch of `size` of sorted samples in these orders; returns the means."""
+    classes = {}
+    for name, order in orders.items():
+        parts = [order[first : first + size] for first in range(0, len(order), size)]
+        classes[name] = [len({sample // per_class for sample in part}) for part in parts]
+    means = {name: sum(counts) / len(counts) for name, counts in classes.items()}
+    said = [f"{name} {mean:.1f} ({min(classes[name])} to {max(classes[name])})" for name, mean in means.items()]
+    axes: dict[str, Any] = {"x_label": "batch", "y_label": f"classes in a batch of {size}"}
+    axes |= {"title": "Through a shuffle buffer", "summary": f"Classes in a batch, mean: {'; '.join(said)}."}
+    show(figure_lines(range(len(next(iter(classes.values())))), classes, **axes))
+    return means
+
+
+def loop_settings(num: int) -> dict[str, tuple[Loader, list[float]]]:
+    """Loaders of real workers and the seconds of their loads, with and without jitter."""
+    constant, jittery = [0.02] * num, draw_times(0.008, num, Jitter.LOGNORMAL, 1.0, seed=1)
+    found = {"no workers": (Loader(0), constant), "1 worker": (Loader(1), constant), "2 workers": (Loader(2), constant)}
+    return found | {f"jitter, prefetch {prefetch}": (Loader(1, prefetch), jittery) for prefetch in (1, 8)}
+
+
+def table_of_loops(num: int, repeats: int) -> pd.DataFrame:
+    """Time of a step with these loaders in ms: predicted, and measured here and in the recording."""
+    rows, recorded = {}, {row["name"]: row for row in recorded_comparison("07").rows}
+    for name, (loader, loads_s) in loop_settings(num).items():
+        predicted_s = run_loop(loader, loads_s, [0.01] * num).step_time_s
+        measured_s = min(measure_loop(loader, loads_s, [0.01] * num).step_time_s for _ in range(repeats))
+        rows[name] = {"predicted, ms": predicted_s * 1e3, "measured, ms": measured_s * 1e3}
+        rows[name] |= {"off, %": 100 * (predicted_s / measured_s - 1)}
+        rows[name] |= {"recorded, ms": recorded[name]["measured_s"] * 1e3}
+        rows[name] |= {"recorded off, %": recorded[name]["error_pct"]}
+    return in_rows(rows)
 
 
 # --- Packed documents ---

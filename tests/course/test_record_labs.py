@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.course import recorded_comparison
+from lablib.course.places import find_labs
 from lablib.process.host_load import HostLoad
 from lablib.record.comparison import RecordedReconciliation
 
+LABS = [lab for lab in find_labs(Path(__file__).parents[2] / "labs") if (lab.folder / "recorded.json").exists()]
 FILE = Path(__file__).parents[2] / "benchmarks" / "record_labs.py"
 SPEC = importlib.util.spec_from_file_location("record_labs", FILE)
 assert SPEC is not None and SPEC.loader is not None
@@ -44,3 +46,8 @@ def test_what_was_recorded_is_what_the_command_records(lab, tmp_path):
             assert row["predicted_s"] == pytest.approx(predicted_s, rel=1e-3)  # of this version of the simulated loop
     recorded.save(tmp_path / "recorded.json")
     assert RecordedReconciliation.load(tmp_path / "recorded.json") == recorded
+
+
+@pytest.mark.parametrize("lab", [lab for lab in LABS if lab.number not in benchmark.LABS], ids=lambda lab: lab.name)
+def test_the_command_finds_the_comparison_of_a_lab(lab):
+    assert len(benchmark.COMPARES.findall(lab.master.read_text("utf-8"))) == 1

@@ -29,14 +29,11 @@ quick: bool = True  # few batches and few repeats
 my_guess_alone = lab07.guess("time that the device waits", None, interactive, "%")
 
 # %%
-import pandas as pd
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-from lablib.course import print_text, show_source, try_out
-from lablib.data.loading.loader import Copy, Jitter, Loader, draw_times
-from lablib.data.loading.loader_timeline import run_loop, steady_step_s
-from lablib.figures import figure_idle_shares, figure_lines, show
+from lablib.data.loading.loader import Loader
+from lablib.data.loading.loader_timeline import run_loop
 
 check = lab07.checks_for("07")
 check
@@ -44,7 +41,7 @@ check
 # %%
 # A simulated loop: for each batch the seconds of its load and of its step.
 alone = run_loop(Loader(workers=0), [0.25] * 8, [0.1] * 8)
-show(lab07.figure_loading(alone, batches=6))
+lab07.show(lab07.figure_loading(alone, batches=6))
 my_guess_alone.reveal(100 * alone.idle_share)
 
 # %% [markdown]
@@ -61,7 +58,7 @@ my_guess_workers = lab07.guess(
 
 # %%
 two = run_loop(Loader(workers=2, prefetch=2), [0.25] * 100, [0.1] * 100)
-show(lab07.figure_loading(two, batches=10))
+lab07.show(lab07.figure_loading(two, batches=10))
 my_guess_workers.reveal(100 * two.idle_share_from(0))  # after the first batch
 
 # %% [markdown]
@@ -75,7 +72,7 @@ my_guess_workers.reveal(100 * two.idle_share_from(0))  # after the first batch
 # %%
 starting = Loader(workers=3, start_s=0.2, batch_bytes=500e6)  # 500 MB at 25 GB/s: 20 ms
 again = run_loop(starting, [0.25] * 10, [0.1] * 10, epochs=2)  # epochs of 5 batches
-show(lab07.figure_loading(again, batches=10))
+lab07.show(lab07.figure_loading(again, batches=10))
 
 # %% [markdown]
 # Which gap has which cause? Before an epoch's first step all three follow one another. `persistent_workers=True` keeps
@@ -97,11 +94,11 @@ my_guess_copies = lab07.guess(
 
 # %%
 times_ms = {}
-for copy in Copy:
+for copy in lab07.Copy:
     loader = Loader(workers=2, copy=copy, batch_bytes=1e9)  # 1 GB at 25 GB/s: 40 ms
-    times_ms[copy.value] = steady_step_s(loader, 0.05, 0.1) * 1e3
+    times_ms[copy.value] = lab07.steady_step_s(loader, 0.05, 0.1) * 1e3
     print(f"{copy.value}: {times_ms[copy.value]:.0f} ms")
-show(lab07.figure_loading(run_loop(loader, [0.05] * 6, [0.1] * 6), batches=6))
+lab07.show(lab07.figure_loading(run_loop(loader, [0.05] * 6, [0.1] * 6), batches=6))
 my_guess_copies.reveal(times_ms.values())
 
 # %% [markdown]
@@ -121,10 +118,9 @@ my_guess_copies.reveal(times_ms.values())
 # the 31.5 GB/s that PCIe 4.0 x16 has on paper:
 
 # %%
-batches = {"8,192 tokens of 8 bytes": 8192 * 8}
-batches["256 images, 3 x 224 x 224 numbers of 4 bytes"] = 256 * 3 * 224**2 * 4
-for name, size_bytes in batches.items():
-    print(f"{name}: {size_bytes / 25e9 * 1e6:,.0f} us, and some us for the start of any copy")
+tokens_us, images_us = (1e6 * size / 25e9 for size in (8192 * 8, 256 * 3 * 224**2 * 4))
+print(f"8,192 tokens of 8 bytes: {tokens_us:,.0f} us, and some us for the start of any copy")
+print(f"256 images of 3 x 224 x 224 numbers of 4 bytes: {images_us:,.0f} us")
 
 # %% [markdown] minutes=5
 # ## Exercise 1: how many workers?
@@ -151,9 +147,9 @@ def fewest_workers(load_ms, copy_ms, step_ms, own_stream, most):
 
 # %%
 # Try it. By hand: 250 / 140 is 1.8, so 2; 250 / 100 is 2.5, so 3; 3 are more than 2.
-try_out(fewest_workers, 250, 40, 100, own_stream=False, most=8)
-try_out(fewest_workers, 250, 40, 100, own_stream=True, most=8)
-try_out(fewest_workers, 250, 40, 100, own_stream=True, most=2)
+lab07.try_out(fewest_workers, 250, 40, 100, own_stream=False, most=8)
+lab07.try_out(fewest_workers, 250, 40, 100, own_stream=True, most=8)
+lab07.try_out(fewest_workers, 250, 40, 100, own_stream=True, most=2)
 
 # %% tags=["check"] points=2
 check.fewest_workers(fewest_workers)
@@ -168,25 +164,14 @@ check.fewest_workers(fewest_workers)
 
 # %%
 my_guess_jitter = lab07.guess(
-    "time that the device waits (prefetch 1, prefetch 16)", None, interactive, "%"
+    "time that the device waits (prefetch 1, prefetch 16)", None, interactive, "%", within=2
 )
 
 # %%
-prefetches, num = [1, 2, 4, 8, 16, 32], 2000 if quick else 20_000
-
-
-def waits(load_s, spread):
-    loads_s = draw_times(load_s, num, Jitter.LOGNORMAL, spread)
-    runs = [run_loop(Loader(1, prefetch), loads_s, [0.1] * num) for prefetch in prefetches]
-    return [run.idle_share_from(0) for run in runs]
-
-
-shares = {}
-for load_s, spread in [(0.08, 0.25), (0.08, 1.0), (0.125, 1.0)]:
-    shares[f"load {load_s * 1e3:.0f} ms, jitter {spread:.0%}"] = waits(load_s, spread)
-show(figure_idle_shares(prefetches, shares, title="One worker, steps of 100 ms"))
-waiting = shares["load 80 ms, jitter 100%"]
-my_guess_jitter.reveal([100 * waiting[0], 100 * waiting[4]])
+# (mean seconds of a load, jitter)
+loads = [(0.08, 1.0), (0.08, 0.25), (0.125, 1.0)]
+waits = lab07.show_waits(loads, num=2000 if quick else 20_000)  # of the first, by prefetch
+my_guess_jitter.reveal([100 * waits[prefetch] for prefetch in (1, 16)])
 
 # %% [markdown]
 # There are two kinds of waiting. A *buffer* of batches loaded ahead bridges slow loads, at the price of host memory for
@@ -231,10 +216,10 @@ def smallest_prefetch(loads, step):
 
 # %%
 # Try it. By hand: with P = 2 batch 2 is ordered at 2, loaded from 3 to 10, and due at 10.
-try_out(smallest_prefetch, [2, 1, 7, 2], step=4)
-try_out(smallest_prefetch, [3, 4, 4, 4], step=4)  # 1: nothing is ever late
-try_out(smallest_prefetch, [3, 5, 5, 5], step=4)  # None: too slow on average
-try_out(smallest_prefetch, [1, 9, 1, 1, 1, 1], step=4)  # None: slow before the worker is ahead
+lab07.try_out(smallest_prefetch, [2, 1, 7, 2], step=4)
+lab07.try_out(smallest_prefetch, [3, 4, 4, 4], step=4)  # 1: nothing is ever late
+lab07.try_out(smallest_prefetch, [3, 5, 5, 5], step=4)  # None: too slow on average
+lab07.try_out(smallest_prefetch, [1, 9, 1, 1, 1, 1], step=4)  # None: slow too early
 
 # %% tags=["check"] points=3
 check.smallest_prefetch(smallest_prefetch)
@@ -248,9 +233,9 @@ check.smallest_prefetch(smallest_prefetch)
 # %%
 from lablib.data.loading import smallest_prefetch as library
 
-loads_s = draw_times(0.08, 200, Jitter.LOGNORMAL, 0.5)
+loads_s = lab07.draw_times(0.08, 200, lab07.Jitter.LOGNORMAL, 0.5)
 print("200 loads of 80 ms, jitter 50%: prefetch", library.smallest_prefetch(loads_s, 0.1))
-show_source(library.smallest_prefetch, after=check.smallest_prefetch)
+lab07.show_source(library.smallest_prefetch, after=check.smallest_prefetch)
 
 # %% [markdown]
 # Now change the settings. Find some where workers help and prefetch does not; and some where twice the prefetch helps
@@ -260,9 +245,7 @@ show_source(library.smallest_prefetch, after=check.smallest_prefetch)
 # turns.
 
 # %%
-from lablib.widgets import loader_calculator
-
-loader_calculator(interactive=interactive)
+lab07.loader_calculator(interactive=interactive)
 
 # %% [markdown] minutes=6
 # ## Order
@@ -280,23 +263,10 @@ my_guess_classes = lab07.guess(
 # %%
 from lablib.data.shuffle_buffer import shuffle_buffer
 
-classes = {}
-for size in (1, 100, 1000, 5000):
-    order = list(shuffle_buffer(range(5000), size))
-    parts = [order[first : first + 50] for first in range(0, 5000, 50)]
-    classes[f"buffer {size:,}"] = [len({sample // 500 for sample in part}) for part in parts]
-means = [
-    f"{name} {sum(line) / 100:.1f} ({min(line)} to {max(line)})"
-    for name, line in classes.items()
-]
-labels = {
-    "x_label": "batch",
-    "y_label": "classes in a batch of 50",
-    "title": "Through a shuffle buffer",
-}
-labels["summary"] = f"Classes in a batch, mean: {'; '.join(means)}."
-show(figure_lines(range(100), classes, **labels))
-my_guess_classes.reveal([sum(classes[f"buffer {size}"]) / 100 for size in ("1,000", "5,000")])
+sizes = (1, 100, 1000, 5000)
+orders = {f"buffer {size:,}": list(shuffle_buffer(range(5000), size)) for size in sizes}
+classes = lab07.show_classes(orders, size=50, per_class=500)  # sample // 500 is its class
+my_guess_classes.reveal([classes["buffer 1,000"], classes["buffer 5,000"]])
 
 # %% [markdown]
 # A buffer far smaller than the sorted data leaves the data nearly sorted. Reading several files, or *shards*, in turn
@@ -360,8 +330,8 @@ def order_bugs(delivered, num_samples):
 samplers = [DistributedSampler(range(8), num_replicas=2, rank=rank) for rank in range(2)]
 delivered = [[list(sampler) for sampler in samplers] for epoch in range(2)]
 print(delivered)
-try_out(order_bugs, delivered, 8)
-try_out(order_bugs, [[[0, 1], [2, 3]], [[3, 1], [0, 1]]], 4)  # lost (2), repeated (1)
+lab07.try_out(order_bugs, delivered, 8)
+lab07.try_out(order_bugs, [[[0, 1], [2, 3]], [[3, 1], [0, 1]]], 4)  # lost (2), repeated (1)
 
 # %% tags=["check"] points=2
 check.order_bugs(order_bugs)
@@ -409,9 +379,9 @@ def resume(order, runs, ranks):
 # %%
 # Try it. By hand: 0 1 4 3 for one rank, and 0, 1, 4, 3 dealt to three.
 order = [5, 2, 7, 0, 6, 1, 4, 3]
-try_out(resume, order, [[(4, 3), (2, 1)]], 1)
-try_out(resume, order, [[(4, 3), (2, 1)]], 3)
-try_out(resume, order, [[(4, 3), (2, 1)], [(2, 1), (2, 1)]], 1)  # then two ranks used 0 and 1
+lab07.try_out(resume, order, [[(4, 3), (2, 1)]], 1)
+lab07.try_out(resume, order, [[(4, 3), (2, 1)]], 3)
+lab07.try_out(resume, order, [[(4, 3), (2, 1)], [(2, 1), (2, 1)]], 1)  # two used 0 and 1
 
 # %% tags=["check"] points=3
 check.resume(resume)
@@ -440,7 +410,7 @@ for rank in range(3):
     rest += [batch.tolist() for batch in sampler.used(DataLoader(data, batch_sampler=sampler))]
 seen = count_seen(had + rest, 40)
 print(f"of 40 samples lost: {len(seen.lost)}, more than once: {len(seen.repeated)}")
-show_source(ResumableSampler.load_state_dict, after=check.resume)
+lab07.show_source(ResumableSampler.load_state_dict, after=check.resume)
 
 # %% [markdown] minutes=4
 # ## Reconcile: predicted and measured
@@ -455,41 +425,17 @@ show_source(ResumableSampler.load_state_dict, after=check.resume)
 my_guess_which = lab07.guess(
     "furthest off (no workers, 1 worker, 2 workers, jitter prefetch 1 or 8)", None, interactive
 )
-my_guess_off = lab07.guess("error of that prediction", None, interactive, "%")
+my_guess_off = lab07.guess(
+    "error of that prediction (negative: too short)", None, interactive, "%", within=3
+)
 
 # %%
-from lablib.course import recorded_comparison
-from lablib.data.loading.measured_loop import measure_loop
-
-num = 40 if quick else 200
-constant, jittery = [0.02] * num, draw_times(0.008, num, Jitter.LOGNORMAL, 1.0, seed=1)
-loops = {"no workers": (Loader(0), constant), "1 worker": (Loader(1), constant)}
-loops |= {"2 workers": (Loader(2), constant)}
-loops |= {f"jitter, prefetch {prefetch}": (Loader(1, prefetch), jittery) for prefetch in (1, 8)}
-
-# %%
-rows, steps_s = {}, [0.01] * num
-for name, (loader, loads_s) in loops.items():
-    predicted_s = run_loop(loader, loads_s, steps_s).step_time_s
-    runs = [measure_loop(loader, loads_s, steps_s) for _ in range(2 if quick else 5)]
-    measured_s = min(run.step_time_s for run in runs)
-    off = 100 * (predicted_s / measured_s - 1)
-    rows[name] = {
-        "predicted, ms": predicted_s * 1e3,
-        "measured, ms": measured_s * 1e3,
-        "off, %": off,
-    }
-recorded = recorded_comparison("07")
-for row in recorded.rows:
-    rows[row["name"]] |= {
-        "recorded, ms": row["measured_s"] * 1e3,
-        "recorded off, %": row["error_pct"],
-    }
-furthest = max(rows, key=lambda name: abs(rows[name]["off, %"]))
+table = lab07.table_of_loops(num=40 if quick else 200, repeats=2 if quick else 5)
+furthest = table["off, %"].abs().idxmax()
 my_guess_which.reveal(furthest.replace(",", ""))
-my_guess_off.reveal(rows[furthest]["off, %"])
-print_text(f"{recorded}")
-pd.DataFrame(rows).T.round(2)
+my_guess_off.reveal(table["off, %"][furthest])
+lab07.print_text(f"{lab07.recorded_comparison('07')}")
+table.round(2)
 
 # %% [markdown]
 # A sleep lasts at least as long as asked, and a batch must pass through a queue between processes. The prediction
@@ -557,14 +503,16 @@ ways = {"alone": packing.one_per_block(lengths, 16_384)}
 ways["first fit"] = packing.first_fit(lengths, 16_384, longest_first=False)
 ways["best fit, longest first"] = packing.best_fit(lengths, 16_384)
 my_guess_waste.reveal(100 * ways["alone"].waste)
-rows = {name: [len(way.blocks), f"{way.waste:.2%}"] for name, way in ways.items()}
-pd.DataFrame(rows, index=["blocks", "waste"]).T
+rows = {
+    name: {"blocks": len(way.blocks), "waste": f"{way.waste:.2%}"} for name, way in ways.items()
+}
+lab07.in_rows(rows)
 
 # %%
 few = [len(module) for module in modules if len(module) < 2000][:40]  # in smaller blocks
 drawn = {"alone": packing.one_per_block(few, 2048)}
 drawn["best fit, longest first"] = packing.best_fit(few, 2048)
-show(lab07.figure_packing(drawn))
+lab07.show(lab07.figure_packing(drawn))
 
 # %% [markdown]
 # In *attention* each token reads the *values* of the tokens before it in its block, and its own: the *causal mask*.
@@ -594,7 +542,7 @@ my_guess_reached.reveal(set(map(str, reached.tolist())))
 #
 # Write the mask under which no gradient crosses a border: a token sees only itself and the tokens before it in its own
 # document. Padding has the number -1. It must see at least itself: a softmax over an empty set is NaN, and one NaN
-# reaches every weight.
+# reaches every weight. (torch's `scaled_dot_product_attention` returns 0 there; attention in general does not.)
 
 
 # %% tags=["exercise"]
@@ -613,7 +561,7 @@ def document_mask(documents):
 
 # %%
 # Try it: two tokens of document 7, one of document 3, one of padding.
-try_out(lambda: document_mask(torch.tensor([[7, 7, 3, -1]])).int()[0, 0].tolist())
+lab07.try_out(lambda: document_mask(torch.tensor([[7, 7, 3, -1]])).int()[0, 0].tolist())
 
 # %% tags=["check"] points=2
 check.document_mask(document_mask)
@@ -672,15 +620,19 @@ print(*(f"{name} broken: off by {one:.0e}" for name, one in off.items()), sep="\
 my_guess_most.reveal(max(off, key=off.__getitem__))
 
 # %% [markdown]
-# Under the document mask the scores between documents are still computed, and discarded. *Kernels* (programs of the
-# GPU) for *variable length* get the ends of the documents, and skip these scores. With k equal documents in a block 1 /
-# k of the work of attention is left. How much is left here, where long pieces fill their blocks?
+# (That order is of this small GPT before any training.) Under the document mask the scores between documents are still
+# computed, and discarded. *Kernels* (programs of the GPU) for *variable length* get the ends of the documents, and skip
+# these scores. With k equal documents in a block 1/k of the work of attention is left. How much is left here, where
+# long pieces fill their blocks?
+
+# %%
+my_guess_left = lab07.guess("attention's work that is left", None, interactive, "%")
 
 # %%
 best, shape = ways["best fit, longest first"], {"num_layers": 12, "d_model": 768}
 by_mask = packed_attention.masked_attention_flops(best, **shape)
 by_length = packed_attention.variable_length_attention_flops(best, **shape)
-print(f"variable length takes {by_length / by_mask:.0%} of the FLOPs of the document mask")
+my_guess_left.reveal(100 * by_length / by_mask)  # FLOPs over those of the document mask
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: formats
@@ -725,7 +677,8 @@ for name, size in sizes.items():
         f"requests of {name}: {in_flight_to_fill(S3_10_GBIT, size):,} in flight fill the link"
     )
 axes = {"x_label": "requests in flight", "y_label": "rate", "y_unit": "B/s", "log_x": True}
-show(figure_lines(flights, rates, **axes, title="An object store: rate by requests in flight"))
+axes["title"] = "An object store: rate by requests in flight"
+lab07.show(lab07.figure_lines(flights, rates, **axes))
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: damage
@@ -752,7 +705,7 @@ with tempfile.TemporaryDirectory() as folder:
     list(reading)
 print(reading)
 for loss in reading.losses:
-    print_text(str(loss).replace(folder, "..."))
+    lab07.print_text(str(loss).replace(folder, "..."))
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: loaders on other machines
