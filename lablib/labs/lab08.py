@@ -1,9 +1,10 @@
 """Lab 08: tensors before and after an all-reduce, the crossing of two formulas, the fit of a link to measurements."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from lablib.figures import (
 )
 from lablib.figures.chart import Axis, Panel, bars, chart
 from lablib.figures.style import Look
-from lablib.hardware import LINKS, Dragonfly, FatTree, Link, Torus, find_cluster
+from lablib.hardware import LINKS, Cluster, Dragonfly, FatTree, Link, Torus, find_cluster
 from lablib.launch import launch
 from lablib.phases import phase
 from lablib.text.units import format_quantity
@@ -62,7 +63,39 @@ def summed(all_reduce: Callable[[Tensor], Any], num_floats: int) -> tuple[Tensor
     return before, x
 
 
+def holds_the_sum(values: Sequence[tuple[Tensor, Tensor]]) -> bool:
+    """Does every rank hold the sum? values: (before, after) of each rank."""
+    total = torch.stack([before for before, _ in values]).sum(0)
+    return all(torch.allclose(after, total, atol=1e-4) for _, after in values)
+
+
 # ---- two formulas ----
+
+
+def show_message_cost(message_s: Callable[[Link, float], float], *links: Link) -> None:
+    """Show the time of a message against its size, and for each link the size at which half of it is latency."""
+    sizes_bytes = [2.0**k for k in range(4, 31)]
+    curves = {link.name: [message_s(link, size) for size in sizes_bytes] for link in links}
+    halves = {f"α/β of {link.name}": link.latency_s * link.bandwidth_bytes_per_s for link in links}
+    show(figure_collective_cost(sizes_bytes, curves, halves, title="One message against its size"))
+
+
+def table_of_times(
+    ways: Mapping[str, tuple[Callable[..., Any], Callable[[int, Link, float], float]]],
+    cluster: Cluster,
+    num_ranks: Iterable[int],
+) -> pd.DataFrame:
+    """Simulated seconds of all-reduces of a small and a large tensor; fails unless their formulas agree to 9 digits."""
+    rows = []
+    for n, num_floats in ((n, floats * n) for n in num_ranks for floats in (10, 100_000)):
+        row = {"ranks": str(n), "tensor": format_quantity(4 * num_floats, "B")}
+        for name, (all_reduce, formula) in ways.items():
+            run = launch(summed, all_reduce, num_floats, ranks=n, cluster=cluster)
+            seconds, formula_s = run.timeline.makespan_s, formula(n, cluster.intra, 4 * num_floats)
+            assert abs(seconds / formula_s - 1) < 1e-9, f"{name} on {n} ranks: {seconds} s, by formula {formula_s} s"
+            row[name] = format_quantity(seconds, "s", 4)
+        rows.append(row)
+    return pd.DataFrame(rows).set_index(["ranks", "tensor"])
 
 
 def crossing_bytes(ring: Seconds, tree: Seconds) -> float:
@@ -118,3 +151,9 @@ def step_s(floats_each: int, repeats: int, ranks: int, backend: str) -> float:
     program = three_times, parallel.ring_all_reduce, floats_each * ranks
     runs = [launch(*program, ranks=ranks, backend=backend) for _ in range(repeats)]
     return median(run.timeline.without("setup").makespan_s for run in runs) / (6 * (ranks - 1))
+
+
+def machine_of(latency_s: float, bandwidth: float, backend: str, cluster: str) -> Cluster:
+    """This machine with one kind of link, of measured latency and bandwidth in bytes/s."""
+    link = Link("your link", latency_s, bandwidth)
+    return find_cluster("laptop" if backend == "gloo" else cluster).replace(name="your fit", intra=link, inter=link)

@@ -34,14 +34,11 @@ my_guess_mb = lab08.guess("sent in total, through rank 0", None, interactive, "M
 my_best_mb = lab08.guess("sent in total, best algorithm", None, interactive, "MB")
 
 # %%
-from functools import partial
-
 import pandas as pd
 import torch
 import torch.distributed as dist
 
-from lablib import Link, launch, parallel, reconcile
-from lablib.cost import GroupNetwork, collective_cost
+from lablib import launch, parallel, reconcile
 
 assert ranks >= 2, f"ranks must be 2 or more, a single rank has no peer: got {ranks}; try 8"
 check = lab08.checks_for("08")
@@ -61,8 +58,7 @@ def digits(all_reduce):
 
 
 summed_digits = launch(digits, dist.all_reduce, ranks=4, cluster=cluster).values
-print("rank 0 holds", summed_digits[0].tolist())
-print("rank 3 holds", summed_digits[3].tolist())
+print("ranks 0 and 3 hold", summed_digits[0].tolist(), "and", summed_digits[3].tolist())
 
 # %% [markdown]
 # 1111 = 1 + 10 + 100 + 1000: it contains the part of each of the four ranks once. Read it from the right, where rank 0
@@ -86,15 +82,8 @@ def message_s(link, size_bytes):
 
 
 nvlink, infiniband = lab08.LINKS["nvlink4"], lab08.LINKS["infiniband-ndr"]
-sizes_bytes = [2.0**k for k in range(4, 31)]
-curves, halves = {}, {}
-for link in (nvlink, infiniband):
-    curves[link.name] = [message_s(link, size_bytes) for size_bytes in sizes_bytes]
-    halves[f"α/β of {link.name}"] = link.latency_s * link.bandwidth_bytes_per_s
-title = "One message against its size"
-lab08.show(lab08.figure_collective_cost(sizes_bytes, curves, halves, title=title))
-half_bytes = nvlink.latency_s * nvlink.bandwidth_bytes_per_s
-my_guess_half.reveal(half_bytes)
+lab08.show_message_cost(message_s, nvlink, infiniband)
+my_guess_half.reveal(nvlink.latency_s * nvlink.bandwidth_bytes_per_s)
 
 # %% [markdown]
 # InfiniBand joins machines; NDR is its generation of 400 Gb/s. At α/β bytes (Hockney's n½) a message spends half of its
@@ -126,12 +115,10 @@ def star_all_reduce(tensor):
 
 here = {"ranks": ranks, "cluster": cluster, "backend": backend}  # where to run
 star_run = launch(lab08.summed, star_all_reduce, 2_000_000, **here)
-total = sum(before for before, _ in star_run.values)
-is_sum = [torch.allclose(after, total, atol=1e-4) for _, after in star_run.values]
-print("every rank holds the sum:", all(is_sum))
-my_guess_mb.reveal(star_run.traffic.sent_bytes() / 1e6)
-title = "Star: bytes sent by each rank, 8 MB each time"
-lab08.show(lab08.figure_traffic(star_run.traffic, ranks, title=title))
+sent_mb = star_run.traffic.sent_bytes() / 1e6
+print(f"{sent_mb:g} MB; every rank holds the sum: {lab08.holds_the_sum(star_run.values)}")
+my_guess_mb.reveal(2 * (8 - 1) * 8)  # 8 ranks and 8 MB: 7 tensors to rank 0, and 7 back
+lab08.show(lab08.figure_traffic(star_run.traffic, ranks, title="Star: bytes sent by each rank"))
 
 # %% [markdown]
 # The load is unequal: all 2(n − 1) messages pass through rank 0, one after another, while the other links are idle.
@@ -149,9 +136,7 @@ sends = {f"rank {r} sends": [f"chunk {(r - s) % 4}" for s in range(3)] for r in 
 pd.DataFrame(sends, index=["step 0", "step 1", "step 2"])
 
 # %%
-my_guess_rank = lab08.guess(
-    "rank with the sum of chunk 0 (0, 1, 2 or 3)", None, interactive, "count"
-)
+my_rank = lab08.guess("rank with the sum of chunk 0 (0 to 3)", None, interactive, "count")
 
 
 # %%
@@ -162,7 +147,7 @@ def scattered():
 
 
 chunks = pd.DataFrame(launch(scattered, ranks=4, cluster=cluster).values)
-my_guess_rank.reveal(chunks[0].idxmax())
+my_rank.reveal(chunks[0].idxmax())
 chunks.add_prefix("chunk ").rename_axis("rank")
 
 # %% [markdown]
@@ -226,9 +211,7 @@ lab08.show_source(parallel.ring_all_gather, after=check.ring_all_reduce)
 # formula. Let the simulated GPUs compute in no time, on one machine.
 
 # %%
-my_guess_us = lab08.guess(
-    "time of 8 MB on 8 ranks (α = 1.9 µs, 1/β = 450 GB/s)", None, interactive, "µs"
-)
+my_us = lab08.guess("8 MB on 8 ranks (α 1.9 µs, 1/β 450 GB/s)", None, interactive, "µs")
 
 
 # %%
@@ -238,15 +221,12 @@ def ring_s(n, link, size_bytes):
 
 
 machine = lab08.find_cluster(cluster).free_compute().replace(devices_per_node=max(64, ranks))
-on_machine = {"ranks": ranks, "cluster": machine}
-ring_run = launch(lab08.summed, parallel.ring_all_reduce, 250_000 * ranks, **on_machine)
-formula_s = ring_s(ranks, machine.intra, 1_000_000 * ranks)
-simulated_s = ring_run.timeline.makespan_s  # from the start to the end of the last rank
-print(f"{ranks} MB, simulated: {1e6 * simulated_s:.9g} µs, formula: {1e6 * formula_s:.9g} µs")
-my_guess_us.reveal(1e6 * simulated_s)
-print(f"rank 0 sends {ring_run.traffic.sent_bytes(0) / 1e6:.4g} MB")
-title = f"Ring all-reduce of {ranks} MB: two of {ranks} ranks"
-lab08.show(lab08.figure_timeline(ring_run.timeline, ranks=[0, 1], title=title))
+program = lab08.summed, parallel.ring_all_reduce, 250_000 * ranks  # 1 MB per rank
+ring = launch(*program, ranks=ranks, cluster=machine).timeline
+formula_us = 1e6 * ring_s(ranks, machine.intra, 1_000_000 * ranks)
+print(f"{ranks} MB, simulated: {1e6 * ring.makespan_s:.9g} µs, formula: {formula_us:.9g} µs")
+my_us.reveal(1e6 * ring_s(8, nvlink, 8e6))
+lab08.show(lab08.figure_timeline(ring, ranks=[0, 1], title="Ring all-reduce: two of the ranks"))
 
 # %% [markdown]
 # Each rank has a lane for sending and one for receiving (in the *world*, the group of all ranks), and both are full
@@ -259,11 +239,10 @@ lab08.show(lab08.figure_timeline(ring_run.timeline, ranks=[0, 1], title=title))
 # evenly (Patarasuk and Yuan, 2009).
 
 # %%
-my_best_mb.reveal(2 * (8 - 1) * 8)  # 8 ranks and 8 MB
+my_best_mb.reveal(2 * (8 - 1) * 8)
 for n in (8, 1000):
-    total_mb = 2 * (n - 1) * 8
-    each, first = f"{total_mb / n:.4g} MB from each", f"{total_mb // 2} MB from rank 0"
-    print(f"{n:>4} ranks: {total_mb} MB in total; ring: {each}; star: {first}")
+    total_mb, each_mb, first_mb = 2 * (n - 1) * 8, f"{2 * (n - 1) * 8 / n:.4g}", (n - 1) * 8
+    print(f"{n} ranks: {total_mb} MB; ring: {each_mb} from each; star: {first_mb} from rank 0")
 
 # %% [markdown] minutes=11
 # ## A tree
@@ -276,7 +255,6 @@ for n in (8, 1000):
 for k in range(3):  # log2 6, rounded up; in Python (6 - 1).bit_length()
     pairs = [f"{low + 2**k} sends to {low}" for low in range(0, 6 - 2**k, 2 * 2**k)]
     print(f"round {k}:", ", ".join(pairs))
-print("then the same pairs backwards, from rank 0 to all")
 
 # %% [markdown]
 # In round k the partners are 2ᵏ apart, the *stride*. With six ranks, rank 4 has no partner in round 1.
@@ -334,19 +312,9 @@ def tree_s(n, link, size_bytes):
     return 2 * (n - 1).bit_length() * message_s(link, size_bytes)
 
 
-both_ways = (parallel.ring_all_reduce, ring_s), (parallel.tree_all_reduce, tree_s)
-rows = []
-for n in (2, 3, 5, 8, 16) if quick else (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32):
-    for num_floats in (10 * n, 100_000 * n):
-        row = {"ranks": n, "tensor": lab08.format_quantity(4 * num_floats, "B")}
-        for all_reduce, formula in both_ways:
-            run = launch(lab08.summed, all_reduce, num_floats, ranks=n, cluster=machine)
-            simulated_s = run.timeline.makespan_s
-            formula_s = formula(n, machine.intra, 4 * num_floats)
-            assert abs(simulated_s / formula_s - 1) < 1e-9
-            row[all_reduce.__name__.split("_")[0]] = lab08.format_quantity(simulated_s, "s", 4)
-        rows.append(row)
-pd.DataFrame(rows).set_index(["ranks", "tensor"])
+both = {"ring": (parallel.ring_all_reduce, ring_s), "tree": (parallel.tree_all_reduce, tree_s)}
+num_ranks = (2, 3, 5, 8, 16) if quick else (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
+lab08.table_of_times(both, machine, num_ranks)
 
 # %% [markdown]
 # Below is the tree at 1 kB. The ring above fills both lanes of all ranks. In the tree many are *waiting*: they have
@@ -355,8 +323,8 @@ pd.DataFrame(rows).set_index(["ranks", "tensor"])
 
 # %%
 tree_run = launch(lab08.summed, parallel.tree_all_reduce, 250, ranks=ranks, cluster=machine)
-title = f"Tree all-reduce of 1 kB, {ranks} ranks"
-lab08.show(lab08.figure_timeline(tree_run.timeline, ranks=range(min(ranks, 4)), title=title))
+first_ranks = range(min(ranks, 4))
+lab08.show(lab08.figure_timeline(tree_run.timeline, ranks=first_ranks, title="Tree of 1 kB"))
 
 # %% [markdown] minutes=7
 # ## The crossing
@@ -393,15 +361,11 @@ check.crossing_size_bytes(crossing_size_bytes)
 
 
 # %%
-def on_links(n, link):
-    """Ring and tree of n ranks with equal links, as functions of the size."""
-    return partial(ring_s, n, link), partial(tree_s, n, link)
-
-
-title = "All-reduce of 8 ranks on NVLink"
-found = lab08.cost_curves(*on_links(8, nvlink))
+found = lab08.cost_curves(
+    lambda size: ring_s(8, nvlink, size), lambda size: tree_s(8, nvlink, size)
+)
 my_crossing_bytes.reveal(found[2]["tree = ring"])
-lab08.show(lab08.figure_collective_cost(*found, title=title))
+lab08.show(lab08.figure_collective_cost(*found, title="All-reduce of 8 ranks on NVLink"))
 
 # %% [markdown]
 # Below the crossing the tree wins, above it the ring. In your formula α/β has a factor that depends only on n: on any
@@ -415,21 +379,16 @@ lab08.show(lab08.figure_collective_cost(*found, title=title))
 # as long will 1000 times the bytes take?
 
 # %%
-my_guess_times = lab08.guess(
-    "as long for 1000 times the bytes (1: only latency counts)", None, interactive, "times"
-)
+my_times = lab08.guess("as long (1: only latency counts)", None, interactive, "times")
 
 # %%
 real = "gloo" if backend == "sim" else backend  # gloo: processes on this CPU
-there = {"ranks": min(ranks, 4), "backend": real}
-repeats = 5 if quick else 15
-# Seconds of one ring step with messages of 4 kB and 4 MB: medians of three rings.
-small_s = lab08.step_s(1000, repeats, **there)
-large_s = lab08.step_s(1_000_000, repeats, **there)
+there = {"ranks": min(ranks, 4), "backend": real, "repeats": 5 if quick else 15}
+# Seconds of one ring step with messages of 4 kB and 4 MB: medians of several rings.
+small_s, large_s = (lab08.step_s(floats, **there) for floats in (1000, 1_000_000))
 bandwidth = 3_996_000 / max(large_s - small_s, 1e-9)  # 4 MB less 4 kB
-your_link = Link("your link", small_s, bandwidth)
 print(f"α {lab08.format_quantity(small_s, 's')}, 1/β {lab08.format_quantity(bandwidth, 'B/s')}")
-my_guess_times.reveal(large_s / small_s)
+my_times.reveal(large_s / small_s)
 
 # %% [markdown]
 # The test is to predict a size that was not measured: messages of 1 MB. An *error* of −50% means that the predicted
@@ -437,24 +396,22 @@ my_guess_times.reveal(large_s / small_s)
 # than the noise has no meaning. How large will the error be?
 
 # %%
-my_error_pct = lab08.guess("error (negative: predicted too short)", None, interactive, "%")
+my_error = lab08.guess("error (negative: too short)", None, interactive, "%", within=10)
 
 # %%
-your_machine = lab08.find_cluster("laptop" if real == "gloo" else cluster).replace(
-    name="your fit", intra=your_link, inter=your_link
-)
-how = {**there, "repeats": repeats, "without": "setup", "cluster": your_machine}
+your_machine = lab08.machine_of(small_s, bandwidth, real, cluster)
 program = lab08.three_times, parallel.ring_all_reduce, 250_000 * there["ranks"]
-comparison = reconcile(*program, **how)
-my_error_pct.reveal(100 * comparison.error)
+comparison = reconcile(*program, **there, without="setup", cluster=your_machine)
+my_error.reveal(100 * comparison.error)
 lab08.print_text(comparison.reading())
 lab08.show(comparison.figure(ranks=[0, 1]))
 
 # %% [markdown]
 # Where the measured panel is hatched, a rank was waiting, for others or for the processor. α + S β includes neither.
-# Next, the same comparison recorded on another machine. There the makespan is predicted 44% too long, twice its noise:
-# four ranks share two cores, and α and β come from other runs. They are fitted to makespans, so the predicted *send*
-# includes waiting, *idle* and the additions, which the prediction adds again as *compute*.
+# Next, the same comparison recorded on another machine. There the *makespan*, the time from the first start to the last
+# end, is predicted 44% too long, twice its noise: four ranks share two cores, and α and β come from other runs. They
+# are fitted to makespans, so the predicted *send* includes waiting, *idle* and the additions, which the prediction adds
+# again as *compute*.
 
 # %%
 recorded = lab08.recorded_comparison("08")
@@ -601,6 +558,9 @@ print("rails:", [[place, place + ranks] for place in range(ranks)])
 
 
 # %%
+from lablib.cost import GroupNetwork, collective_cost
+
+
 def through_nics(run, machine):
     """Bytes that each rank sends to another node."""
     sent = [0.0] * run.ranks
@@ -811,6 +771,11 @@ lab08.show(lab08.figure_network(lab08.Torus((4, 4)), 16))
 
 
 # %%
+from functools import partial
+
+from lablib.cost import GroupNetwork, collective_cost
+
+
 def cost_s(net, algorithm, size_bytes):
     return collective_cost("all_reduce", size_bytes, net, algorithm).time_s
 

@@ -1319,7 +1319,7 @@ RIGHT_ANSWERS = {
             "from the times at two sizes, on a Link",
             """
             def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
-                link = Link("asked", latency_s, bandwidth_bytes_per_s)
+                link = lab08.Link("asked", latency_s, bandwidth_bytes_per_s)
                 k = (n - 1).bit_length()
 
                 def more_s(size):
