@@ -75,7 +75,9 @@ my_guess_exposed.reveal(100 * whole.exposed_s(0) / whole.makespan_s)
 
 # %%
 my_guess_faster = lab11.guess("faster in 4 bits", None, interactive, "times")
-my_guess_loss = lab11.guess("loss in 4 bits less that in 32", None, interactive, "nats")
+my_guess_loss = lab11.guess(
+    "loss in 4 bits less that in 32", None, interactive, "nats", within=0.02
+)
 
 # %% [markdown] minutes=11
 # ## Blocks and scales
@@ -172,15 +174,18 @@ means
 # Codes with different scales cannot be added. The ring all-reduce of lab 08 would have to dequantize, add and round
 # again at every hop, n - 1 times. In *two phases* a number is rounded twice: an *all-to-all*, in which every rank sends
 # another piece to each rank, takes the codes of a piece to its owner; the owner dequantizes and adds; an all-gather
-# sends the codes of the sums.
+# sends the codes of the sums. By what factor does the relative error of the mean grow from 2 ranks to 32?
 
 # %%
-lab11.show_growth()
+my_guess_growth = lab11.guess("growth (ring, two phases)", None, interactive, "times")
+
+# %%
+my_guess_growth.reveal(lab11.show_growth())
 
 # %% [markdown]
-# With 2 ranks the ring rounds less often. From 4 ranks on the error of two phases is constant, and the ring's grows
-# like a root of the number of ranks. (`Int4()` rounds to nearest, here and in the recorded runs: their ranks have
-# different gradients, and rounding to nearest has a smaller error.) Now to your guess of the step in 4 bits.
+# The error of two phases does not depend on the number of ranks. With 2 ranks the ring rounds less often; with more its
+# error grows, about like the root of their number. (`Int4()` rounds to nearest, here and in the recorded runs: their
+# ranks have different gradients, and rounding to nearest has a smaller error.) Now to your guess of the step in 4 bits.
 
 
 # %%
@@ -257,13 +262,18 @@ lab11.table_of_levels(nodes, local, machine)
 
 # %% [markdown]
 # Two levels send more inside the node, where links are fast, and a fraction 1/L across. Now the step with two levels;
-# an all-gather of codes sends the sums back:
+# an all-gather of codes sends the sums back. How many times fewer bytes will cross than in 32 bits, and how many times
+# faster will the step be?
 
+# %%
+my_guess_levels = lab11.guess("over 32 bits (fewer bytes, faster)", None, interactive, "times")
 
 # %%
 levels_run = launch(step, lambda: lab11.two_levels(local), **there)
 steps = {"32 bits": whole_run, "4 bits, two phases": flat_run, "4 bits, two levels": levels_run}
-lab11.table_of_steps(steps, local)
+table = lab11.table_of_steps(steps, local)
+my_guess_levels.reveal(table[["times fewer", "times faster"]].iloc[-1].astype(float))
+table
 
 # %% [markdown]
 # Now nearly 8 times fewer bytes cross; the scales are the difference. But the step is not 8 times faster: packing took
@@ -319,21 +329,22 @@ check.error_feedback(error_feedback)
 
 # %% [markdown]
 # Does it affect training? A GPT of 36,000 parameters on four ranks, 1% of each gradient, and *plain SGD with momentum*.
-# Guess: which loss is lower at the end, with feedback or without?
-
+# Guess: which loss is lower at the end?
 
 # %%
-WAYS = {
-    "32 bits": lambda: parallel.all_reduce_average,
-    "top-k with feedback": lambda: lab11.ErrorFeedback(lab11.TopK(0.01)),
-    "top-k alone": lambda: lab11.TopK(0.01),
-}
-num_steps = 60 if quick else 200
-trained = {
-    name: launch(lab11.train, make, num_steps, ranks=4, trace=False).values[0]
-    for name, make in WAYS.items()
-}
+my_guess_sgd = lab11.guess('lower loss ("with" or "without" feedback)', None, interactive)
+
+# %%
+ways, trained = {"32 bits": lambda: parallel.all_reduce_average}, {}
+ways["top-k with feedback"] = lambda: lab11.ErrorFeedback(lab11.TopK(0.01))
+ways["top-k without"] = lambda: lab11.TopK(0.01)
+for name, make in ways.items():
+    run = launch(lab11.train, make, 60 if quick else 200, ranks=4, trace=False)
+    trained[name] = run.values[0]
 lab11.show_training(trained)
+final = {name: losses[-1] for name, losses in trained.items()}
+is_lower = final["top-k with feedback"] < final["top-k without"]
+my_guess_sgd.reveal("with" if is_lower else "without")
 
 # %% [markdown]
 # Look at the end: the order of early steps is noise. One seed is weak evidence; the recorded runs below have three.
@@ -353,10 +364,10 @@ my_guess_adam = lab11.guess('feedback with AdamW ("helps" or "harms")', None, in
 # %%
 runs = lab11.recorded_runs()
 gradients = lab11.gradient_runs(runs)
+my_guess_loss.reveal(lab11.table(runs)["less none's"]["INT4"])
 lab11.show(lab11.figure_loss_against_bytes(gradients))
 
 # %%
-my_guess_loss.reveal(lab11.table(runs)["less none's"]["INT4"])
 columns = ["sent (B/step)", "times fewer", "loss (nats)", "less none's", "+- 95%"]
 lab11.table(runs)[columns].loc[list(gradients)].style.format(precision=3)
 
@@ -371,10 +382,8 @@ lab11.table(runs)[columns].loc[list(gradients)].style.format(precision=3)
 # Now compare *top-k* with *top-k, no feedback*, and with your last guess; and the same with SGD:
 
 # %%
-with_feedback, without = (
-    sum(runs[name].losses.values()) for name in ("top-k", "top-k, no feedback")
-)
-my_guess_adam.reveal("helps" if with_feedback < without else "harms")
+with_it, without = (runs[name].loss for name in ("top-k", "top-k, no feedback"))
+my_guess_adam.reveal("helps" if with_it < without else "harms")
 lab11.print_feedback(runs)
 with_sgd = {name: run for name, run in runs.items() if name.startswith("SGD")}
 lab11.table(with_sgd, "SGD, none")[columns[1:3] + ["less SGD, none's", "+- 95%"]].round(3)
@@ -410,8 +419,8 @@ print(f"8 bits save time below {even / 1e9:.2f} GB/s, by the formula {formula / 
 print(f"packing takes {pack_s * 1e3:.1f} ms")
 my_guess_even.reveal(even / 1e9)
 for link in (0.5 * even, even, 2 * even):
-    both = [step_of(name, bandwidth_bytes_per_s=link).step_s for name in ("none", "int8")]
-    print(f"at {link / 1e9:.1f} GB/s: {both[0]:.4f} s without, {both[1]:.4f} s with")
+    both = [step_of(way, bandwidth_bytes_per_s=link).step_s for way in ("none", "int8")]
+    print(f"at {link / 1e9:.1f} GB/s: {both[0]:.4f} s in 32 bits, {both[1]:.4f} s in 8")
 
 # %% [markdown]
 # Change the controls: *Compute* is for one sequence, and each curve is a batch. What happens to the break-even point,
