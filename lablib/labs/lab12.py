@@ -230,7 +230,8 @@ def table_of_kept(ranks: int, cluster: str) -> pd.DataFrame:
         kept[way] = {part.name: part.size_bytes for part in parts}
         kept[way] |= {"SUM": sum(part.size_bytes for part in parts)}
         kept[way] |= {"SUM, tracked": _kept_after(2, plan, ranks, cluster) - _kept_after(1, plan, ranks, cluster)}
-    return pd.DataFrame(kept).map(lambda size: format_quantity(size, "B", 4))
+    table = pd.DataFrame(kept).map(lambda size: format_quantity(size, "B", 4))
+    return table.rename_axis(f"kept by each of {ranks} ranks, {TOKENS} tokens of width {WIDTH}")
 
 
 def table_of_losses(ranks: int, cluster: str) -> pd.DataFrame:
@@ -250,13 +251,21 @@ def table_of_losses(ranks: int, cluster: str) -> pd.DataFrame:
     return in_rows(table)
 
 
-def show_times(cluster: str) -> None:
-    """Show the compute and exposed communication of a wide layer against the number of ranks."""
+def print_links(cluster: str) -> None:
+    """Print the links inside a node and between nodes."""
+    machine = find_cluster(cluster)
+    for where, link in {"inside": machine.intra, "between nodes": machine.inter}.items():
+        print(f"{where}: {link.name}, {format_quantity(link.bandwidth_bytes_per_s, 'B/s')} for each GPU")
+
+
+def show_times(cluster: str) -> dict[int, float]:
+    """Show the compute and exposed communication of a wide layer against the number of ranks; returns the speed-ups."""
     machine = find_cluster(cluster)
     times = tensor_times(WIDE, machine, [1, 2, 4, 8, 16, 32])
     ranks, compute_s = [time.ranks for time in times], [time.compute_s for time in times]
     exposed_s, title = [time.exposed_s for time in times], f"A layer on {cluster}"
     show(figure_tensor_times(ranks, compute_s, exposed_s, machine.devices_per_node, title=title))
+    return {time.ranks: times[0].layer_s / time.layer_s for time in times[1:]}
 
 
 def _seconds_of(num_layers: int, ranks: int, cluster: str) -> dict[str, float]:

@@ -65,10 +65,10 @@ def product(way, x, w):
     return part
 
 
-runs = {way: launch(product, way, X, W, ranks=ranks) for way in ("columns", "rows")}
-found = {"columns": torch.cat(runs["columns"].values, dim=1), "rows": runs["rows"].values[0]}
-for way, run in runs.items():
-    is_right = torch.allclose(found[way].cpu(), X @ W)
+for way in ("columns", "rows"):
+    run = launch(product, way, X, W, ranks=ranks)
+    Y = torch.cat(run.values, dim=1) if way == "columns" else run.values[0]
+    is_right = torch.allclose(Y.cpu(), X @ W)
     print(f"{way}: equal to X W: {is_right}; a rank sends {run.traffic.sent_bytes(0):g} B")
 
 # %% [markdown]
@@ -211,8 +211,8 @@ lab12.table_of_mlp(ranks, cluster)
 my_guess_copies = lab12.guess("ranks with a copy of the same head", None, interactive, "ranks")
 
 # %%
-my_guess_copies.reveal(ranks / lab12.NUM_KV_HEADS)
-lab12.table_of_heads(ranks)
+my_guess_copies.reveal(4 / lab12.NUM_KV_HEADS)
+lab12.table_of_heads(4)
 
 # %% [markdown]
 # If two ranks hold a copy of the same head, the copies are one parameter: they must stay equal in training. Each copy
@@ -232,11 +232,8 @@ def attend(query, key, value, width):
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(0, 1).flatten(1)
 
 
-tokens = torch.randn(3, 8)
-print(
-    "4 query heads, 2 of keys, width 2:",
-    tuple(attend(tokens, tokens[:, :4], tokens[:, 4:], 2).shape),
-)
+q, kv = torch.randn(3, 8), torch.randn(3, 4)  # 3 tokens; 4 query heads and 2 of keys, width 2
+print("shape of the output:", tuple(attend(q, kv, kv, 2).shape))
 
 # %% [markdown]
 # ### Exercise 2: attention on n ranks
@@ -392,7 +389,6 @@ check.sequence_mlp(sequence_mlp)
 # their sum; its last row is the size in the simulator's *memory tracker* for one layer of a GPT (two layers, less one).
 
 # %%
-print(f"bytes that each of {ranks} ranks keeps of a layer, 4096 tokens of width 4096")
 lab12.table_of_kept(ranks, cluster)
 
 # %% [markdown]
@@ -477,19 +473,11 @@ lab12.table_of_losses(ranks, cluster)
 # How many times faster than on one rank will the layer be on 8 ranks, and on 16?
 
 # %%
-machine = lab12.find_cluster(cluster)
-for where, link in {"inside": machine.intra, "between nodes": machine.inter}.items():
-    print(f"{where}: {link.name}, {link.bandwidth_bytes_per_s / 1e9:g} GB/s for each GPU")
+lab12.print_links(cluster)
 my_guess_faster = lab12.guess("as fast (8 ranks, 16 ranks)", None, interactive, "times")
 
 # %%
-wide = lab12.WIDE
-lab12.show_times(cluster)
-faster = {}
-for n in (2, 4, 8, 16, 32):
-    alone_s, shared_s = (lab12.tensor_layer_time(wide, machine, m).layer_s for m in (1, n))
-    faster[n] = alone_s / shared_s
-    print(f"{n:2} ranks: {faster[n]:.1f} times as fast")
+faster = lab12.show_times(cluster)
 my_guess_faster.reveal([faster[8], faster[16]])
 
 # %% [markdown]
@@ -503,12 +491,19 @@ lab12.table_of_layer(cluster)
 
 # %% [markdown]
 # The simulator agrees within half a percent. On `dgx-h100` 16 ranks take twice the GPUs of 8, and are a fifth faster.
-# Now try other settings on 8 ranks: a machine without NVLink; a wider layer; more tokens. Which makes the exposed share
-# smaller, which larger? (The calculator's 4096 tokens are two sequences of 2048, which need less attention than a
-# single one. *2D*, in the sentence below the picture, cuts both factors of each product: see *further*.)
+# Which makes the exposed share on 8 ranks clearly smaller: eight times as many tokens, or twice the width? Guess, then
+# try both, and a machine without NVLink. (The calculator's 4096 tokens are two sequences of 2048, which need less
+# attention than a single one. *2D*, in the sentence below the picture, cuts both factors of each product: see
+# *further*.)
+
+# %%
+my_guess_share = lab12.guess('smaller by more ("tokens" or "width")', None, interactive)
 
 # %%
 lab12.tensor_calculator(interactive)
+
+# %%
+my_guess_share.reveal("width")
 
 # %% [markdown]
 # <details><summary>What helps?</summary>
@@ -649,7 +644,7 @@ check.draw_shard(draw_shard)
 # during a product (Wang et al., 2023). By the formula:
 
 # %%
-table = {}
+wide, machine, table = lab12.WIDE, lab12.find_cluster(cluster), {}
 for way in ("f and g", "overlapped", "sequence", "gathered again", "in chunks"):
     one = lab12.tensor_layer_time(wide, machine, 8, way)
     table[way] = {"compute": one.compute_s, "exposed": one.exposed_s, "layer": one.layer_s}

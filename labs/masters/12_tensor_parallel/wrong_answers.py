@@ -366,6 +366,34 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     ],
     "tensor_attention": [
         (
+            "later tokens are seen, too: no causal mask",
+            """
+def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    width = x.shape[1] // num_heads
+    heads = range(rank * num_heads // n, (rank + 1) * num_heads // n)
+    shared_by = num_heads // num_kv_heads
+    kv_heads = range(heads[0] // shared_by, heads[-1] // shared_by + 1)
+    key, value = take("key", kv_heads), take("value", kv_heads)
+    if n > num_kv_heads:
+        copies = n // num_kv_heads
+        group = group_of([r for r in range(n) if r // copies == rank // copies])
+
+        def summed(grad):
+            total = grad.clone(memory_format=torch.contiguous_format)
+            dist.all_reduce(total, group=group)
+            return total
+
+        key, value = with_gradient(key, same, summed), with_gradient(value, same, summed)
+    x = with_gradient(x, same, all_reduced)
+    q, k, v = (one.view(len(x), -1, width).transpose(0, 1) for one in (x @ take("query", heads), x @ key, x @ value))
+    k, v = (one.repeat_interleave(len(q) // len(one), 0) for one in (k, v))
+    own = F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
+    return with_gradient(own @ take("out", heads), all_reduced, same)
+""",
+            "the output equals one device's",
+        ),
+        (
             "sums over all ranks, with zeros for other heads",
             """
 def tensor_attention(x, num_heads, num_kv_heads, take, group_of):
