@@ -1,20 +1,38 @@
-"""Lab 14: orders of a mesh's axes; the one import of its notebook."""
+"""Lab 14: combined steps and the bytes of each axis; orders of a mesh's axes; plans as tables."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated, Any
 
+import pandas as pd
 import plotly.graph_objects as go
+import torch
+import torch.distributed as dist
+from torch import Tensor
 
-from lablib.course import checks_for, guess
+from lablib.course import checks_for, guess, print_text, try_out
+from lablib.course.table import in_rows
 from lablib.figures import show
 from lablib.figures.chart import ROWS, Axis, Panel, bars, chart
 from lablib.figures.style import COMPUTE, LOOKS, Look
+from lablib.launch import launch
+from lablib.models import GPTConfig
+from lablib.parallel import Combination, CombinedStep, Mesh
+from lablib.phases import phase
+from lablib.plan import Prediction
+from lablib.run import Run
 from lablib.signature import NonEmpty, checked
+from lablib.studies import placements
 from lablib.studies.placement import PlacedMesh
 from lablib.text.units import format_quantity, plural
+from lablib.widgets import placement_calculator
 
 # Names of other packages that the notebook uses, as lab14.show.
-__all__ = ["checks_for", "guess", "show"]
+__all__ = ["checks_for", "guess", "in_rows", "placement_calculator", "print_text", "show", "try_out"]
+
+SMALL = GPTConfig(4, 16, 4, vocab_size=32, max_seq_len=16)
+TEXT = torch.randint(0, 32, (3, 8, 17), generator=torch.Generator().manual_seed(0))  # three batches
+LARGE = GPTConfig(16, 4096, 32, vocab_size=32_000, max_seq_len=2048, tied_head=False)
 
 # --- Question ---
 
@@ -42,6 +60,62 @@ def figure_question() -> go.Figure:
     columns |= {row: [GROUPS[group].letter for group in groups] for row, groups in orders.items()}
     title = "Two orders of 2 data, 2 pipeline and 4 tensor ranks"
     return chart(title, Panel(across, ROWS, marks), sentence, columns, pixels=110, barmode="overlay")
+
+
+# --- Combined steps ---
+
+
+def small_step(mesh: Mesh, make_optimizer: Any, **options: Any) -> CombinedStep:
+    """This rank's part of a step of a small GPT in float64, on a mesh."""
+    how = Combination(SMALL, mesh, batch_size=8, seq_len=16, num_micro_batches=2)
+    return CombinedStep(how, make_optimizer, dtype=torch.float64, **options)
+
+
+def three_steps(mesh: Mesh) -> tuple[list[tuple[float, float]], dict[str, Tensor]]:
+    """Loss and gradient norm of each of three steps of SGD with clipping, and the whole model after them."""
+    step = small_step(mesh, partial(torch.optim.SGD, lr=0.5), max_norm=1.0)
+    reports = [step(batch[:, :-1], batch[:, 1:]) for batch in TEXT.to(torch.get_default_device())]
+    return [(one.loss.item(), one.norm.item()) for one in reports], step.full_parameters()
+
+
+def run_on(mesh: Mesh, cluster: str) -> Run:
+    """A step of the large GPT on the simulator, after a phase "setup". One of each set of identical ranks runs."""
+    how = Combination(LARGE, mesh, batch_size=16, seq_len=2048, num_micro_batches=4)
+
+    def one_step() -> None:
+        with phase("setup"):
+            step = CombinedStep(how, partial(torch.optim.AdamW, lr=1e-4), dtype=torch.bfloat16)
+            tokens = torch.zeros(how.batch_size, how.seq_len, dtype=torch.long)
+            dist.barrier()
+        step(tokens, tokens)
+
+    others = {axis: 0 for axis in mesh.axes if axis != "pipeline"}
+    stages = [mesh.rank(pipeline=stage, **others) for stage in range(mesh.sizes["pipeline"])]
+    return launch(one_step, ranks=mesh.num_ranks, simulate=stages, cluster=cluster, fidelity="shapes")
+
+
+def sent_by_axis(run: Run, mesh: Mesh) -> pd.DataFrame:
+    """Calls of rank 0 along each axis after the setup: their number, bytes in total, bytes of the largest message."""
+    begins_s, rows = max(span.end_s for span in run.timeline.select(0, phase="setup")), []
+    groups = {axis: {*mesh.group_of(0, axis)} for axis in mesh.axes}
+    for transfer in (one for one in run.traffic.transfers if one.start_s >= begins_s and 0 in one.ranks):
+        sent = transfer.sent_bytes[transfer.ranks.index(0)]
+        rows += [{"axis": axis, "sent": sent} for axis, group in groups.items() if set(transfer.ranks) <= group]
+    columns = {"calls": "count", "sent in total (B)": "sum", "largest message (B)": "max"}
+    return pd.DataFrame(rows).groupby("axis")["sent"].agg(**columns)
+
+
+def placed_on(cluster: str, mesh: Mesh) -> tuple[PlacedMesh, ...]:
+    """All orders of the axes for the large GPT, by the planner, the fastest first."""
+    step_as: dict[str, Any] = {"batch": 16, "seq_len": 2048, "micro_batch": 2, "zero_stage": 1}
+    return placements(LARGE, mesh, cluster, sequence_parallel=False, **step_as)
+
+
+def plan_row(plan: Prediction) -> dict[str, str]:
+    """A predicted plan as a row of a table."""
+    sizes = {axis: str(getattr(plan.parallel, axis)) for axis in ("tensor", "pipeline", "data")}
+    memory = {"memory per GPU": format_quantity(plan.peak_memory_bytes, "B"), "fits": "yes" if plan.fits else "no"}
+    return sizes | memory | {"step": format_quantity(plan.step_time_s, "s"), "FLOPs used": f"{plan.mfu:.0%}"}
 
 
 # --- Orders of a mesh's axes ---

@@ -43,21 +43,16 @@ quick: bool = True  # few repeats
 # %%
 import itertools
 import math
-from functools import partial
 
-import pandas as pd
 import torch
 import torch.distributed as dist
 
-from lablib import launch, parallel, phase, studies
-from lablib.course import print_text, try_out
-from lablib.figures import format_quantity, show
-from lablib.models import GPTConfig
+from lablib import launch, parallel
 from lablib.parallel import Mesh
 
 check = lab14.checks_for("14")
 mesh = Mesh(data=2, pipeline=2, tensor=2)
-pd.DataFrame({f"rank {rank}": mesh.coordinates(rank) for rank in range(8)})
+lab14.in_rows({f"rank {rank}": mesh.coordinates(rank) for rank in range(8)}).T
 
 # %% [markdown]
 # A *group* along an axis has the ranks that differ only in that coordinate. Ranks 0 and 1 are a tensor group: they
@@ -86,7 +81,7 @@ def groups(sizes, axis):
 
 # %%
 # Expected: [0, 2, 4], [1, 3, 5]
-try_out(groups, {"data": 3, "tensor": 2}, "data")
+lab14.try_out(groups, {"data": 3, "tensor": 2}, "data")
 
 # %% tags=["check"] points=2
 check.groups(groups)
@@ -142,41 +137,27 @@ def four_ranks():
     return whole_norm([(half, ["tensor"]), (torch.tensor([12.0]), [])], box)
 
 
-try_out(four_ranks, ranks=4)
+lab14.try_out(four_ranks, ranks=4)
 
 # %% tags=["check"] points=3
 check.whole_norm(whole_norm)
 
 # %% [markdown]
 # `Combination` checks the sizes before any rank starts. `CombinedStep` is this rank's part: it combines the parts of
-# those labs. Is the result right? Three steps in float64, each returning loss and norm:
-
-# %%
-SMALL = GPTConfig(4, 16, 4, vocab_size=32, max_seq_len=16)
-text = torch.randint(0, 32, (3, 8, 17), generator=torch.Generator().manual_seed(0))
-
-
-def three_steps(how):
-    sgd = partial(torch.optim.SGD, lr=0.5)
-    step = parallel.CombinedStep(how, sgd, max_norm=1.0, dtype=torch.float64)
-    batches = text.to(torch.get_default_device())
-    reports = [step(batch[:, :-1], batch[:, 1:]) for batch in batches]
-    return [(r.loss.item(), r.norm.item()) for r in reports], step.full_parameters()
-
-
-def combined(mesh):
-    return parallel.Combination(SMALL, mesh, batch_size=8, seq_len=16, num_micro_batches=2)
-
+# those labs. A size that does not divide is refused:
 
 # %%
 try:
-    parallel.Combination(SMALL, Mesh(data=2, tensor=3), batch_size=8, seq_len=16)
+    parallel.Combination(lab14.SMALL, Mesh(data=2, tensor=3), batch_size=8, seq_len=16)
 except ValueError as error:
-    print_text(f"refused: {error}")
+    lab14.print_text(f"refused: {error}")
+
+# %% [markdown]
+# Do eight ranks give the same result as one device? Three steps of SGD in float64, with clipping:
 
 # %%
-alone, whole = launch(three_steps, combined(Mesh(data=1)), ranks=1).values[0]
-together, found = launch(three_steps, combined(mesh), ranks=8).values[5]  # of rank 5
+alone, whole = launch(lab14.three_steps, Mesh(data=1), ranks=1).values[0]
+together, found = launch(lab14.three_steps, mesh, ranks=8).values[5]  # of rank 5
 off = max(float((found[name].cpu() - whole[name].cpu()).abs().max()) for name in whole)
 for number, (one, all_) in enumerate(zip(alone, together, strict=True)):
     print(f"step {number}: loss {one[0]:.12f} on one device, {all_[0]:.12f} on eight")
@@ -193,53 +174,21 @@ my_guess_axis = lab14.guess("most bytes (data, pipeline or tensor)", None, inter
 my_guess_factor = lab14.guess("most over fewest bytes", None, interactive, "times")
 
 # %%
-LARGE = GPTConfig(16, 4096, 32, vocab_size=32_000, max_seq_len=2048, tied_head=False)
-SHAPES = {"cluster": cluster, "fidelity": "shapes"}
-
-
-def one_step(how):
-    with phase("setup"):
-        adam = partial(torch.optim.AdamW, lr=1e-4)
-        step = parallel.CombinedStep(how, adam, dtype=torch.bfloat16)
-        tokens = torch.zeros(how.batch_size, how.seq_len, dtype=torch.long)
-        dist.barrier()
-    step(tokens, tokens)
-
-
-def run_on(mesh):
-    """A step on the simulator. One of each set of identical ranks runs."""
-    how = parallel.Combination(LARGE, mesh, batch_size=16, seq_len=2048, num_micro_batches=4)
-    others = {axis: 0 for axis in mesh.axes if axis != "pipeline"}
-    stages = [mesh.rank(pipeline=stage, **others) for stage in range(mesh.sizes["pipeline"])]
-    return launch(one_step, how, ranks=mesh.num_ranks, simulate=stages, **SHAPES)
-
-
 large_mesh = Mesh(data=2, pipeline=2, tensor=4)
-run = run_on(large_mesh)
-step = run.timeline.without("setup")
-print(f"a step of 16 ranks takes {format_quantity(step.makespan_s, 's')}")
-
-# %%
-begins = max(span.end_s for span in run.timeline.select(0, phase="setup"))
-rows = []
-for transfer in run.traffic.transfers:
-    for axis in large_mesh.axes:  # find the axis of this transfer
-        members = set(large_mesh.group_of(0, axis))
-        is_along = 0 in transfer.ranks and set(transfer.ranks) <= members
-        if is_along and transfer.start_s >= begins:
-            sent = transfer.sent_bytes[transfer.ranks.index(0)]
-            rows.append({"axis": axis, "call": transfer.name, "sent": sent})
-by_axis = pd.DataFrame(rows).groupby("axis")["sent"].agg(["count", "sum", "max"])
-my_guess_axis.reveal(by_axis["sum"].idxmax())
-my_guess_factor.reveal(by_axis["sum"].max() / by_axis["sum"].min())
-by_axis[["sum", "max"]] = by_axis[["sum", "max"]].map(lambda x: format_quantity(x, "B"))
-by_axis.rename(columns={"count": "calls", "sum": "sent in total", "max": "largest message"})
+run = lab14.run_on(large_mesh, cluster)  # CombinedStep on the simulator
+step_s = run.timeline.without("setup").makespan_s
+print(f"a step of 16 ranks takes {lab14.format_quantity(step_s, 's')}")
+by_axis = lab14.sent_by_axis(run, large_mesh)
+total = by_axis["sent in total (B)"]
+my_guess_axis.reveal(total.idxmax())
+my_guess_factor.reveal(total.max() / total.min())
+by_axis.map("{:,}".format)
 
 # %% [markdown]
-# Tensor sends most, 50 times what pipeline does: it sums activations in every layer, for every micro-batch. Data sends
-# two large messages: gradients to the rank that has their optimizer state, and the new parameters back (ZeRO-1).
-# Pipeline sends only the activations at a stage's end. The bytes do not determine the seconds: some are sent while a
-# rank computes, some cannot be.
+# These are calls of rank 0. Tensor sends most, 50 times as much as pipeline: it sums activations in every layer, for
+# every micro-batch. Data sends two large messages: gradients to the rank that has their optimizer state, and the new
+# parameters back (ZeRO-1). Pipeline sends only the activations at a stage's end. The bytes do not determine the
+# seconds: some are sent while a rank computes, some cannot be.
 
 # %% [markdown] minutes=15
 # ## The order of the axes
@@ -278,35 +227,28 @@ def best_order(sizes, sent, per_node):
 
 # %%
 # Two nodes of 2: with b last, b's messages stay inside a node, and only a's cross.
-try_out(best_order, {"b": 2, "a": 2}, {"a": 1.0, "b": 5.0}, 2)
+lab14.try_out(best_order, {"b": 2, "a": 2}, {"a": 1.0, "b": 5.0}, 2)
 
 # %% tags=["check"] points=3
 check.best_order(best_order)
 
 # %% [markdown]
 # The order with the fewest bytes need not be the fastest: a message may be hidden behind compute, and its latency
-# counts, too. Order the axes of the model above by hand: 16 ranks, two nodes of 8. First the axis that may cross nodes,
-# last the axis with neighbours. (In the picture: each GPU has its own network card; a *rail* joins the cards with the
-# same number on all nodes.)
+# counts, too. Order the axes of the model above by hand: 16 ranks, two nodes of 8. Which axis do you put first, so that
+# it crosses nodes? (In the picture: each GPU has its own network card; a *rail* joins the cards with the same number on
+# all nodes.)
 
 # %%
-my_guess_order = lab14.guess(
-    "fastest order (data, pipeline, tensor: from far to near)", None, interactive
+my_guess_first = lab14.guess(
+    "first axis of the fastest order (data, pipeline or tensor)", None, interactive
 )
 
 # %%
-step_as = {"batch": 16, "seq_len": 2048, "micro_batch": 2, "zero_stage": 1}
-placed = studies.placements(LARGE, large_mesh, cluster, sequence_parallel=False, **step_as)
-show(lab14.figure_placements(placed, title=f"16 ranks on {cluster}"))
-my_guess_order.reveal(min(placed, key=lambda one: one.step_time_s).mesh.axes)
-table = {}
+placed = lab14.placed_on(cluster, large_mesh)  # the fastest first
+lab14.show(lab14.figure_placements(placed, title=f"16 ranks on {cluster}"))
+my_guess_first.reveal(placed[0].mesh.axes[0])
 for one in placed:
-    waits = max(one.exposed_s, key=one.exposed_s.get)
-    share = f"{waits}, {one.exposed_s[waits] / one.step_time_s:.0%} of the step"
-    row = {"sends to other nodes": format_quantity(studies.far_bytes(one), "B")}
-    row |= {"step": format_quantity(one.step_time_s, "s"), "waits most for": share}
-    table[", ".join(one.mesh.axes)] = row
-pd.DataFrame(table).T
+    lab14.print_text(one.sentence())
 
 # %% [markdown]
 # Here the order with the fewest bytes is also the fastest. Rows come in pairs: with two nodes only the *first* axis
@@ -320,10 +262,10 @@ pd.DataFrame(table).T
 # %%
 table = {}
 for one in placed[::2]:
-    simulated = run_on(one.mesh).timeline.without("setup").makespan_s
-    row = {"planner": one.step_time_s, "simulator": simulated}
-    table[", ".join(one.mesh.axes)] = {k: format_quantity(v, "s") for k, v in row.items()}
-pd.DataFrame(table).T
+    simulated_s = lab14.run_on(one.mesh, cluster).timeline.without("setup").makespan_s
+    row = {"planner": one.step_time_s, "simulator": simulated_s}
+    table[", ".join(one.mesh.axes)] = row
+lab14.in_rows(table).map(lambda seconds: lab14.format_quantity(seconds, "s"))
 
 # %% [markdown]
 # They agree on the order, not on every second: the planner's software also hides some of tensor's messages. The order
@@ -336,9 +278,7 @@ pd.DataFrame(table).T
 # dotted lines the groups of the last axis.
 
 # %%
-from lablib.widgets import placement_calculator
-
-placement_calculator(interactive)
+lab14.placement_calculator(interactive)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -366,8 +306,8 @@ for wires, order, milliseconds in [
 # ## A plan for 175 billion
 #
 # GPT-3 with 18 bytes per parameter (gradients are added up in 32 bits here), on 512 A100 of 80 GB; 1,536 sequences in a
-# step. Add an axis only if a number requires it. Which axis first, and of which size? How many stages until it fits?
-# And how many replicas then? (Rows 2, 3 and 4 answer; rows 5 to 7 refine.)
+# step. Add an axis only if a number requires it. Tensor comes first: how many ranks share a layer? How many stages are
+# then needed until the model fits? And how many replicas use the rest? (Rows 2 to 4 answer; rows 5 to 7 refine.)
 
 # %%
 my_guess_sizes = lab14.guess(
@@ -378,24 +318,15 @@ my_guess_sizes = lab14.guess(
 from lablib.plan import Parallel, axis_by_axis, predict
 
 steps = axis_by_axis("gpt3-175b", "dgx-a100", batch=1536, gpus=512)
-table = {}
-for number, one in enumerate(steps, 1):
-    table[f"{number}. {one.axis}"] = {
-        "tensor": one.parallel.tensor,
-        "pipeline": one.parallel.pipeline,
-        "data": one.parallel.data,
-        "memory per GPU": format_quantity(one.memory_bytes, "B"),
-        "fits": "yes" if one.fits else "no",
-        "step": format_quantity(one.step_time_s, "s"),
-        "FLOPs used": f"{one.prediction.mfu:.0%}",
-    }
+rows = enumerate(steps, 1)
+table = {f"{number}. {one.axis}": lab14.plan_row(one.prediction) for number, one in rows}
 sizes = [steps[1].parallel.tensor, steps[2].parallel.pipeline, steps[3].parallel.data]
 my_guess_sizes.reveal(sizes)
-pd.DataFrame(table).T
+lab14.in_rows(table)
 
 # %%
 for number, one in enumerate(steps, 1):
-    print_text(f"{number}. {one.axis}: {one.reason}")
+    lab14.print_text(f"{number}. {one.axis}: {one.reason}")
 
 # %% [markdown]
 # Tensor first, up to the node. Then stages until it fits; then replicas; ZeRO-1 frees memory and takes no time; that
@@ -409,20 +340,15 @@ for number, one in enumerate(steps, 1):
 my_guess_zero = lab14.guess("step of ZeRO-3 over the last row's", None, interactive, "times")
 
 # %%
-alone = Parallel(data=512, zero_stage=3)
-table = {}
+zero_3, table, times = Parallel(data=512, zero_stage=3), {}, []
 for micro_batch, recompute in ((1, "none"), (1, "full"), (3, "none"), (3, "full")):
     kind = {"micro_batch": micro_batch, "recompute": recompute}
-    one = predict("gpt3-175b", "dgx-a100", alone, 1536, **kind)
-    table[f"ZeRO-3, {micro_batch} sequences at a time, recompute {recompute}"] = {
-        "memory per GPU": format_quantity(one.peak_memory_bytes, "B"),
-        "fits": "yes" if one.fits else "no",
-        "step": format_quantity(one.step_time_s, "s"),
-        "times the last row": f"{one.step_time_s / steps[-1].step_time_s:.2f}",
-    }
-fitting = [row for row in table.values() if row["fits"] == "yes"]
-my_guess_zero.reveal(min(float(row["times the last row"]) for row in fitting))
-pd.DataFrame(table).T
+    one = predict("gpt3-175b", "dgx-a100", zero_3, 1536, **kind)
+    table[f"ZeRO-3, micro-batch {micro_batch}, recompute {recompute}"] = lab14.plan_row(one)
+    if one.fits:
+        times.append(one.step_time_s / steps[-1].step_time_s)
+my_guess_zero.reveal(min(times))
+lab14.in_rows(table)
 
 # %% [markdown]
 # 1.07: closer than most would guess, with one axis and no bubble. It depends on the batch: with 1,536 sequences each
@@ -457,7 +383,7 @@ def price(plan):
     return predict("gpt3-175b", "dgx-a100", axes, 1536, **settings).sentence()
 
 
-try_out(lambda: price(faster_plan()))
+lab14.try_out(lambda: price(faster_plan()))
 
 # %% tags=["check"] points=2
 check.faster_plan(faster_plan)
@@ -493,9 +419,11 @@ print(f"{seconds:.3f} s")
 # rows hold for a model of 13 billion parameters on 2 to 64 ranks? (FSDP's full sharding *is* ZeRO-3.)
 
 # %%
+from lablib import studies
+
 rows = studies.strategies("gpt3-13b", cluster)
 for verdict in studies.strategy_verdicts(rows):
-    print_text(verdict.sentence())
+    lab14.print_text(verdict.sentence())
 
 # %% [markdown]
 # Only one claim holds for all numbers of ranks: data parallel saves nothing. Every other range holds for some or none.
@@ -513,18 +441,21 @@ for verdict in studies.strategy_verdicts(rows):
 
 # %%
 import tempfile
+from functools import partial
 
 from lablib.parallel.mesh.checkpoint import load_checkpoint, save_checkpoint
 
 MESHES = Mesh(pipeline=2, tensor=2), Mesh(tensor=2), Mesh(data=2)
 
 
+adam = partial(torch.optim.AdamW, lr=1e-2)
+
+
 def train(mesh, number, folder, loads, saves):
-    adam = partial(torch.optim.AdamW, lr=1e-2)
-    step = parallel.CombinedStep(combined(mesh), adam, dtype=torch.float64)
+    step = lab14.small_step(mesh, adam)
     if loads:
         load_checkpoint(step, f"{folder}/{number - 1}")
-    batch = text[number].to(torch.get_default_device())
+    batch = lab14.TEXT[number].to(torch.get_default_device())
     report = step(batch[:, :-1], batch[:, 1:])
     if saves:
         save_checkpoint(step, f"{folder}/{number}", num_steps=number + 1)
@@ -539,9 +470,8 @@ with tempfile.TemporaryDirectory() as folder:
 
 
 def all_alone():
-    adam = partial(torch.optim.AdamW, lr=1e-2)
-    step = parallel.CombinedStep(combined(Mesh(data=1)), adam, dtype=torch.float64)
-    batches = text.to(torch.get_default_device())
+    step = lab14.small_step(Mesh(data=1), adam)
+    batches = lab14.TEXT.to(torch.get_default_device())
     return [step(batch[:, :-1], batch[:, 1:]).loss.item() for batch in batches]
 
 
@@ -556,10 +486,12 @@ print("one device, without a stop:", losses)
 # computes and sends.
 
 # %%
-from lablib import reconcile
+from functools import partial
+
+from lablib import phase, reconcile
 from lablib.calibration import batch_for, this_machine
 from lablib.course import recorded_comparison
-from lablib.models import GPT, next_token_loss, num_parameters
+from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
 
 assert real_ranks % 2 == 0, f"real_ranks must be even: got {real_ranks}."
 real = "nccl" if backend == "nccl" else "gloo"
@@ -589,12 +521,12 @@ def small_step():
 there = {"ranks": real_ranks, "backend": real, "cluster": here, "without": "setup"}
 there["fidelity"] = "shapes" if real == "nccl" else "values"
 comparison = reconcile(small_step, **there, repeats=3 if quick else 7)
-show(comparison.figure())
-print_text(comparison.reading())
+lab14.show(comparison.figure())
+lab14.print_text(comparison.reading())
 
 # %%
 recorded = recorded_comparison("14")
-print_text(f"{recorded}")
+lab14.print_text(f"{recorded}")
 
 # %% [markdown]
 # Four processes share two cores there. In the prediction they take turns, too, but at other moments: a pass that waits
