@@ -576,12 +576,13 @@ def backward_of_units(expect: Expect, backward_of_units: Callable[..., Any]) -> 
     for ranks, num_units in [*runs, (draw.integer(2, 4), 2)]:
         if num_units > 2:
             expect.measured.clear()  # the report shows the last case
-        _expect_backward(expect, backward_of_units, ranks, num_units)
+        dtype = torch.float32 if num_units == 2 else torch.float64
+        _expect_backward(expect, backward_of_units, ranks, num_units, dtype)
 
 
-def _expect_backward(expect: Expect, answer: Callable, ranks: int, num_units: int) -> None:
+def _expect_backward(expect: Expect, answer: Callable, ranks: int, num_units: int, dtype: torch.dtype) -> None:
     """Units are square matrices and some more numbers, each of another size; each rank has its own batch."""
-    draw, dtype = expect.draw, torch.float64
+    draw, like = expect.draw, {"rtol": 1e-9, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
     width, samples = 16 * draw.integer(4, 5), draw.integer(4, 6)
     extras = [draw.integer(1, 9) * width for _ in range(num_units)]
     sizes = [-(-(width * width + extra) // ranks) * ranks for extra in extras]
@@ -653,19 +654,12 @@ def _expect_backward(expect: Expect, answer: Callable, ranks: int, num_units: in
                         ranks > 1
                         and isinstance(saw, Tensor)
                         and saw.shape == wanted.shape
-                        and torch.allclose(saw, factor * wanted, 1e-9)
+                        and saw.dtype == wanted.dtype
+                        and torch.allclose(saw, factor * wanted, **like)
                     ):
                         raise RuleBroken(f"a shard's gradient is the mean over ranks{where}", words, "the mean")
-                expect.close(
-                    f"the gradient of shard {i} is one device's, of all batches{where}",
-                    saw,
-                    wanted,
-                    rtol=1e-9,
-                    atol=1e-12,
-                )
-            expect.close(
-                f"the gradient of the first input is this rank's{where}", value[1], firsts[rank], rtol=1e-9, atol=1e-12
-            )
+                expect.close(f"the gradient of shard {i} is one device's, of all batches{where}", saw, wanted, **like)
+            expect.close(f"the gradient of the first input is this rank's{where}", value[1], firsts[rank], **like)
             changes_nothing(expect, [call])
     needed = 2 * (ranks - 1) * sum(size // ranks * dtype.itemsize for size in sizes)
     sent_bytes_within(expect, run, at_most=needed + HALF, at_least=needed)

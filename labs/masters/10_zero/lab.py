@@ -401,7 +401,7 @@ def backward_of_units(shards, inputs, backward, grad):
 
 
 # %%
-# The units of exercise 3. A number's gradient is grad * x, that of x is grad * the sum.
+# The units of exercise 3. The gradient of a number is grad * x, of x grad * the sum.
 # Unit 2: 1 * 200 = 200 and 1 * 30 = 30; unit 1: 300 and 600; unit 0: 600 and 6000.
 # In the picture only the first gather and the last reduce-scatter are exposed.
 def three_units_back():
@@ -456,10 +456,10 @@ lab10.show_stages(runs)
 # %% [markdown] minutes=3
 # ## Bytes stored and sent
 #
-# Memory is that of the table in "Cut into pieces", with the empty room included. And what does a rank send in a step?
-# Every all-gather and every reduce-scatter sends (n-1)/n of the full tensor: 2 N bytes for N parameters in BF16. Stages
-# 0 to 2 have two (an all-reduce is both). Stage 3 has three: parameters in forward, again in backward (except the
-# *root*, those outside the blocks), and gradients.
+# Memory is as in the table of "Cut into pieces", with the empty room included. How many bytes does a rank send in a
+# step? Every all-gather and every reduce-scatter sends (n-1)/n of the full tensor: 2 N bytes for N parameters in BF16.
+# Stages 0 to 2 have two (an all-reduce is both). Stage 3 has three: parameters in forward, again in backward (except
+# the *root*, those outside the blocks), and gradients.
 
 # %%
 table = lab10.table_of_bytes(runs, ranks)
@@ -906,13 +906,14 @@ print(f"{said}, 2 more in stage 1 on 3 ranks: loss {loss:.12f}")
 # %% [markdown] tags=["further"] minutes=6
 # ## Further: DTensor, and torch's own checkpoint
 #
-# What does `fully_shard` make of a parameter? A *DTensor*: a tensor that knows the whole shape, a *device mesh* (the
-# ranks as a grid with named axes) and one *placement* for each axis: `Shard(0)` cuts the first dimension, `Replicate()`
-# puts the whole on each rank. So with a mesh of two axes the same call is hybrid sharding. Here are 4 ranks as 2 nodes
-# of 2. A weight has shape [256, 64]: how many rows has a rank's part, with the mesh of one axis, and of two?
+# What does `fully_shard` make of a parameter? A *DTensor*: this rank's part, with the shape of the whole, a *device
+# mesh* (the ranks as a grid with named axes) and one *placement* for each axis of the mesh: `Shard(0)` cuts the first
+# dimension, `Replicate()` puts a copy on each rank. With a mesh of two axes `fully_shard` copies along the first and
+# cuts along the second: hybrid sharding. Here are 4 ranks in a row, then as 2 nodes of 2. A weight has shape [256, 64]:
+# how many rows has a rank's part on each mesh?
 
 # %%
-my_guess_local = lab10.guess("rows of the part, on one axis and on two", None, interactive)
+my_guess_local = lab10.guess("rows of a part (4 ranks, 2 x 2 ranks)", None, interactive, "rows")
 
 # %%
 import tempfile
@@ -947,12 +948,12 @@ for shape, names in {(4,): ("data",), (2, 2): ("node", "local")}.items():
 my_guess_local.reveal(rows_of_part)
 
 # %% [markdown]
-# The timeline shows what the call adds around each block: a gather before its forward and again before its backward,
-# ahead of time (*prefetch*), and a reduce-scatter after its backward. Between the passes a block's whole parameters are
-# freed. Which of these calls does one step make, and how many, for 2 blocks and the rest of the model (a third unit)?
+# The call also adds communication to each unit, as in your exercises 3 and 4: a gather before its forward, another
+# before its backward if its whole parameters were freed in between, and a reduce-scatter after its backward. How many
+# of each does one step make, for 2 blocks and the rest of the model, which is a third unit (the *root*)?
 
 # %%
-my_guess_calls = lab10.guess("gathers, and reduce-scatters", None, interactive)
+my_guess_calls = lab10.guess("in a step (gathers, reduce-scatters)", None, interactive, "count")
 
 
 # %%
@@ -974,10 +975,12 @@ gathers = sum("gather" in span.name for span in calls)
 my_guess_calls.reveal([gathers, len(calls) - gathers])
 
 # %% [markdown]
-# The last unit, the rest of the model, is not gathered again: FSDP2 keeps it from forward to backward, as it is needed
-# at once. A DTensor knows its place in the whole, so a checkpoint needs no layout of its own. `torch.distributed.
-# checkpoint` (DCP) writes a file for each rank, and reads from all of them the parts that the new ranks need. Save on 4
-# ranks; go on with 3.
+# The root is not gathered again: FSDP2 by default keeps it from forward to backward, which would need it again at once.
+# A block's gather overlaps with the computing of the unit before, and its reduce-scatter with the next unit's.
+#
+# From the placement of a DTensor follows which part of the whole a rank has. So a checkpoint needs no layout of its
+# own: DCP (`torch.distributed.checkpoint`) writes a file for each rank, and a rank that loads reads those parts of all
+# files that it needs. Save on 4 ranks; go on with 3.
 
 
 # %%
@@ -985,9 +988,8 @@ def steps_of(model, optimizer, numbers):
     for number in numbers:
         drawn = torch.Generator().manual_seed(number)
         whole = torch.randint(0, 256, (12, 16), generator=drawn)
-        mine = whole.to(torch.get_default_device()).chunk(dist.get_world_size())[
-            dist.get_rank()
-        ]
+        parts = whole.to(torch.get_default_device()).chunk(dist.get_world_size())
+        mine = parts[dist.get_rank()]
         optimizer.zero_grad()
         loss = next_token_loss(model(mine), mine)
         loss.backward()
@@ -1001,18 +1003,15 @@ def go_on(numbers, load="", save=""):
     model = sharded(mesh)
     optimizer = torch.optim.AdamW(model.parameters())
     if load:
-        states = dict(
-            zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)
-        )
-        dcp.load(states, checkpoint_id=load)
+        of_model, of_optimizer = get_state_dict(model, optimizer)
+        states = {"model": of_model, "optimizer": of_optimizer}
+        dcp.load(states, checkpoint_id=load)  # into these tensors
         loaded = {"model_state_dict": states["model"], "optim_state_dict": states["optimizer"]}
         set_state_dict(model, optimizer, **loaded)
     loss = steps_of(model, optimizer, numbers)
     if save:
-        states = dict(
-            zip(("model", "optimizer"), get_state_dict(model, optimizer), strict=True)
-        )
-        dcp.save(states, checkpoint_id=save)
+        of_model, of_optimizer = get_state_dict(model, optimizer)
+        dcp.save({"model": of_model, "optimizer": of_optimizer}, checkpoint_id=save)
     return loss
 
 

@@ -1268,6 +1268,58 @@ def gather_ahead(shards, compute, x):
     ],
     "backward_of_units": [
         (
+            "empties the list of inputs",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = shards[i].new_empty(n * len(shards[i]))
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty_like(shard) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        if i > 0:
+            following = start(i - 1)
+        whole, grad = backward(i, full, inputs.pop(), grad)
+        if reducing:
+            reducing.wait()
+        reducing = reduce_scatter(grads[i], whole.div_(n), async_op=True)
+    reducing.wait()
+    return grads, grad
+""",
+            "the input stays as it was",
+        ),
+        (
+            "float64 for any dtype",
+            """
+def backward_of_units(shards, inputs, backward, grad):
+    n, reducing = dist.get_world_size(), None
+
+    def start(i):
+        full = torch.empty(n * len(shards[i]), dtype=torch.float64)
+        return full, all_gather(full, shards[i], async_op=True)
+
+    grads = [torch.empty(len(shard), dtype=torch.float64) for shard in shards]
+    following = start(len(shards) - 1)
+    for i in reversed(range(len(shards))):
+        full, work = following
+        work.wait()
+        if i > 0:
+            following = start(i - 1)
+        whole, grad = backward(i, full, inputs[i], grad)
+        if reducing:
+            reducing.wait()
+        reducing = reduce_scatter(grads[i], whole.div_(n), async_op=True)
+    reducing.wait()
+    return grads, grad
+""",
+            "the tensors of one call must have one type",
+        ),
+        (
             "gathers each unit when it is needed",
             """
 def backward_of_units(shards, inputs, backward, grad):
