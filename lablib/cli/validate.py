@@ -11,6 +11,7 @@ from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.table import table
 from lablib.text.files import read_text, write_text
 from lablib.text.units import plural
+from lablib.validation import tables
 from lablib.validation.conditions import (
     CONDITIONS_HEADING,
     REFUSED_HEADING,
@@ -23,18 +24,6 @@ from lablib.validation.cross_validate import HeldOut, cross_validate, held_out_t
 from lablib.validation.page import Results, markdown, mixtures_sentence, others_sentence, with_section
 from lablib.validation.rows import PublishedRow, published_mixtures, published_others, published_rows, read_rows
 from lablib.validation.score import Predictor, score
-from lablib.validation.tables import (
-    HEADING,
-    HELD_OUT_HEADING,
-    MEMORY_HEADING,
-    SOFTWARE_HEADING,
-    WORST_HEADING,
-    held_out_lines,
-    memory_lines,
-    software_lines,
-    time_lines,
-    worst_lines,
-)
 
 _WORST = 5
 
@@ -98,21 +87,21 @@ def validate_command(
 def text(results: Results, rows: Sequence[PublishedRow] = ()) -> str:
     """The report as tables for a terminal; the unused fields of `rows` are named."""
     report, held_out, without_software, mixtures, others, default = results
-    parts = [table(HEADING, time_lines(report))]
+    parts = [table(tables.HEADING, tables.time_lines(report))]
     if report.memory()["rows"]:
-        parts.append(table(MEMORY_HEADING, memory_lines(report)))
+        parts.append(table(tables.MEMORY_HEADING, tables.memory_lines(report)))
     if held_out:
-        parts.append(table(HELD_OUT_HEADING, held_out_lines(held_out)))
+        parts.append(table(tables.HELD_OUT_HEADING, tables.held_out_lines(held_out)))
     if default is not None:
         parts.append(table(CONDITIONS_HEADING, condition_lines(report, default, held_out, without_software)))
     if report.scored:
-        parts.append(table(SOFTWARE_HEADING, software_lines(report)))
+        parts.append(table(tables.SOFTWARE_HEADING, tables.software_lines(report)))
     if report.timed:
-        parts.append(table(WORST_HEADING, worst_lines(report, _WORST)))
+        parts.append(table(tables.WORST_HEADING, tables.worst_lines(report, _WORST)))
     if mixtures is not None and mixtures.all()["rows"]:
-        parts += [mixtures_sentence(mixtures), table(HEADING, time_lines(mixtures))]
+        parts += [mixtures_sentence(mixtures), table(tables.HEADING, tables.time_lines(mixtures))]
     if others is not None and others.all()["rows"]:
-        parts += [others_sentence(others), table(HEADING, time_lines(others))]
+        parts += [others_sentence(others), table(tables.HEADING, tables.time_lines(others))]
     if report.skipped:
         parts.append(table(REFUSED_HEADING, refused_lines(report.skipped)))
         parts.append(

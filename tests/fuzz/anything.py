@@ -19,21 +19,8 @@ from hypothesis import strategies as st
 
 NUMBERS = (0, 1, 2, 3, 4, 7, 8, -1, 64, 10**6, 2**31, 2**63, 10**40, -(10**40))
 REALS = (
-    0.0,
-    -0.0,
-    0.5,
-    1.0,
-    2.0,
-    -1.0,
-    1e-3,
-    1e-9,
-    1e9,
-    1e12,
-    5e-324,
-    1e308,
-    float("nan"),
-    float("inf"),
-    -float("inf"),
+    *(0.0, -0.0, 0.5, 1.0, 2.0, -1.0, 1e-3, 1e-9, 1e9, 1e12, 5e-324, 1e308),
+    *(float("nan"), float("inf"), -float("inf")),
 )
 TEXTS = ("", "8", "nan", "1e400", "x", "\x00", "\ud800", "<b>", "no such name", "9" * 40, "None", "../..", "%s{0}")
 NAMES = (

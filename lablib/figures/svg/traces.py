@@ -6,19 +6,8 @@ from typing import Any
 import numpy as np
 
 from lablib.figures.style import INK
+from lablib.figures.svg import parts as svg
 from lablib.figures.svg.canvas import Canvas, error_ends, is_inside
-from lablib.figures.svg.parts import (
-    DASHES,
-    color_between,
-    each_of,
-    first_of,
-    list_of,
-    paint,
-    points_of,
-    runs_of,
-    steps_of,
-    text_at,
-)
 
 # Corners in a square of 8 pixels; a circle has none.
 _SYMBOLS = {
@@ -56,9 +45,10 @@ def _bars(canvas: Canvas, trace: dict[str, Any]) -> Iterator[str]:
     x, y = canvas.axes_of(trace)
     lies = trace.get("orientation") == "h"
     along, across = (x, y) if lies else (y, x)
-    lengths, places = list_of(trace.get("x" if lies else "y")), list_of(trace.get("y" if lies else "x"))
+    lengths, places = svg.list_of(trace.get("x" if lies else "y")), svg.list_of(trace.get("y" if lies else "x"))
     gap = 1 - canvas.layout.get("bargap", 0.2)
-    bases, widths = each_of(trace.get("base"), len(lengths), 0.0), each_of(trace.get("width"), len(lengths), gap)
+    n = len(lengths)
+    bases, widths = svg.each_of(trace.get("base"), n, 0.0), svg.each_of(trace.get("width"), n, gap)
     key = (trace.get("xaxis", "x"), trace.get("yaxis", "y"))
     below: dict[Any, float] = canvas.offsets.setdefault(key, {})  # type: ignore[arg-type]
     fill = canvas.fill(trace.get("marker", {}))
@@ -77,7 +67,7 @@ def _bars(canvas: Canvas, trace: dict[str, Any]) -> Iterator[str]:
 
 def _scatter(canvas: Canvas, trace: dict[str, Any]) -> Iterator[str]:
     x, y = canvas.axes_of(trace)
-    raw_x, raw_y = list_of(trace.get("x")), list_of(trace.get("y"))
+    raw_x, raw_y = svg.list_of(trace.get("x")), svg.list_of(trace.get("y"))
     if trace.get("stackgroup"):
         below = canvas.offsets.get(trace["stackgroup"], np.zeros(len(raw_y)))
         raw_y = (below + np.array(raw_y, dtype=float)).tolist()
@@ -88,19 +78,19 @@ def _scatter(canvas: Canvas, trace: dict[str, Any]) -> Iterator[str]:
     points = [(x.pixel(a), y.pixel(b)) for a, b in zip(raw_x, raw_y, strict=False)]
     mode, line = trace.get("mode") or "lines", trace.get("line", {})
     shape = line.get("shape") or "linear"
-    outline, floor = steps_of(points, shape), steps_of(floor, shape)
-    runs, clip = runs_of(outline), canvas.clip(x, y, outline)
+    outline, floor = svg.steps_of(points, shape), svg.steps_of(floor, shape)
+    runs, clip = svg.runs_of(outline), canvas.clip(x, y, outline)
     if trace.get("fill") or floor:
-        color = first_of(trace.get("fillcolor")) or line.get("color") or "#999999"
+        color = svg.first_of(trace.get("fillcolor")) or line.get("color") or "#999999"
         area = canvas.fill({"color": color, "pattern": trace.get("fillpattern", {})})
         for run in runs if not floor else [[*outline, *reversed(floor)]]:
-            yield f'<polygon points="{points_of(run)}"{clip} {area}/>'
+            yield f'<polygon points="{svg.points_of(run)}"{clip} {area}/>'
     if "lines" in mode and line.get("width", 2) > 0:
-        dash = DASHES.get(line.get("dash") or "", "")
+        dash = svg.DASHES.get(line.get("dash") or "", "")
         extra = f' stroke-dasharray="{dash}"' if dash else ""
         for run in runs:
-            color = line.get("color") or "#5A5A5A"
-            yield f'<polyline points="{points_of(run)}"{extra}{clip} {paint("none", color, line.get("width", 2))}/>'
+            look = svg.paint("none", line.get("color") or "#5A5A5A", line.get("width", 2))
+            yield f'<polyline points="{svg.points_of(run)}"{extra}{clip} {look}/>'
     for letter in "xy":
         yield from _error_bars(canvas, trace, letter)
     if trace.get("cliponaxis", True):
@@ -113,37 +103,37 @@ def _scatter(canvas: Canvas, trace: dict[str, Any]) -> Iterator[str]:
 
 def _error_bars(canvas: Canvas, trace: Mapping[str, Any], letter: str) -> Iterator[str]:
     x, y = canvas.axes_of(trace)
-    bar, others = trace.get(f"error_{letter}", {}), list_of(trace.get("y" if letter == "x" else "x"))
-    color = bar.get("color") or first_of(trace.get("marker", {}).get("color")) or INK
+    bar, others = trace.get(f"error_{letter}", {}), svg.list_of(trace.get("y" if letter == "x" else "x"))
+    color = bar.get("color") or svg.first_of(trace.get("marker", {}).get("color")) or INK
     for ends, other in zip(error_ends(trace, letter), others, strict=False):
         points = [(x.pixel(end), y.pixel(other)) if letter == "x" else (x.pixel(other), y.pixel(end)) for end in ends]
         if ends[0] != ends[1] and np.isfinite(points).all():
             clip, width = canvas.clip(x, y, points), bar.get("thickness") or 2
-            yield f'<polyline points="{points_of(points)}"{clip} {paint("none", color, width)}/>'
+            yield f'<polyline points="{svg.points_of(points)}"{clip} {svg.paint("none", color, width)}/>'
 
 
 def markers_svg(marker: Mapping[str, Any], points: Sequence[tuple[float, float]]) -> Iterator[str]:
     """Symbols at points, all of one look in one path; an arrow has its tip at its point, away from the previous one."""
     n, line = len(points), marker.get("line", {})
-    colors, symbols = each_of(marker.get("color"), n, "#999999"), each_of(marker.get("symbol"), n, "circle")
-    sizes, widths = each_of(marker.get("size"), n, 8), each_of(line.get("width"), n, 0)
-    edges, outlines = each_of(line.get("color"), n, INK), dict[str, list[str]]()
+    colors, symbols = svg.each_of(marker.get("color"), n, "#999999"), svg.each_of(marker.get("symbol"), n, "circle")
+    sizes, widths = svg.each_of(marker.get("size"), n, 8), svg.each_of(line.get("width"), n, 0)
+    edges, outlines = svg.each_of(line.get("color"), n, INK), dict[str, list[str]]()
     for i, (point, symbol, size) in enumerate(zip(points, symbols, sizes, strict=True)):
         if not np.isfinite(point).all() or not size:
             continue
         kind, is_open = symbol.removesuffix("-dot").removesuffix("-open"), "-open" in symbol
         if kind == "x":
-            look = paint("none", colors[i], 3)
+            look = svg.paint("none", colors[i], 3)
         elif kind in _STROKES:  # open ones have plotly's marker colour, others its line colour
-            look = paint("none", colors[i] if is_open else edges[i], widths[i] or 1)
+            look = svg.paint("none", colors[i] if is_open else edges[i], widths[i] or 1)
         elif is_open:
-            look = paint("none", colors[i], widths[i] or 1.5)
+            look = svg.paint("none", colors[i], widths[i] or 1.5)
         else:
-            look = paint(colors[i], edges[i] if widths[i] else None, widths[i])
+            look = svg.paint(colors[i], edges[i] if widths[i] else None, widths[i])
         back = np.subtract(point, points[i - 1]) if kind == "arrow" and i else (0.0, -1.0)
         outlines.setdefault(look, []).append(_outline(kind, point, size / 8, (float(back[0]), float(back[1]))))
         if symbol.endswith("-dot"):
-            outlines.setdefault(paint("#FFFFFF"), []).append(_outline("circle", point, size / 32, (0.0, -1.0)))
+            outlines.setdefault(svg.paint("#FFFFFF"), []).append(_outline("circle", point, size / 32, (0.0, -1.0)))
     for look, parts in outlines.items():
         yield f'<path d="{"".join(parts)}" {look}/>'
 
@@ -169,19 +159,19 @@ def _outline(kind: str, point: tuple[float, float], scale: float, up: tuple[floa
 
 def _texts(canvas: Canvas, trace: Mapping[str, Any], points: Sequence[tuple[float, float]]) -> Iterator[str]:
     font = trace.get("textfont", {})
-    colors, texts = each_of(font.get("color"), len(points), INK), each_of(trace.get("text"), len(points), "")
-    positions = each_of(trace.get("textposition"), len(points), "middle center")
+    colors, texts = svg.each_of(font.get("color"), len(points), INK), svg.each_of(trace.get("text"), len(points), "")
+    positions = svg.each_of(trace.get("textposition"), len(points), "middle center")
     for (a, b), color, text, position in zip(points, colors, texts, positions, strict=True):
         if text and np.isfinite(a) and np.isfinite(b):
             anchor = "start" if "right" in position else "end" if "left" in position else "middle"
             shift = 10 if anchor == "start" else -10 if anchor == "end" else 0
             down = -8 if "top" in position else 16 if "bottom" in position else 4
-            yield text_at(a + shift, b + down, text, size=font.get("size") or 12, anchor=anchor, color=color)
+            yield svg.text_at(a + shift, b + down, text, size=font.get("size") or 12, anchor=anchor, color=color)
 
 
 def _heat(canvas: Canvas, trace: dict[str, Any]) -> Iterator[str]:
     x, y = canvas.axes_of(trace)
-    z = np.array([[np.nan if v is None else v for v in row] for row in list_of(trace["z"])], dtype=float)
+    z = np.array([[np.nan if v is None else v for v in row] for row in svg.list_of(trace["z"])], dtype=float)
     low, high = trace.get("zmin", np.nanmin(z)), trace.get("zmax", np.nanmax(z))
     stops = trace["colorscale"]
     for (i, j), value in np.ndenumerate(z):
@@ -189,7 +179,7 @@ def _heat(canvas: Canvas, trace: dict[str, Any]) -> Iterator[str]:
             share = (value - low) / ((high - low) or 1.0)
             a, b = sorted((x.place(j - 0.5), x.place(j + 0.5))), sorted((y.place(i - 0.5), y.place(i + 0.5)))
             place = f'x="{a[0]:.1f}" y="{b[0]:.1f}" width="{a[1] - a[0]:.1f}" height="{b[1] - b[0]:.1f}"'
-            yield f'<rect class="lablib-heat" {place} {paint(color_between(stops, share))}/>'
+            yield f'<rect class="lablib-heat" {place} {svg.paint(svg.color_between(stops, share))}/>'
     if trace.get("showscale", True):
         bar = trace.get("colorbar", {})
         marks = bar.get("ticktext") or [f"{low:g}", f"{high:g}"]
@@ -197,7 +187,7 @@ def _heat(canvas: Canvas, trace: dict[str, Any]) -> Iterator[str]:
         for step in range(40):
             top = canvas.bottom - (step + 1) / 40 * (canvas.bottom - canvas.top - 20)
             place = f'x="{at}" y="{top:.1f}" width="14" height="{(canvas.bottom - canvas.top) / 40 + 0.5:.1f}"'
-            yield f"<rect {place} {paint(color_between(stops, step / 39))}/>"
-        yield text_at(at + 18, canvas.bottom, marks[0], anchor="start")
-        yield text_at(at + 18, canvas.top + 28, marks[-1], anchor="start")
-        yield text_at(at - 4, canvas.top + 8, bar.get("title", {}).get("text") or "", anchor="start")
+            yield f"<rect {place} {svg.paint(svg.color_between(stops, step / 39))}/>"
+        yield svg.text_at(at + 18, canvas.bottom, marks[0], anchor="start")
+        yield svg.text_at(at + 18, canvas.top + 28, marks[-1], anchor="start")
+        yield svg.text_at(at - 4, canvas.top + 8, bar.get("title", {}).get("text") or "", anchor="start")

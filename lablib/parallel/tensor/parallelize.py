@@ -23,19 +23,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from lablib.parallel.data.naive import broadcast_module
+from lablib.parallel.tensor import plan as plans
 from lablib.parallel.tensor.linear import ColumnLinear, RowLinear
 from lablib.parallel.tensor.overlap import OverlappedColumnLinear
-from lablib.parallel.tensor.plan import (
-    GPT_PLAN,
-    Column,
-    Match,
-    OnTokens,
-    Plan,
-    Row,
-    SharedInput,
-    Vocabulary,
-    check_plan,
-)
 from lablib.parallel.tensor.regions import Entrance, Group
 from lablib.parallel.tensor.sequence_parallel import NormOnShards, PositionsOnShards
 from lablib.parallel.tensor.vocabulary import VocabularyEmbedding, VocabularyHead
@@ -43,7 +33,7 @@ from lablib.signature import check_type
 
 
 def parallelize(
-    model: nn.Module, mesh: DeviceMesh | Group = None, plan: Plan = GPT_PLAN, *, broadcasts: bool = True
+    model: nn.Module, mesh: DeviceMesh | Group = None, plan: plans.Plan = plans.GPT_PLAN, *, broadcasts: bool = True
 ) -> nn.Module:
     """Cut the model over the ranks, in place, and return it. Every rank then takes the whole batch.
 
@@ -59,7 +49,7 @@ def parallelize(
     """
     group = _group_of(mesh)
     # ---- 1. match ----
-    matches = check_plan(model, plan, dist.get_world_size(group))
+    matches = plans.check_plan(model, plan, dist.get_world_size(group))
     # ---- 2. broadcast ----
     if broadcasts:
         broadcast_module(model, group)
@@ -67,7 +57,7 @@ def parallelize(
     shared: dict[nn.Parameter, nn.Parameter] = {}
     entrances: dict[nn.Module, Entrance] = {}
     for match in matches:
-        if isinstance(match.style, SharedInput):
+        if isinstance(match.style, plans.SharedInput):
             continue
         new = _made(match, group, entrances).train(match.module.training)
         for key, param in match.module.named_parameters(recurse=False):
@@ -78,20 +68,20 @@ def parallelize(
     return model
 
 
-def _made(match: Match, group: Group, entrances: dict[nn.Module, Entrance]) -> nn.Module:
+def _made(match: plans.Match, group: Group, entrances: dict[nn.Module, Entrance]) -> nn.Module:
     module, style = match.module, match.style
-    if isinstance(style, OnTokens):
+    if isinstance(style, plans.OnTokens):
         is_norm = not isinstance(module, nn.Embedding)
         return NormOnShards(module, group) if is_norm else PositionsOnShards(module, group)  # pyright: ignore
-    if isinstance(style, Vocabulary):
+    if isinstance(style, plans.Vocabulary):
         pads = style.uneven == "pad"
         if isinstance(module, nn.Embedding):
             return VocabularyEmbedding(module, group, style.region, pads=pads)
         return VocabularyHead(module, group, style.region, gathers=style.gathers, pads=pads)  # pyright: ignore
-    assert isinstance(module, nn.Linear) and not isinstance(style, SharedInput)
-    features = module.out_features if isinstance(style, Column) else module.in_features
+    assert isinstance(module, nn.Linear) and not isinstance(style, plans.SharedInput)
+    features = module.out_features if isinstance(style, plans.Column) else module.in_features
     multiple_of = 1 if style.units is None else features // getattr(match.owner, style.units)
-    if isinstance(style, Row):
+    if isinstance(style, plans.Row):
         return RowLinear(module, group, style.region, multiple_of=multiple_of)
     kind = OverlappedColumnLinear if style.overlaps else ColumnLinear
     region = style.region
