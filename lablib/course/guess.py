@@ -12,7 +12,8 @@ also within 0.02 units of it, for an answer that is near zero or noisy.
     days                                                        the last line of that cell
     days.reveal(answer)                                         a later cell: the answer, once all are locked
 
-`Guesses` are numbers, and hide the answer until they are locked. Numbers given instead of None count as locked.
+`Guesses` are numbers, and hide the answer until they are locked. Numbers given instead of None count as locked. Each
+counts in the score after `days.compare(30)`.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ def how_far(number: float, answer: float, unit: str) -> str:
 
 def _quantity(number: float, unit: str) -> str:
     return format_quantity(number, unit).replace(" %", "%")
+
+
+def _is_right(number: float, answer: float, within: float = 0.0) -> bool:
+    return abs(number - answer) <= max(0.2 * abs(answer), within)
 
 
 class Guess:
@@ -104,13 +109,10 @@ class Guess:
             self.text, field.disabled, note.value = field.value.strip(), True, say_for()("locked")
         said, is_right = self._compared(answer)
         self.is_right, self.is_shown = self.is_right if self.is_shown else is_right, True
-        held = {id(each): each for each in (*vars(sys.modules["__main__"]).values(), self) if isinstance(each, Guess)}
-        counted = [each for each in held.values() if each.is_right is not None]
         say = say_for()
         print_text(f"{say(self.question.partition(' (')[0])}{say(': ')}{say('; ').join(map(say, said))}")
         if self.is_right is not None:
-            rule = "within 20% or the stated amount" if any(each.within for each in counted) else "within 20%"
-            print(say(f"guesses: {sum(each.is_right is True for each in counted)} of {len(counted)} {rule}"))
+            print_score(self)
 
     @property
     def _also_right(self) -> str:
@@ -142,9 +144,19 @@ class Guess:
             return [self._unread(self.text, len(numbers)), f"the answer is {shown}"], None
         pairs = list(zip(guesses, numbers, strict=True))
         far = ", ".join(say_for()(how_far(*pair, self.unit)) for pair in pairs)
-        is_right = all(abs(one - other) <= max(0.2 * abs(other), self.within) for one, other in pairs)
+        is_right = all(_is_right(*pair, self.within) for pair in pairs)
         said = [f"you guessed {self._read(guesses)}", f"the answer is {shown}: {far}"]
         return [*said, self._also_right] if self.within else said, is_right
+
+
+def print_score(new: Guess | Guesses) -> None:
+    """How many guesses among the notebook's variables, and this one, are right, of those compared with an answer."""
+    held = {id(each): each for each in (*vars(sys.modules["__main__"]).values(), new)}
+    single = [each for each in held.values() if isinstance(each, Guess) and each.is_right is not None]
+    counted = [each.is_right is True for each in single]
+    counted += [is_right for each in held.values() if isinstance(each, Guesses) for is_right in each.are_right]
+    rule = "within 20% or the stated amount" if any(each.within for each in single) else "within 20%"
+    print(say_for()(f"guesses: {sum(counted)} of {len(counted)} {rule}"))
 
 
 class Notice:
@@ -164,6 +176,7 @@ class Guesses:
     def __init__(self, questions: Sequence[str], given: Sequence[float] | None, interactive: bool):
         self._questions, self._interactive = tuple(questions), interactive
         self._given: list[float] | None = None
+        self.are_right: list[bool] = []  # after `compare`
         if given is not None:
             self.lock(*given)
 
@@ -194,6 +207,19 @@ class Guesses:
         if self._given is None:
             return Notice(f"{LOCKED}: {self._remedy}")
         return answer(*self._given) if callable(answer) else answer
+
+    def compare(self, *answers: float) -> None:
+        """Print each guess next to its answer, in the unit after the question's comma, and the score with all of them.
+
+        Raises ValueError as `values`.
+        """
+        pairs = list(zip(self.values, answers, strict=True))
+        for question, (mine, answer) in zip(self._questions, pairs, strict=True):
+            name, _, unit = question.rpartition(", ")
+            far = how_far(mine, answer, unit)
+            print_text(f"{name}: you guessed {_quantity(mine, unit)}; the answer is {_quantity(answer, unit)}: {far}")
+        self.are_right = [_is_right(*pair) for pair in pairs]
+        print_score(self)
 
     @property
     def _remedy(self) -> str:

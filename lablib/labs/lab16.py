@@ -254,15 +254,15 @@ class Prices:
         device = replace(machine.device, memory_bytes=machine.device.memory_bytes * memory)
         return replace(self, cluster=machine.replace(inter=link, device=device)).best(96, batch)
 
-    def three_machines(self) -> pd.DataFrame:
-        """The best plans with a slow network, with little memory, with a small batch, and today's."""
+    def three_machines(self) -> tuple[list[float], pd.DataFrame]:
+        """Percent by which a sequence takes longer with a slow network, little memory, a small batch; best plans."""
         cases = {"today": {}, "slow network": {"network": 0.05}, "little memory": {"memory": 0.25}}
         found = {name: self.best_on(**case) for name, case in (cases | {"small batch": {"batch": BATCH // 4}}).items()}
-        rows = {}
+        today, rows, longer = found["today"].tokens_per_s, {}, []
         for name, one in found.items():
-            longer = f"{found['today'].tokens_per_s / one.tokens_per_s - 1:+.0%}"
-            rows[name] = {"longer": longer, "plan": str(one.parallel), "most in": bound_by(one)}
-        return in_table(rows, rows=True)
+            longer.append(100 * (today / one.tokens_per_s - 1))
+            rows[name] = {"longer": f"{longer[-1]:+.0f}%", "plan": str(one.parallel), "most in": bound_by(one)}
+        return longer[1:], in_table(rows, rows=True)
 
     def explore_machines(self, interactive: bool) -> Any:
         """The best plan of 96 nodes as the network, the memory and the batch change."""
@@ -277,18 +277,19 @@ class Prices:
 
         return explore(self.best_on, draw, controls, interactive, [{"network": 10}, {"batch": 4 * BATCH}])
 
-    def explanation(self, wrong: Plan, better: Plan) -> pd.DataFrame:
-        """Choices put right one by one, the most saving first, and the term of the sum that becomes shorter."""
-        plan, now, rows = dict(wrong), self.predict(wrong), {}
+    def explanation(self, wrong: Plan, better: Plan) -> tuple[dict[str, float], pd.DataFrame]:
+        """Choices put right one by one, the most saving first: seconds saved, and the term that becomes shorter."""
+        plan, now, rows, saved = dict(wrong), self.predict(wrong), {}, dict[str, float]()
         while left := [name for name in better if plan[name] != better[name]]:
             after = {name: self.predict({**plan, name: better[name]}) for name in left}
             name = min(left, key=lambda choice: after[choice].step_time_s)
             gains = {part: seconds - after[name].parts[part] for part, seconds in now.parts.items()}
             term = max(gains, key=lambda part: gains[part])
-            row = {"from, to": f"{plan[name]}, {better[name]}", "saves": now.step_time_s - after[name].step_time_s}
+            saved[name] = now.step_time_s - after[name].step_time_s
+            row = {"from, to": f"{plan[name]}, {better[name]}", "saves": saved[name]}
             row |= {"step then": after[name].step_time_s, "mostly in": f"{term}, {format_quantity(gains[term], 's')}"}
             rows[name], plan[name], now = row, better[name], after[name]
-        return in_table(rows, rows=True)
+        return saved, in_table(rows, rows=True)
 
     def leader_board(self, name: str | None, plan: Plan, days: float) -> pd.DataFrame:
         """Enter a plan under a name, and show all entries by dollars, each predicted again. None: nothing is saved.

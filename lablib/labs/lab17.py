@@ -3,8 +3,8 @@
 import copy
 import random
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby, pairwise, takewhile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby, pairwise
 from math import inf, isnan
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +12,10 @@ from typing import Annotated, Any
 import pandas as pd
 import plotly.graph_objects as go
 import torch
+import torch.distributed as dist
 from torch import nn
 
+from lablib.batches.clipping import clip_grad_norm_
 from lablib.course import checks_for, guess, try_out
 from lablib.course.checks.expect import NotAttempted
 from lablib.errors import RankKilledError
@@ -25,28 +27,23 @@ from lablib.phases import phase
 from lablib.run import Run
 from lablib.signature import Finite, NonNegative, Positive, Range, checked
 from lablib.text.units import format_quantity, plural
-from lablib.train.interval import LLAMA3_FAILURES, expected_overhead, young_interval_s
+from lablib.train.interval import LLAMA3_FAILURES, expected_overhead, simulated_overhead, young_interval_s
 from lablib.widgets import LogSlider, explore
 
 # Names of other packages that the notebook uses, as lab17.show.
-__all__ = ["KillRank", "checks_for", "guess", "launch", "phase", "show", "try_out"]
+__all__ = ["KillRank", "checks_for", "guess", "launch", "show", "try_out"]
 
 LLAMA_GPUS, LLAMA_DAYS = LLAMA3_FAILURES.num_devices, LLAMA3_FAILURES.days
 DAY_S, HOUR_S, MINUTE_S = 86_400.0, 3_600.0, 60.0
 MEAN_S = LLAMA3_FAILURES.mean_time_s()  # seconds between failures
 
 
-def random_failures(mean_s: float, seed: int) -> Iterator[float]:
-    """Times of failures that are independent of one another, without end: exponential gaps with this mean."""
-    generator, now_s = random.Random(seed), 0.0
-    while True:
-        now_s += generator.expovariate(1 / mean_s)
-        yield now_s
-
-
 def failures_of(mean_s: float, until_s: float, seed: int) -> list[float]:
-    """Those of `random_failures` before `until_s`."""
-    return list(takewhile(lambda at_s: at_s < until_s, random_failures(mean_s, seed)))
+    """Times of failures before `until_s`, independent of one another: exponential gaps with this mean."""
+    generator, times_s = random.Random(seed), [0.0]
+    while times_s[-1] < until_s:
+        times_s.append(times_s[-1] + generator.expovariate(1 / mean_s))
+    return times_s[1:-1]
 
 
 @checked
@@ -133,23 +130,6 @@ def figure_restarts(log: Sequence[tuple[int, float]], steps: int) -> go.Figure:
 # ---- the interval ----
 
 
-def run_seconds(
-    work_s: float, interval_s: float, save_s: float, restart_s: float, failures_s: Iterable[float]
-) -> float:
-    """Second at which the work is done, with a save after each interval and a restart after each failure."""
-    now_s, saved_s, failures = 0.0, 0.0, chain(failures_s, [inf])
-    failure_s = next(failures)
-    while saved_s < work_s:
-        piece_s = min(interval_s, work_s - saved_s)
-        is_last = saved_s + piece_s >= work_s
-        end_s = now_s + piece_s + (0.0 if is_last else save_s)
-        if end_s <= failure_s:
-            now_s, saved_s = end_s, saved_s + piece_s
-        else:
-            now_s, failure_s = failure_s + restart_s, next(failures)
-    return now_s
-
-
 def random_runs(seconds_of_run: Callable[..., float], interval_s: float, save_s: float, restart_s: float) -> str:
     """Three runs of 54 days of work with random failures, printed; `seconds_of_run` as in exercise 2."""
     work_s, lost = LLAMA_DAYS * DAY_S, []
@@ -169,10 +149,9 @@ def random_runs(seconds_of_run: Callable[..., float], interval_s: float, save_s:
 
 def lost_share(interval_s: float, save_s: float, restart_s: float, mean_s: float, seeds: Sequence[int]) -> float:
     """Share of the time that is not training, in simulated runs of 54 days of work, with random failures."""
-    work_s, spent_s = LLAMA_DAYS * DAY_S, 0.0
-    for seed in seeds:
-        spent_s += run_seconds(work_s, interval_s, save_s, restart_s, random_failures(mean_s, seed))
-    return 1 - len(seeds) * work_s / spent_s
+    count, settings = round(LLAMA_DAYS * DAY_S / interval_s), (interval_s, save_s, mean_s, restart_s)
+    overheads = [simulated_overhead(*settings, num_intervals=count, seed=seed) for seed in seeds]
+    return 1 - 1 / (1 + sum(overheads) / len(overheads))
 
 
 def exact_lost_share(interval_s: float, save_s: float, restart_s: float, mean_s: float) -> float:
@@ -228,13 +207,10 @@ def show_intervals(save_s: float, restart_s: float, guessed_minutes: float) -> A
     return show(figure_intervals(save_s, restart_s, guessed_s=MINUTE_S * guessed_minutes))
 
 
-def least_losses(save_s: float, restart_s: float) -> str:
-    """The time lost at Young's interval: as it is, with saves in 6 s, and with half the failures."""
-    settings = {"now": (save_s, MEAN_S), "saves in 6 s": (6.0, MEAN_S), "half the failures": (save_s, 2 * MEAN_S)}
-    return ", ".join(
-        f"{name}: {exact_lost_share(young_interval_s(*each), each[0], restart_s, each[1]):.1%}"
-        for name, each in settings.items()
-    )
+def best_interval(save_s: float, restart_s: float, mean_s: float = MEAN_S) -> tuple[float, float]:
+    """Young's interval in minutes, and the time lost with it in percent."""
+    interval_s = young_interval_s(save_s, mean_s)
+    return interval_s / MINUTE_S, 100 * exact_lost_share(interval_s, save_s, restart_s, mean_s)
 
 
 def explore_intervals(save_s: float, restart_s: float, interactive: bool) -> Any:
@@ -256,19 +232,31 @@ def explore_intervals(save_s: float, restart_s: float, interactive: bool) -> Any
 # ---- who notices ----
 
 
-def gradient_norm(model: nn.Module) -> float:
-    """Norm of all gradients of a model."""
-    return torch.stack([param.grad.norm() for param in model.parameters() if param.grad is not None]).norm().item()
-
-
 def hash_of_weights(model: nn.Module) -> int:
     """A number that two models share only if their parameters are equal to the bit."""
     weights = torch.cat([param.detach().flatten() for param in model.parameters()])
     return hash(weights.cpu().numpy().tobytes())
 
 
-def with_faults(watched: Callable[[bool], Any], ranks: int, cluster: str, slow_from_s: float) -> dict[str, Run]:
-    """Name -> run of `watched(drift)`: a healthy one, and four with a fault in step 11."""
+def watched(training: Callable[..., Any], drift: bool) -> list[tuple[float, float, int]]:
+    """Loss, norm of the gradient and hash of the weights after each of 20 steps of a `Training`, on this rank.
+
+    `drift`: whether a weight on rank 1 changes before step 11.
+    """
+    run, told = training(seed=1), []
+    run.scaler = torch.amp.GradScaler("cpu", enabled=False)  # as in BF16: it skips no step
+    for step in range(20):
+        if drift and step == 10 and dist.get_rank() == 1:
+            run.model[0].weight.data[0, 0] += 0.001
+        with phase(f"step {step}"):
+            loss = run.step()
+        norm = clip_grad_norm_(run.model.parameters(), inf).item()  # only measured
+        told.append((loss, norm, hash_of_weights(run.model)))
+    return told
+
+
+def with_faults(training: Callable[..., Any], ranks: int, cluster: str, slow_from_s: float) -> dict[str, Run]:
+    """Name -> run of `watched`: a healthy one, and four with a fault in step 11."""
     at: dict[str, Any] = {"rank": 1, "parameter": "0.weight", "step": 10}
     faults: dict[str, list[Fault]] = {
         "healthy": [],
@@ -278,7 +266,7 @@ def with_faults(watched: Callable[[bool], Any], ranks: int, cluster: str, slow_f
         "drift": [],
     }
     options: dict[str, Any] = {"ranks": ranks, "cluster": cluster}
-    return {name: launch(watched, name == "drift", faults=those, **options) for name, those in faults.items()}
+    return {name: launch(watched, training, name == "drift", faults=those, **options) for name, those in faults.items()}
 
 
 def first_signs(runs: Mapping[str, Run], steps: int) -> pd.DataFrame:
@@ -403,9 +391,6 @@ def figure_rules(
 
 
 # ---- a script as it circulates ----
-
-
-SEEN_FAULTS = "4: two ranks log; no block is recomputed; all ranks have one loss; padding lowers it"
 
 
 def figure_evidence(repairs: Mapping[int, str]) -> go.Figure:

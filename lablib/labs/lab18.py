@@ -10,35 +10,12 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from lablib.capstone import (
-    QUANTITIES,
-    Alternative,
-    Parts,
-    Predicted,
-    Report,
-    as_html,
-    changed,
-    errors,
-    find_brief,
-    findings,
-    gpu_hours,
-    locked,
-    machine_points,
-    measured,
-    now,
-    plan_step,
-    read_board,
-    rubric,
-    simulate_large,
-    simulate_step,
-    train_small,
-    with_runs,
-    write_report,
-)
+from lablib import capstone
 from lablib.capstone import figures as report_figures
+from lablib.capstone import findings, simulate_large, train_small
 from lablib.capstone.brief import MEASURES, as_transformer
 from lablib.capstone.small_run import ANSWERS
-from lablib.course import checks_for, guess, try_out
+from lablib.course import Guess, Guesses, checks_for, guess, try_out
 from lablib.course.answers import own_answers
 from lablib.course.checks.expect import NotAttempted
 from lablib.course.places import find_labs_folder, work_folder
@@ -58,28 +35,8 @@ from lablib.validation.explain import kinds_of
 __all__ = ["REPLICATION", "checks_for", "format_quantity", "guess", "show", "try_out"]
 
 # Losses of the first steps of the small run, two ranks, gloo, batches of 16 sequences of 64 bytes of Python's sources.
-FIRST_LOSSES = (
-    5.39,
-    5.26,
-    5.1,
-    4.93,
-    4.85,
-    4.65,
-    4.5,
-    4.15,
-    4.2,
-    3.98,
-    3.94,
-    3.61,
-    3.51,
-    3.36,
-    3.45,
-    3.09,
-    3.11,
-    3.2,
-    3.26,
-    3.26,
-)
+_FIRST = "5.39 5.26 5.1 4.93 4.85 4.65 4.5 4.15 4.2 3.98 3.94 3.61 3.51 3.36 3.45 3.09 3.11 3.2 3.26 3.26"
+FIRST_LOSSES = tuple(map(float, _FIRST.split()))
 ASKED = ("large step, s", "memory of a GPU, GB", "small loss, nats", "small step, ms")
 _WIDTH = 95  # characters of a printed line in JupyterLab next to its list of files
 _HEADING = ("#", "report", "author", "brief", "nats", "hours", "off by", "points")  # of the leader board
@@ -144,16 +101,16 @@ class Capstone:
     """One capstone, step by step. `report` is the report so far."""
 
     def __init__(self, brief: str, ranks: int, backend: str, quick: bool):
-        found = find_brief(brief)
+        found = capstone.find_brief(brief)
         layers, width, heads, batch, changes = STARTS.get(brief, STARTS["one-billion"])
         sizes = ModelConfig(
             num_layers=layers, d_model=width, num_heads=heads, vocab_size=found.vocab_size, max_seq_len=found.seq_len
         )
         config = TrainConfig(model=sizes, data=DataConfig(batch_size=batch, seq_len=found.seq_len))
-        self._start = changed(config, ["precision.products=bfloat16"])
+        self._start = capstone.changed(config, ["precision.products=bfloat16"])
         self.brief, self.backend, self.changes = found, backend, list(changes)
-        large = changed(self._start, self.changes)
-        self.report = Report("", "", found, large, small_config(quick), ranks, brief_name=brief)
+        large = capstone.changed(self._start, self.changes)
+        self.report = capstone.Report("", "", found, large, small_config(quick), ranks, brief_name=brief)
 
     def table(self) -> pd.DataFrame:
         """The brief in numbers."""
@@ -201,7 +158,7 @@ class Capstone:
 
     def planned(self, changes: Sequence[str]) -> Prediction:
         """The planner's step of the brief's model with these changes. ValueError: unknown fields, wrong axes."""
-        return plan_step(changed(self._start, list(changes)), self.brief.cluster, self.brief.gpus)
+        return capstone.plan_step(capstone.changed(self._start, list(changes)), self.brief.cluster, self.brief.gpus)
 
     def compare(self, plans: Mapping[str, Sequence[str]]) -> pd.DataFrame:
         """A row for each plan: step, memory, share of the peak, the largest part besides products."""
@@ -228,20 +185,20 @@ class Capstone:
         None: the plan that the project began with.
         """
         self.changes = changes = list(self.changes if changes is None else changes)
-        large = changed(self._start, changes)
-        step_s = plan_step(large, self.brief.cluster, self.brief.gpus).step_time_s
+        large = capstone.changed(self._start, changes)
+        step_s = capstone.plan_step(large, self.brief.cluster, self.brief.gpus).step_time_s
         most = share * min(self.brief.gpu_hours, self.brief.days * 24 * self.brief.gpus)
         large = replace(large, num_steps=max(1, int(most * 3600 / self.brief.gpus / step_s)))
         alternatives = []
         for name, other in others.items():
             instead = tuple(_undone(changes, other))
             try:
-                found = plan_step(changed(large, instead), self.brief.cluster, self.brief.gpus)
+                found = capstone.plan_step(capstone.changed(large, instead), self.brief.cluster, self.brief.gpus)
             except ValueError:
                 continue
-            if changed(large, instead) != large:
+            if capstone.changed(large, instead) != large:
                 reason = f"{name}: a step of {found.step_time_s / step_s:.2f} times"
-                alternatives.append(Alternative(instead, found.step_time_s, found.peak_memory_bytes, reason))
+                alternatives.append(capstone.Alternative(instead, found.step_time_s, found.peak_memory_bytes, reason))
         self.report = replace(self.report, large=large, alternatives=tuple(alternatives))
         loss = self.brief.loss(large)
         return f"{large.num_steps:,} steps; {loss:.3f} nats by the scaling law, the goal is {self.brief.goal_loss:g}"
@@ -249,7 +206,12 @@ class Capstone:
     def terms(self, *_: float) -> tuple[dict[str, float], dict[str, float]]:
         """Seconds of a step by kind of work: by the planner, and of the simulated step."""
         planned = kinds_of(self.planned(self.changes))
-        return planned, dict(simulate_step(self.report.large, self.brief.cluster, self.brief.gpus).terms)
+        return planned, dict(capstone.simulate_step(self.report.large, self.brief.cluster, self.brief.gpus).terms)
+
+    def farthest_kind(self) -> str:
+        """The kind of work in which the planner and the simulated step differ by the most seconds."""
+        planned, simulated = self.terms()
+        return max(simulated, key=lambda name: abs(planned[name] - simulated[name]))
 
     def terms_table(self, *_: float) -> pd.DataFrame:
         """The terms of both, the step, and the step that was predicted."""
@@ -264,28 +226,28 @@ class Capstone:
 
         def both(step_s: float, memory_gb: float, small_loss: float, small_step_ms: float) -> pd.DataFrame:
             report = self.report
-            said = Predicted(
+            said = capstone.Predicted(
                 step_s=step_s,
                 memory_bytes=memory_gb * 1e9,
-                gpu_hours=gpu_hours(report, step_s),
+                gpu_hours=capstone.gpu_hours(report, step_s),
                 loss=self.brief.loss(report.large),
                 small_loss=small_loss,
                 small_step_s=small_step_ms / 1e3,
                 small_memory_bytes=_small_bytes(report.small),
                 method=method,
             )
-            report = locked(replace(report, predicted=said), now())
-            report = with_runs(report, small=train_small(report, self.backend, Parts(**(own or {}))))
-            self.report = with_runs(report, large=simulate_large(report))
+            report = capstone.locked(replace(report, predicted=said), capstone.now())
+            report = capstone.with_runs(report, small=train_small(report, self.backend, capstone.Parts(**(own or {}))))
+            self.report = capstone.with_runs(report, large=simulate_large(report))
             return self.errors()
 
         return both
 
     def errors(self) -> pd.DataFrame:
         """Predicted, measured, error and band of each quantity, by its name in the report."""
-        rows, found = {}, errors(self.report)
-        for name, value in measured(self.report).items():
-            quantity, said = QUANTITIES[name], getattr(self.report.predicted, name)
+        rows, found = {}, capstone.errors(self.report)
+        for name, value in capstone.measured(self.report).items():
+            quantity, said = capstone.QUANTITIES[name], getattr(self.report.predicted, name)
             inside = quantity.is_within(said, value)
             band = f"{quantity.band:g} nats" if quantity.is_loss else f"factor {quantity.band:g}"
             rows[name] = {
@@ -297,19 +259,14 @@ class Capstone:
             }
         return table(rows)
 
-    def guessed(self, loss: float, percent: float) -> pd.DataFrame:
-        """The first guesses next to the runs: the small run's loss, and the share of the peak of the simulated step."""
-        report, run = self.report, self.report.large_run
-        assert run is not None
-        flops = plan_step(report.large, self.brief.cluster, self.brief.gpus).model_flops
-        share = flops / run.step_s / self.brief.gpus / self.brief.machine.device.peak("bfloat16")
-        seen = QUANTITIES["small_loss"].text(measured(report)["small_loss"])
-        return table(
-            {
-                "loss of the small run": {"guessed": f"{loss:.3f} nats", "measured": seen},
-                "share of the peak": {"guessed": f"{percent:.0f}%", "measured": f"{share:.0%}"},
-            }
-        )
+    def compare_guesses(self, loss: Guess, share: Guess, predicted: Guesses) -> None:
+        """Print guesses next to the runs: the small loss, the share of the peak in the simulated step, and `ASKED`."""
+        report, seen = self.report, capstone.measured(self.report)
+        loss.reveal(seen["small_loss"])
+        flops = capstone.plan_step(report.large, self.brief.cluster, self.brief.gpus).model_flops
+        rate = flops / seen["step_s"] / self.brief.gpus
+        share.reveal(100 * rate / self.brief.machine.device.peak("bfloat16"))
+        predicted.compare(seen["step_s"], seen["memory_bytes"] / 1e9, seen["small_loss"], 1e3 * seen["small_step_s"])
 
     def loss_figure(self, *_: float) -> go.Figure:
         """The loss of the small run."""
@@ -333,14 +290,14 @@ class Capstone:
     def judge(self) -> None:
         """Print findings, and the points of each criterion."""
         found = findings(self.report)
-        criteria = rubric(self.report, found)
+        criteria = capstone.rubric(self.report, found)
         rows = []
         for each in criteria:
             points = "instructor" if each.points is None else f"{each.points:g}"
             rows.append((each.name, points, str(each.most), each.text))
         print("\n".join(fill(str(each), _WIDTH) for each in found) or "No findings.")
         print("\n" + text_table(("criterion", "points", "of", "why"), rows, _WIDTH))
-        points, most = machine_points(criteria)
+        points, most = capstone.machine_points(criteria)
         print(f"\n{points:g} of {most} points that a program gives")
 
     def save(self, name: str | None) -> str:
@@ -352,15 +309,15 @@ class Capstone:
             return "Nothing is saved, as LAB_PROGRESS=off."
         folder = _reports()
         path = folder / f"{''.join(c if c.isalnum() else '_' for c in name)}.toml"
-        write_report(replace(self.report, where=str(path)), path)
-        write_text(path.with_suffix(".html"), as_html(self.report, findings(self.report)))
+        capstone.write_report(replace(self.report, where=str(path)), path)
+        write_text(path.with_suffix(".html"), capstone.as_html(self.report, findings(self.report)))
         return f"{path} and the page next to it: written"
 
     def board(self) -> None:
         """Print the reports of the work folder, then the worked examples; large runs are not simulated again."""
         for title, folder in (("Reports on this machine", _reports()), ("Worked examples", _examples())):
             if any(folder.glob("*.toml")):
-                board = read_board(folder, simulate=False)
+                board = capstone.read_board(folder, simulate=False)
                 rows = board.rows()
                 print(f"{title}\n\n{text_table(_HEADING, [row[:-1] for row in rows])}\n")
                 print("".join(f"{fill(f'{row[1]} does not count: {row[-1]}', _WIDTH)}\n" for row in rows if row[-1]))

@@ -49,6 +49,11 @@ class PublishedRuns:
             rows[name] = row | {"recompute": case.recompute, "precision": case.precision}
         return pd.DataFrame(rows).T
 
+    def utilizations(self) -> list[float]:
+        """Measured shares of the peak in percent, and their mean."""
+        found = [100 * naive_step_s(run, 100) / (run.measured.step_time_s or inf) for run in self.runs.values()]
+        return [*found, sum(found) / len(found)]
+
     def errors(self, *percents: float) -> pd.DataFrame:
         """Measured seconds and utilization; seconds and errors of the planner, of utilizations in percent (one for
         each run), and of one for all.

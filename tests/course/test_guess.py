@@ -93,6 +93,20 @@ def test_a_field_locks_when_the_answer_shows_and_later_text_changes_nothing(caps
     assert "you guessed 12 MB" in said_by(asked, 12, capsys)
 
 
+def test_guesses_of_several_questions_count_in_the_same_score(monkeypatch: pytest.MonkeyPatch, capsys):
+    names = vars(sys.modules["__main__"])
+    monkeypatch.setitem(names, "one", guess("one", 10, False, "count"))
+    names["one"].reveal(10)
+    asked = guess(["large step, s", "memory, GB"], [0.3, 40], False)
+    capsys.readouterr()
+    asked.compare(0.29, 20.0)
+    first, *said = capsys.readouterr().out.splitlines()
+    assert first.startswith("large step: you guessed 300 ms; the answer is 290 ms: 3.4% too high")
+    assert said == ["memory: you guessed 40 GB; the answer is 20 GB: 2 times too high", "guesses: 2 of 3 within 20%"]
+    with pytest.raises(ValueError, match="not locked"):
+        guess(["days"], None, False).compare(3.0)
+
+
 def test_the_score_counts_the_notebooks_guesses_and_a_question_asked_again_keeps_its_guess(
     monkeypatch: pytest.MonkeyPatch, capsys
 ):

@@ -41,8 +41,11 @@ def test_the_bound_is_never_above_the_planners_step(cluster: str):
 
 def test_an_explanation_ends_at_the_better_plan_and_the_most_saving_choice_is_first():
     better = PLAN | {"pipeline": 4, "recompute": "none"}
-    table = Prices("dgx-a100", 2.0).explanation(PLAN | {"tensor": 2}, better)
-    assert set(table.index) == {"tensor", "pipeline", "recompute"}
+    wrong = PLAN | {"tensor": 2}
+    saved, table = Prices("dgx-a100", 2.0).explanation(wrong, better)
+    assert set(table.index) == saved.keys() == {"tensor", "pipeline", "recompute"}
+    ends = [Prices("dgx-a100", 2.0).predict(plan).step_time_s for plan in (wrong, better)]
+    assert sum(saved.values()) == pytest.approx(ends[0] - ends[1]) and max(saved, key=saved.get) == table.index[0]
     last = Prices("dgx-a100", 2.0).predict(better).step_time_s
     assert table["step then"].iloc[-1] == lab16.format_quantity(last, "s")
 

@@ -8,8 +8,9 @@ import pytest
 
 from lablib.capstone import QUANTITIES, LargeRun, Report, SmallRun, find_brief, findings, plan_step, read_report
 from lablib.capstone.report import CHOICES
+from lablib.course import guess
 from lablib.labs import lab18
-from lablib.labs.lab18 import STARTS, Capstone
+from lablib.labs.lab18 import ASKED, STARTS, Capstone
 
 LATER = "2100-01-01T00:00:00+01:00"
 
@@ -54,7 +55,13 @@ def test_a_project_from_the_choice_to_the_leader_board(
     assert "nats by the scaling law" in project.choose(None, plans)
     table = project.run()(0.32, 31.0, 2.6, 55.0)
     assert list(table.index) == list(QUANTITIES) and all(text.endswith(": within") for text in table["band"])
-    assert list(project.guessed(2.5, 40.0)["guessed"]) == ["2.500 nats", "40%"]
+    capsys.readouterr()
+    mine = guess("loss", 2.5, False, "nats"), guess("share", 1, False, "%"), guess(ASKED, [0.32, 31, 2.6, 60], False)
+    project.compare_guesses(*mine)
+    said = capsys.readouterr().out
+    assert "loss: you guessed 2.5 nats; the answer is 2.72 nats: 8.1% too low" in said  # of the last six
+    assert "small step: you guessed 60 ms; the answer is 50 ms: 20% too high" in said
+    assert said.endswith("guesses: 4 of 4 within 20%\n")
     planned, simulated = project.terms()
     step_s = plan_step(project.report.large, "dgx-h100", 64).step_time_s
     assert planned.keys() == simulated.keys() and sum(planned.values()) == pytest.approx(step_s)

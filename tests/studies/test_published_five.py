@@ -19,6 +19,7 @@ def test_a_utilization_gives_the_step_by_six_n_t():
 def test_a_guess_that_is_right_has_no_error():
     runs = PublishedRuns()
     right = [100 * naive_step_s(run, 100) / (run.measured.step_time_s or 1) for run in runs.runs.values()]
+    assert runs.utilizations() == pytest.approx([*right, sum(right) / len(right)])
     table = runs.errors(*right, 50)
     assert table["yours"].iloc[-1] == "0%" and "(+0%)" in table["yours"].iloc[0].replace("-0%", "+0%")
     assert list(table["utilization"]) == [*(f"{percent:.0f}%" for percent in right), ""]

@@ -32,7 +32,7 @@ quick: bool = True  # the lab is as short either way
 
 # %%
 my_days = None  # or two numbers, if you have no fields below
-guessed_days = lab16.guess(("days on 1,024 A100", "days on 10,000 V100"), my_days, interactive)
+guessed_days = lab16.guess(("1,024 A100, days", "10,000 V100, days"), my_days, interactive)
 guessed_days
 
 # %% tags=["instructor"]
@@ -190,11 +190,15 @@ lab16.in_table({"formula": formula, "timeline": slice_of_8.terms()})
 # %% [markdown]
 # The *planner* of this project, `lablib.plan`, is the same sum for the software of real runs, with rates measured on
 # real machines. Its *tensor axis* is the all-reduces, *attention* the scores, *launches* the CPU's time to start
-# kernels. All of GPT-3 on 768 GPUs, with 1,536 sequences in a step:
+# kernels. All 175 billion parameters on 768 GPUs, 1,536 sequences in a step: how long does a step take?
+
+# %%
+my_guess_step = lab16.guess("a step of GPT-3 on 768 GPUs", None, interactive, "s")
 
 # %%
 prices = lab16.Prices(cluster, price)
 plan = {"nodes": 96, "tensor": 8, "pipeline": 8, "micro_batch": 1, "recompute": "none"}
+my_guess_step.reveal(prices.predict(plan).step_time_s)
 lab16.show(prices.predict(plan).figure())
 
 # %% [markdown] minutes=8
@@ -223,6 +227,7 @@ guessed_percents
 guessed_percents.lock(35, 45, 35, 40, 30, 40)
 
 # %%
+guessed_percents.reveal(lambda *_: guessed_percents.compare(*runs.utilizations()))
 guessed_percents.reveal(runs.errors)
 
 # %% [markdown]
@@ -343,16 +348,14 @@ lab16.in_table(table, rows=True)
 # percent does a step take longer *per sequence*, when the planner may choose another plan each time?
 
 # %%
-my_percents_longer = None  # or three numbers
-asked = ("slow network, %", "little memory, %", "small batch, %")
-guessed_machines = lab16.guess(asked, my_percents_longer, interactive)
-guessed_machines
-
-# %% tags=["instructor"]
-guessed_machines.lock(50, 20, 10)
+my_guess_machines = lab16.guess(
+    "longer: slow network, little memory, small batch (three numbers)", None, interactive, "%"
+)
 
 # %%
-guessed_machines.reveal(prices.three_machines())
+longer, table = prices.three_machines()
+my_guess_machines.reveal(longer)
+table
 
 # %% [markdown]
 # Now any machine, with the days of the whole training in the title. Move the three controls: which term grows, and when
@@ -416,17 +419,14 @@ check.explain(explain)
 # %%
 bad = {"nodes": 96, "tensor": 2, "pipeline": 32, "micro_batch": 4, "recompute": "full"}
 good = {"nodes": 96, "tensor": 8, "pipeline": 4, "micro_batch": 2, "recompute": "none"}
-my_seconds = None  # or four numbers
-asked = ("tensor, s", "pipeline, s", "micro_batch, s", "recompute, s")
-guessed_seconds = lab16.guess(asked, my_seconds, interactive)
-guessed_seconds
-
-# %% tags=["instructor"]
-guessed_seconds.lock(10, 10, 2, 10)
+my_guess_saved = lab16.guess(
+    "saved by tensor, pipeline, micro_batch, recompute (four numbers)", None, interactive, "s"
+)
 
 # %%
-print(guessed_seconds)
-guessed_seconds.reveal(prices.explanation(bad, good))
+saved, table = prices.explanation(bad, good)
+my_guess_saved.reveal([saved[choice] for choice in list(bad)[1:]])
+table
 
 # %% [markdown]
 # The last column of the answer names the term of the sum that became shorter most. Is it the term that you expected
@@ -449,7 +449,8 @@ guessed_seconds.reveal(prices.explanation(bad, good))
 a100, v100 = lab16.Prices("dgx-a100", price), lab16.Prices("dgx-v100", price)
 table = {"1,024 A100": a100.bill(a100.best(128))}
 table["10,000 V100"] = v100.bill(v100.best(1250, batch=1600, precision="float16"))
-print(guessed_days)
+in_days = [float(row["days"]) for row in table.values()]
+guessed_days.reveal(lambda *_: guessed_days.compare(*in_days))
 guessed_days.reveal(lab16.in_table(table, rows=True))
 
 # %% [markdown]

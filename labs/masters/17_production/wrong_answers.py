@@ -377,11 +377,6 @@ def seconds_of_run(work_s, interval_s, save_s, restart_s, failures_s):
         ),
         ("whole seconds", _seconds().replace("return end", "return round(end)"), "the second of the end"),
         ("nothing is returned", _seconds().replace("return end", "return None"), "is there a return?"),
-        (
-            "the library's own",
-            "from lablib.labs.lab17 import run_seconds as seconds_of_run\n",
-            "your own code",
-        ),
     ],
     "alert": [
         ("rings at every bad sample", _alert(ring="True"), "for less than hold_s"),

@@ -34,14 +34,8 @@ project = lab18.Capstone(brief, ranks, backend, quick)
 project.table()
 
 # %%
-my_guesses = None  # or two numbers, if you have no fields below
-guesses = lab18.guess(
-    ("loss of the small run, nats", "share of the peak, %"), my_guesses, interactive
-)
-guesses
-
-# %% tags=["instructor"]
-guesses.lock(3, 40)
+my_guess_loss = lab18.guess("loss of the small run", None, interactive, "nats")
+my_guess_share = lab18.guess("share of the peak (of the large run)", None, interactive, "%")
 
 # %% [markdown] minutes=11
 # ## Which size?
@@ -151,9 +145,10 @@ lab18.try_out(forecast, list(range(7, 21)), list(begun[6:]), 60)
 # ## Which plan?
 #
 # A plan is a list of fields of `lab train`, each a text: `"parallel.tensor=2"`, ranks that split each product.
-# `parallel.pipeline`: ranks that split the layers. The GPUs that these leave are replicas; `parallel.zero_stage`, 0
-# to 3: what they shard (1 optimizer state, 2 and gradients, 3 and parameters). `data.micro_batch`: sequences at a
-# time on a replica, without it all. `memory.recompute`: "none" or "full". *MFU* is the share of the peak.
+# `parallel.pipeline`: ranks that split the layers; `context`: each sequence; `expert`: the experts of a mixture (lab
+# 15). The GPUs that these leave are replicas; `parallel.zero_stage`, 0 to 3: what they shard (1 optimizer state, 2 and
+# gradients, 3 and parameters). `data.micro_batch`: sequences at a time on a replica, without it all.
+# `memory.recompute`: "none" or "full". *MFU* is the share of the peak.
 
 # %%
 plans = {
@@ -233,7 +228,7 @@ predicted.reveal(project.run(own))
 predicted.reveal(project.loss_figure)
 
 # %%
-predicted.reveal(lambda *_: guesses.reveal(project.guessed))
+predicted.reveal(lambda *_: project.compare_guesses(my_guess_loss, my_guess_share, predicted))
 
 # %% [markdown]
 # <details><summary>Was the forecast right?</summary>
@@ -284,10 +279,15 @@ lab18.try_out(error_terms, {"products": 7.0}, seen)
 check.error_terms(error_terms)
 
 # %% [markdown]
-# Below are the planner's step and the simulated one by kind of work: *other kernels* are limited by memory, *idle* has
-# launches, bubbles and waiting. Which kinds make the planner's error? Which did your own number include?
+# The next table has the planner's step and the simulated one by kind of work: products, attention, other kernels
+# (limited by memory), communication that compute does not hide, and idle: launches, bubbles and waiting. In which one
+# are they farthest apart? Which did your own number include?
 
 # %%
+my_guess_kind = lab18.guess("kind of work that is farthest off", None, interactive)
+
+# %%
+predicted.reveal(lambda *_: my_guess_kind.reveal(project.farthest_kind()))
 predicted.reveal(project.terms_table)
 
 
