@@ -21,7 +21,7 @@ capstone/small_run.py, in any case.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import wraps
 from importlib import import_module
@@ -147,9 +147,11 @@ def _average_in_one_group(own: Callable[..., Any], library: Any) -> Any:
 
 
 def _plan_buckets(own: Callable[..., Any], library: Any) -> Any:
-    def plan_buckets(params: Sequence[torch.Tensor], bucket_bytes: int = BUCKET_BYTES) -> list[list[int]]:
-        if len({(param.dtype, param.device) for param in params}) > 1:
-            return library(params, bucket_bytes)
+    def plan_buckets(
+        params: Sequence[torch.Tensor], bucket_bytes: int = BUCKET_BYTES, apart: Container[torch.Tensor] = ()
+    ) -> list[list[int]]:
+        if len({(param.dtype, param.device, param in apart) for param in params}) > 1:
+            return library(params, bucket_bytes, apart)
         return own([param.nbytes for param in params], bucket_bytes)
 
     return plan_buckets

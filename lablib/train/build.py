@@ -5,7 +5,7 @@
 
     tensor, pipeline or context > 1,     `CombinedStep`, with the optimizer state sharded (stage 1)
     or expert > 1 with zero_stage 1
-    expert > 1                           `ExpertParallel`, and `DataParallel` with `ExpertReduce`
+    expert > 1 with zero_stage 0         `ExpertParallel`, and `DataParallel` with `ExpertReduce`; 2, 3: `Zero`
     zero_stage 0                         one device, `DataParallel`, or torch's DistributedDataParallel
     zero_stage 1 to 3                    `Zero`; with library "torch" `fully_shard` (2: parameters stay gathered until
                                          backward has used them)
@@ -35,7 +35,7 @@ from lablib.models.gpt import GPT
 from lablib.models.llama import Llama, model_of
 from lablib.optim import LAMB, Lion
 from lablib.parallel.data.overlapped import DataParallel
-from lablib.parallel.experts.gradients import ExpertReduce
+from lablib.parallel.experts.gradients import ExpertGroup, ExpertReduce, expert_parameters
 from lablib.parallel.experts.layer import with_experts
 from lablib.parallel.experts.parallelize import ExpertParallel
 from lablib.parallel.mesh.check import Combination
@@ -122,13 +122,16 @@ def make_step(config: TrainConfig, model: nn.Module, optimizer_fn: OptimizerFn, 
         if config.memory.compile:
             block.compile()
     products = None if precision.master else low
+    options: dict[str, Any] = {"param_dtype": low if precision.master else None}
     if axes.expert > 1:
         mesh = Mesh(data=axes.data or 1, expert=axes.expert)
-        experts = mesh.group("expert")
-        model = ExpertParallel(experts).parallelize(model)
-        reduce: Any = ExpertReduce(model)
-        replica = DataParallel(model, mesh.group("data"), axes.bucket_bytes, reduce)
-        return ExpertStep(replica, optimizer_fn(list(replica.parameters())), experts, micro_batch, products)
+        spread, same = mesh.group("expert"), mesh.group("data")
+        model = ExpertParallel(spread).parallelize(model)
+        options["experts"] = ExpertGroup(expert_parameters(model), same)
+        if axes.zero_stage == 0:
+            reduce: Any = ExpertReduce(model)
+            replica = DataParallel(model, same, axes.bucket_bytes, reduce)
+            return ExpertStep(replica, optimizer_fn(list(replica.parameters())), spread, micro_batch, products)
     if axes.zero_stage == 0:
         return ReplicaStep(_replica(config, model), optimizer_fn(list(model.parameters())), micro_batch, products)
     if axes.library == "torch":
@@ -136,7 +139,6 @@ def make_step(config: TrainConfig, model: nn.Module, optimizer_fn: OptimizerFn, 
         for part in (*blocks, model):
             fully_shard(part, reshard_after_forward=axes.zero_stage == 3, mp_policy=policy)
         return ReplicaStep(model, optimizer_fn(list(model.parameters())), micro_batch, products)
-    options: dict[str, Any] = {"param_dtype": low if precision.master else None}
     if axes.zero_stage < 3:
         options["bucket_bytes"] = axes.bucket_bytes
     zero = Zero(model, optimizer_fn, axes.zero_stage, **options)

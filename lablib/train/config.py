@@ -140,8 +140,7 @@ class ParallelConfig(Checked):
     tensor: Count = 1  # ranks that share every matrix
     pipeline: Count = 1  # stages
     expert: Count = 1  # ranks that share the experts of a layer, each with its own sequences
-    # 1: optimizer state sharded, 2: and gradients, 3: and parameters; always 1 with tensor, pipeline or context ranks;
-    # 0 or 1 with expert ranks
+    # 1: optimizer state sharded, 2: and gradients, 3: and parameters; always 1 with tensor, pipeline or context ranks
     zero_stage: Annotated[int, Range(ge=0, le=3)] = 0
     library: Annotated[str, OneOf(("lablib", "torch"))] = "lablib"  # torch: DistributedDataParallel and fully_shard
     bucket_bytes: Count = 25 * 2**20  # of gradients that are reduced together
@@ -287,11 +286,10 @@ class TrainConfig(Checked):
             raise _broken(
                 "model.num_experts", f"a multiple of {axes.expert} expert ranks", model.num_experts, 2 * axes.expert
             )
-        if axes.expert > 1 and (axes.zero_stage > 1 or axes.library == "torch"):
-            got = f"zero_stage {axes.zero_stage} of {axes.library}"
-            raise _broken("parallel.zero_stage", "0 or 1, of lablib, with expert ranks", got, 1)
+        if axes.expert > 1 and axes.library == "torch":
+            raise _broken("parallel.library", "lablib with expert ranks", "torch", "lablib")
         if model.num_experts and axes.sequence_parallel:
-            rule = "false with experts, which combine with data, expert, tensor, context and pipeline ranks and ZeRO-1"
+            rule = "false with experts, which combine with data, expert, tensor, context and pipeline ranks"
             raise _broken("parallel.sequence_parallel", rule, "true", "false")
         if self.optimizer.name == "lamb" and (axes.zero_stage or axes.model_ranks > 1):
             raise _broken("optimizer.name", "element-wise where parameters are in shards", "lamb", '"adamw"')

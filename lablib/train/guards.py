@@ -75,12 +75,15 @@ def replicas_of(step: Step) -> list[Replicas]:
     if isinstance(step.model, FSDPModule) or (isinstance(step, ZeroStep) and step.zero.stage == 3):
         return []
     named = list(getattr(step.model, "module", step.model).named_parameters())
-    if not isinstance(step, ExpertStep):
+    if isinstance(step, ExpertStep):
+        experts, same = expert_parameters(step.model), step.model.group
+    elif isinstance(step, ZeroStep) and step.zero.experts is not None:
+        experts, same = step.zero.experts
+    else:
         return [Replicas(named, step.group)]
-    experts = expert_parameters(step.model)
     own = [(name, param) for name, param in named if param in experts]
     dense = [(name, param) for name, param in named if param not in experts]
-    return [Replicas(dense, None), Replicas(own, step.model.group)]  # pyright: ignore[reportArgumentType]
+    return [Replicas(dense, None), Replicas(own, same)]  # pyright: ignore[reportArgumentType]
 
 
 class DriftGuard:

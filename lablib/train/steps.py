@@ -2,7 +2,7 @@
 
     ReplicaStep   a plain model; DataParallel or DistributedDataParallel; fully_shard (FSDP2)
     ExpertStep    DataParallel with experts on several ranks
-    ZeroStep      `Zero`, stages 1 to 3
+    ZeroStep      `Zero`, stages 1 to 3, perhaps with experts on several ranks
     MeshStep      `CombinedStep`: tensor, pipeline, context, data and expert axes, optimizer state sharded
 
 Each takes a batch with targets of -100 for padding, and takes the gradient of the mean loss over all tokens with a loss
@@ -42,6 +42,7 @@ from lablib.parallel.tensor.regions import shard_range
 from lablib.parallel.tensor.state import each_parameter
 from lablib.parallel.zero.checkpoint import whole_tensors
 from lablib.parallel.zero.module import Zero
+from lablib.parallel.zero.shards import FlatUnit
 from lablib.precision.autocast import autocast
 from lablib.precision.loss_scaling import LossScaler
 from lablib.signature import Count, checked
@@ -218,9 +219,13 @@ class ZeroStep(ReplicaStep):
         self.zero.sharded.after_step()
 
     def _held(self) -> list[Held]:
-        shards = [
-            Held(unit.master, partial(boxed_shard, unit.layout, dist.get_rank(unit.group))) for unit in self.zero.units
-        ]
+        layers = {name: (owner, key) for name, _, owner, key in each_parameter(self.zero.module)}
+
+        def boxed(unit: FlatUnit, shard: Tensor) -> dict[str, Tensor]:
+            found = boxed_shard(unit.layout, dist.get_rank(unit.group), shard)
+            return {name: _expert_part(name, *layers[name], part)[name] for name, part in found.items()}
+
+        shards = [Held(unit.master, partial(boxed, unit)) for unit in self.zero.units]
         return shards + [Held(tensor, partial(_named, name)) for name, tensor in whole_tensors(self.zero).items()]
 
     def _zero_grad(self) -> None:
@@ -291,11 +296,12 @@ def _named(name: str, tensor: Tensor) -> dict[str, Tensor]:
 
 
 def _expert_part(name: str, owner: Any, key: str, tensor: Tensor) -> dict[str, Tensor]:
-    """A tensor like a parameter of a layer, in one box if the layer has a shard of it."""
+    """A tensor like a parameter of a layer, or its boxes; in boxes of the whole if the layer has a shard of it."""
     if key not in getattr(owner, "cuts", {}):
         return {name: tensor}
     dim, size = owner.cuts[key]
     start, _ = shard_range(size, dist.get_rank(owner.group), dist.get_world_size(owner.group), owner.multiple_of)
-    shape, corner = list(tensor.shape), [0] * tensor.ndim
-    shape[dim], corner[dim] = size, start
-    return {name: BoxedTensor(shape, tensor.dtype, [(corner, tensor)])}
+    shape = [*tensor.shape[:dim], size, *tensor.shape[dim + 1 :]]
+    boxes = tensor.boxes if isinstance(tensor, BoxedTensor) else [([0] * tensor.ndim, tensor)]
+    moved = [([*at[:dim], at[dim] + start, *at[dim + 1 :]], view) for at, view in boxes]
+    return {name: BoxedTensor(shape, tensor.dtype, moved)}

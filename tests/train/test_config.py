@@ -136,7 +136,7 @@ def test_a_head_is_tied_by_default_in_a_gpt_and_not_in_a_llama():
         (["optimizer.schedule=wsd", "optimizer.num_decay=120"], "at most the 100 steps of the schedule: got 120; try"),
         (["parallel.tensor=2", "parallel.zero_stage=2"], "parallel.zero_stage must be 1 or 0 with tensor"),
         (["parallel.expert=2", "model.num_experts=3"], "model.num_experts must be a multiple of 2 expert ranks: got 3"),
-        (["parallel.expert=2", "model.num_experts=4", "parallel.zero_stage=2"], "try parallel.zero_stage=1"),
+        (["parallel.expert=2", "model.num_experts=4", "parallel.library=torch"], "try parallel.library=lablib"),
         (
             ["model.num_experts=4", "parallel.tensor=2", "parallel.sequence_parallel=true"],
             "sequence_parallel must be false with experts, which combine with data, expert, tensor",

@@ -33,6 +33,7 @@ ALL_MODES = [
     (["parallel.pipeline=2"], 4),
     (["model.num_experts=4", "parallel.expert=2"], 4),
     (["model.num_experts=4", "parallel.expert=2", "parallel.zero_stage=1"], 4),
+    (["model.num_experts=4", "parallel.expert=2", "parallel.zero_stage=2"], 4),
 ]
 
 

@@ -115,34 +115,19 @@ def test_on_the_same_layout_it_goes_on_to_the_bit(tmp_path: Path, layout: Layout
     assert resumed == [values[2:] for values in straight]
 
 
-def test_a_llama_goes_on_over_other_layouts(tmp_path: Path):
-    more = ("model.family=llama", "model.num_kv_heads=2", "model.head_dim=4")
-    layouts: list[Layout] = [
-        (3, ("parallel.zero_stage=3",)),
-        (2, ("parallel.tensor=2",)),
-        (2, ("parallel.pipeline=2",)),
-    ]
-    for number, (ranks, axes) in enumerate(layouts):
-        config = config_of((ranks, (*more, *axes)), ADAMW, 2 * number + 2)
-        launch(curve, config, text(), str(tmp_path / "cut"), ranks=ranks, trace=False)
-    found = weights(ADAMW, 6, tmp_path / "cut", *more)
-    torch.testing.assert_close(found, weights(ADAMW, 6, tmp_path / "straight", *more), **EXACT)
+SPREAD = {"expert=4": 4, "expert=1": 2, "expert=2": 4, "expert=2 tensor=2": 4, "expert=2 zero_stage=1": 2}
+SPREAD |= {"expert=2 zero_stage=3": 4, "expert=2 pipeline=2": 4, "expert=2 zero_stage=2": 6}
+LLAMA = "family=llama num_kv_heads=2 head_dim=4", {"zero_stage=3": 3, "tensor=2": 2, "pipeline=2": 2}
 
 
-def test_experts_go_on_over_other_numbers_of_ranks(tmp_path: Path):
-    more = ("model.num_experts=4",)
-    layouts = [
-        (4, "expert=4"),
-        (2, "expert=1"),
-        (4, "expert=2"),
-        (4, "expert=2 tensor=2"),
-        (2, "expert=2 zero_stage=1"),
-    ]
-    for number, (ranks, axes) in enumerate([*layouts, (4, "expert=2 pipeline=2")]):
-        config = config_of((ranks, (*more, *(f"parallel.{axis}" for axis in axes.split()))), ADAMW, 2 * number + 2)
+@pytest.mark.parametrize(("model", "layouts"), [LLAMA, ("num_experts=4", SPREAD)], ids=["llama", "experts"])
+def test_other_models_go_on_over_other_layouts(tmp_path: Path, model: str, layouts: dict[str, int]):
+    more = tuple(f"model.{field}" for field in model.split())
+    for number, (axes, ranks) in enumerate(layouts.items(), 1):
+        config = config_of((ranks, (*more, *(f"parallel.{axis}" for axis in axes.split()))), ADAMW, 2 * number)
         launch(curve, config, text(), str(tmp_path / "cut"), ranks=ranks, trace=False)
-    found = weights(ADAMW, 12, tmp_path / "cut", *more)
-    torch.testing.assert_close(found, weights(ADAMW, 12, tmp_path / "straight", *more), **EXACT)
+    found = weights(ADAMW, 2 * len(layouts), tmp_path / "cut", *more)
+    torch.testing.assert_close(found, weights(ADAMW, 2 * len(layouts), tmp_path / "straight", *more), **EXACT)
 
 
 @given(

@@ -20,6 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from lablib import RankError, launch, train
 from lablib.data import Batch, Corpus, ResumableBatches
+from lablib.parallel import Mesh
 from lablib.precision.loss_scaling import LossScaler, ScaleRule
 
 EXACT: Any = {"rtol": 1e-9, "atol": 1e-13}
@@ -89,10 +90,11 @@ def gradients(config: train.TrainConfig, scale: float) -> tuple[float, int, dict
         assert isinstance(step, train.ReplicaStep)
         named = [(name.removeprefix("module."), param.grad) for name, param in step.model.named_parameters()]
         found = {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in named}
-    if isinstance(step, train.ExpertStep):
+    if config.parallel.expert > 1 and not config.parallel.is_mesh:
+        spread = Mesh(data=config.parallel.data or 1, expert=config.parallel.expert).group("expert")
         for name in [name for name in found if ".experts." in name]:
             parts: list[Any] = [None] * config.parallel.expert
-            dist.all_gather_object(parts, found[name], group=step.expert_group)
+            dist.all_gather_object(parts, found[name], group=spread)
             found[name] = torch.cat(parts)
     return loss.item(), int(num_tokens), found  # pyright: ignore[reportReturnType]
 
@@ -157,6 +159,20 @@ def test_drawn_settings_have_the_gradients_of_one_device(data: Any):
     assert_is_one_device(train.parse_config(tables), replicas * math.prod(axes.values()))
 
 
+@given(stage=st.integers(1, 3), mesh=st.sampled_from([(1, 2), (2, 2), (1, 3), (3, 2)]), data=st.data())
+@settings(max_examples=6)
+def test_drawn_shards_of_spread_experts_have_the_gradients_of_one_device(stage: int, mesh: tuple[int, int], data: Any):
+    """The state of experts is cut over data, everything else over data and expert ranks."""
+    replicas, expert = mesh
+    parallel: dict[str, Any] = {"zero_stage": stage, "data": replicas, "expert": expert}
+    parallel["bucket_bytes"] = data.draw(st.sampled_from([1, 20_000, 2**20]))
+    sizes = {"batch_size": 2 * replicas * expert * data.draw(st.integers(1, 3)), "micro_batch": 2, "seq_len": 16}
+    tables = {**BASE, "optimizer": SGD, "parallel": parallel, "data": sizes}
+    tables["model"] = {**BASE["model"], "num_experts": expert * data.draw(st.integers(1, 2))}
+    tables["memory"] = {"recompute": data.draw(st.sampled_from(["none", "full"]))}
+    assert_is_one_device(train.parse_config(tables), replicas * expert)
+
+
 # ---- curves ----
 
 
@@ -178,26 +194,20 @@ def test_a_run_on_real_text_has_the_same_curve_on_1_2_and_4_ranks():
             assert found == [pytest.approx(pair, rel=1e-7) for pair in reference]  # Adam divides by roots near 0
 
 
-def test_experts_on_several_ranks_have_the_curve_of_one_device():
+SPREAD = {"expert=4": 4, "expert=2": 4, "expert=2 zero_stage=3": 4, "expert=2 tensor=2 pipeline=2": 8}
+OTHERS = [(["model.num_experts=4"], SPREAD), (LLAMA, {"zero_stage=3": 4, "tensor=2 pipeline=2": 4})]
+
+
+@pytest.mark.parametrize(("model", "layouts"), OTHERS, ids=["experts", "llama"])
+def test_other_models_have_the_curve_of_one_device(model: list[str], layouts: dict[str, int]):
     """With clipping, whose norm counts the experts of all ranks, and the other parameters once."""
-    options: dict[str, Any] = {"name": "adamw", "lr": 1e-2, "max_norm": 0.5}
-    config, corpus = config_of("model.num_experts=4", **options), text()
-    (reference,) = launch(curve, config, corpus, ranks=1, trace=False).values
-    assert max(norm for _, norm in reference) > 1 and reference[-1][0] < reference[0][0] - 0.5
-    mesh = ["parallel.expert=2", "parallel.tensor=2", "parallel.pipeline=2"]
-    for overrides, ranks in ((["parallel.expert=4"], 4), (["parallel.expert=2"], 4), (mesh, 8)):
-        config = config_of("model.num_experts=4", *overrides, **options)
-        for found in launch(curve, config, corpus, ranks=ranks, trace=False).values:
-            assert found == [pytest.approx(pair, rel=1e-7) for pair in reference]
-
-
-def test_a_llama_on_real_text_has_the_same_curve_on_1_and_4_ranks():
-    options: dict[str, Any] = {"name": "adamw", "lr": 1e-2, "max_norm": 1.0}
-    corpus = text()
-    (reference,) = launch(curve, config_of(*LLAMA, **options), corpus, ranks=1, trace=False).values
+    options, corpus = {"name": "adamw", "lr": 1e-2, "max_norm": 0.5}, text()
+    (reference,) = launch(curve, config_of(*model, **options), corpus, ranks=1, trace=False).values
     assert reference[0][0] == pytest.approx(math.log(256), abs=0.1) and reference[-1][0] < reference[0][0] - 0.5
-    for overrides in (["parallel.zero_stage=3"], ["parallel.tensor=2", "parallel.pipeline=2"]):
-        for found in launch(curve, config_of(*LLAMA, *overrides, **options), corpus, ranks=4, trace=False).values:
+    assert max(norm for _, norm in reference) > 1
+    for axes, ranks in layouts.items():
+        config = config_of(*model, *(f"parallel.{axis}" for axis in axes.split()), **options)
+        for found in launch(curve, config, corpus, ranks=ranks, trace=False).values:
             assert found == [pytest.approx(pair, rel=1e-7) for pair in reference]
 
 

@@ -18,7 +18,7 @@ Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parall
 Simplified: the plan is not revised after the first backward, and the first bucket is as large as the others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 import torch.distributed as dist
@@ -31,28 +31,31 @@ BUCKET_BYTES = 25 * 2**20
 
 
 @checked
-def plan_buckets(params: Sequence[Tensor], bucket_bytes: Count = BUCKET_BYTES) -> list[list[int]]:
+def plan_buckets(
+    params: Sequence[Tensor], bucket_bytes: Count = BUCKET_BYTES, apart: Container[Tensor] = ()
+) -> list[list[int]]:
     """Assign parameters to buckets. Pure: reads only sizes and dtypes.
 
     Arguments:
         params: in order of registration.
         bucket_bytes: maximum bytes of a bucket; a larger parameter gets a separate bucket.
+        apart: parameters that share no bucket with others.
 
     Returns:
         The indices of the parameters of each bucket, both in the order in which backward fills them: from the last
         parameter to the first. A bucket has one dtype and one device.
     """
     buckets: list[list[int]] = []
-    filling: dict[tuple, tuple[list[int], int]] = {}  # (dtype, device) -> the bucket being filled, and its bytes
+    filling: dict[tuple, tuple[list[int], int]] = {}  # (dtype, device, apart) -> the bucket being filled, its bytes
     for index in reversed(range(len(params))):
-        kind = params[index].dtype, params[index].device
+        kind = params[index].dtype, params[index].device, params[index] in apart
         bucket, filled_bytes = filling.get(kind, ([], 0))
         if not bucket or filled_bytes + params[index].nbytes > bucket_bytes:
             bucket, filled_bytes = [], 0
             buckets.append(bucket)
         bucket.append(index)
         filling[kind] = bucket, filled_bytes + params[index].nbytes
-    # With several dtypes, buckets fill in parallel: order them by completion.
+    # With several kinds, buckets fill in parallel: order them by completion.
     return sorted(buckets, key=lambda bucket: -bucket[-1])
 
 

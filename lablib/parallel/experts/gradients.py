@@ -12,6 +12,7 @@ experts), and dividing by the number of ranks in the sum (experts learn n times 
 
     naive   after backward, an all-reduce for each parameter
     real    `DataParallel(model, data_group, reduce=ExpertReduce(model, everyone))`: in buckets, during backward
+    ZeRO    `Zero(model, optimizer_fn, stage, everyone, experts=ExpertGroup(expert_parameters(model), data_group))`
 
 Cost for n_d data ranks and n_e expert ranks, P dense parameters and Q of all experts, of w bytes:
     sent bytes  2 (n-1)/n P w with n = n_d n_e, and 2 (n_d - 1)/n_d (Q / n_e) w: 0 for experts without replicas
@@ -24,6 +25,7 @@ Simplified: a bucket is cut between dense and expert parameters; each piece is a
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -33,6 +35,13 @@ from lablib.parallel.data.overlapped import Handle, Reduce, all_reduce_sum
 from lablib.parallel.experts.layer import mixtures
 from lablib.parallel.tensor.regions import Group
 from lablib.signature import check_type
+
+
+class ExpertGroup(NamedTuple):
+    """The parameters of this rank's experts, and the ranks with the same ones."""
+
+    params: set[Tensor]
+    group: dist.ProcessGroup
 
 
 def expert_parameters(model: nn.Module) -> set[Tensor]:

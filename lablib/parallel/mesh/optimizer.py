@@ -50,6 +50,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lablib.parallel.data.overlapped import Handle
+from lablib.parallel.experts.gradients import ExpertGroup
 from lablib.parallel.tensor.state import each_parameter
 from lablib.parallel.zero.shards import FlatUnit, all_gather_shards, reduce_scatter_average
 from lablib.phases import phase
@@ -79,13 +80,6 @@ class Buffer:
     counts: bool  # whether this rank counts them in the norm, and saves them
     num_summed: int  # ranks over whose losses a gradient of this rank is already a sum
     handle: Handle | None = None  # of the communication in flight
-
-
-class ExpertGroup(NamedTuple):
-    """The parameters of this rank's experts, and the ranks with the same ones."""
-
-    params: set[Tensor]
-    group: dist.ProcessGroup
 
 
 class CombinedOptimizer:

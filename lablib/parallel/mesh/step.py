@@ -47,10 +47,10 @@ from lablib.batches.accumulation import IGNORED, summed_loss
 from lablib.models.gpt import GPT, next_token_loss
 from lablib.models.llama import Llama
 from lablib.parallel.context.model import ContextParallel
-from lablib.parallel.experts.gradients import expert_parameters
+from lablib.parallel.experts.gradients import ExpertGroup, expert_parameters
 from lablib.parallel.experts.layer import mixtures
 from lablib.parallel.mesh.check import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR, Combination
-from lablib.parallel.mesh.optimizer import CombinedOptimizer, ExpertGroup, OptimizerFn, Owned
+from lablib.parallel.mesh.optimizer import CombinedOptimizer, OptimizerFn, Owned
 from lablib.parallel.mesh.part import ModelPart, make_model, pieces_of, tied_parameter
 from lablib.parallel.tensor.regions import Group
 from lablib.parallel.tensor.state import whole

@@ -23,8 +23,8 @@ Shapes: a piece is [k].
 Source: torch.distributed.checkpoint (torch 2.13), which writes, finds and reads named tensors; Zhao et al., "PyTorch
 FSDP", VLDB 2023, arXiv 2304.11277; Wan et al., "ByteCheckpoint", 2024, arXiv 2407.20143, section 3.2 (flat shards as
 pieces of parameters).
-Simplified: one group of settings; states of another length than the shard (8-bit scales) are refused; the caller saves
-random generators and the position in the data.
+Simplified: no experts on several ranks (lablib/train/state.py has them); one group of settings; states of another
+length than the shard (8-bit scales) are refused; the caller saves random generators and the position in the data.
 """
 
 from collections.abc import Iterator, Mapping
@@ -122,6 +122,10 @@ def whole_tensors(zero: Zero) -> dict[str, Tensor]:
 
 def _description(zero: Zero) -> dict[str, Any]:
     """Shapes, dtypes and optimizer, which must match on loading; and the dtypes of the state."""
+    if zero.experts is not None:
+        raise ValueError(
+            "a checkpoint of ZeRO needs all parameters on all ranks: got experts on several ranks; use lablib.train."
+        )
     master = next(unit for unit in zero.units if unit.is_trainable).master
     others = whole_tensors(zero)
     shapes = {name: tuple(tensor.shape) for name, tensor in others.items()}

@@ -5,6 +5,8 @@
     2       ... and gradients                          (p + (g + K)/n) P            2 (n-1)/n p P
     3       ... and parameters                         (p + g + K)/n P              3 (n-1)/n p P
 
+Experts on several ranks: their state is cut over the ranks with the same experts, everything else over all.
+
         zero = Zero(model, torch.optim.AdamW, stage=3)
         for inputs, targets in batches:
             loss_of(zero(inputs), targets).backward()
@@ -40,6 +42,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lablib.parallel.data.naive import broadcast_module
+from lablib.parallel.experts.gradients import ExpertGroup
 from lablib.parallel.zero.hybrid import HybridReduceScatter
 from lablib.parallel.zero.shards import FlatUnit, ReduceScatter, reduce_scatter_average, require_in_group
 from lablib.parallel.zero.stage1 import Zero1
@@ -64,6 +67,7 @@ class Zero(nn.Module):
         group: the ranks that share the state; None for all.
         replicate_group: the ranks that hold the same shards, in hybrid sharding; see `zero/hybrid.py`.
         reduce_scatter: averages gradients into shards.
+        experts: the experts that `ExpertParallel` has spread over ranks of `group`, without `replicate_group`.
         options: of the stage, see `Zero1` and `Zero3`: `all_gather`, `param_dtype`, `reduce_dtype`, `multiple_of`; for
             1 and 2 `bucket_bytes`; for 3 `units`, `reshard_after_forward`, `prefetch`, `backward_all_gather`.
 
@@ -84,6 +88,7 @@ class Zero(nn.Module):
         *,
         replicate_group: dist.ProcessGroup | None = None,
         reduce_scatter: ReduceScatter = reduce_scatter_average,
+        experts: ExpertGroup | None = None,
         **options: Any,
     ):
         super().__init__()
@@ -91,16 +96,18 @@ class Zero(nn.Module):
         check_types("Zero", given)
         for name, one in (("group", group), ("replicate_group", replicate_group)):
             require_in_group(name, one)
+        if replicate_group is not None and experts is not None:
+            raise ValueError("hybrid sharding takes no experts on several ranks: got both; leave replicate_group out.")
         if replicate_group is not None:
             broadcast_module(module, replicate_group)
             reduce_scatter = HybridReduceScatter(replicate_group, reduce_scatter)
         self._first_names = first_names(module)
         self._shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
         try:
-            self.sharded = STAGES[stage](module, group, reduce_scatter=reduce_scatter, **options)
+            self.sharded = STAGES[stage](module, group, reduce_scatter=reduce_scatter, experts=experts, **options)
         except TypeError as error:
             raise ValueError(f"stage {stage} takes no such option: {error}") from None
-        self.stage, self.group, self.replicate_group = stage, group, replicate_group
+        self.stage, self.group, self.replicate_group, self.experts = stage, group, replicate_group, experts
         self.units: list[FlatUnit] = self.sharded.units
         self.optimizer = optimizer_fn([unit.master for unit in self.units if unit.is_trainable])
 
@@ -159,12 +166,15 @@ class Zero(nn.Module):
     # ---- everything, on every rank ----
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """The mean gradient of every trainable parameter, gathered. Communicates, on all ranks. Raises as `step`."""
+        """The mean gradient of every trainable parameter, gathered; of experts, this rank's. Communicates.
+
+        Raises as `step`.
+        """
         self.sharded.before_step()
         return self._gathered((unit, unit.master.grad) for unit in self.units if unit.is_trainable)
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Parameters, gathered from the masters, and buffers, by the module's names. Communicates."""
+        """Parameters, gathered from the masters, and buffers, by the module's names; as `full_gradients`."""
         full = self._gathered((unit, unit.master) for unit in self.units)
         own = self.module.state_dict()
         found = {name: full[first] if first in full else own[name] for name, first in self._first_names.items()}

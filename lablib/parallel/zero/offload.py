@@ -200,7 +200,7 @@ class ZeroOffload(Zero2):
         def give_back(host: HostUnit) -> None:
             host.give_back(host.unit.shard.data)
             with self._offloaded.link.incoming():
-                handles.append(self._all_gather(host.unit.shard.detach(), host.unit.full, self.group))
+                handles.append(self._all_gather(host.unit.shard.detach(), host.unit.full, host.unit.group))
 
         self._offloaded.step(give_back)
         for handle in handles:

@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from lablib.parallel.data.bucketed import BUCKET_BYTES, plan_buckets
 from lablib.parallel.data.naive import broadcast_module, require_no_unused
 from lablib.parallel.data.overlapped import BucketBackward, Handle, Synchronizing
+from lablib.parallel.experts.gradients import ExpertGroup
 from lablib.parallel.zero import shards
 from lablib.parallel.zero.shards import AllGather, FlatUnit, ReduceScatter, all_gather_shards, reduce_scatter_average
 from lablib.torch_compat import queue_callback, tree_leaves, tree_map_only
@@ -67,6 +68,8 @@ class Zero1(Synchronizing):
             in the parameters' dtype.
         reduce_dtype: of reducing and keeping gradients: `param_dtype` (None), or the parameters' dtype.
         multiple_of: a shard's elements are a multiple of this.
+        experts: of a module after `ExpertParallel.parallelize`. Only ranks with the same ones share their state; in
+            `group`, the ranks along data and expert.
 
     Raises:
         ValueError: no parameter to train, several dtypes or devices, a group without this rank; in backward, a
@@ -84,6 +87,7 @@ class Zero1(Synchronizing):
         param_dtype: torch.dtype | None = None,
         reduce_dtype: torch.dtype | None = None,
         multiple_of: int = 1,
+        experts: ExpertGroup | None = None,
     ):
         super().__init__()
         shards.require_shardable(module, group)
@@ -91,18 +95,19 @@ class Zero1(Synchronizing):
         self.world_size = dist.get_world_size(group)
         self._reduce_scatter, self._all_gather = reduce_scatter, all_gather
         self._backward: BucketBackward | None = None
-        broadcast_module(module, group)
+        of_experts, same_experts = (set[Tensor](), group) if experts is None else experts
+        broadcast_module(module, same_experts)
         named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
         self.units = [
             FlatUnit(
                 [named[i] for i in plan],
-                group,
+                same_experts if named[plan[0]][1] in of_experts else group,
                 in_place=True,
                 param_dtype=param_dtype,
                 reduce_dtype=reduce_dtype,
                 multiple_of=multiple_of,
             )
-            for plan in plan_buckets([param for _, param in named], bucket_bytes)
+            for plan in plan_buckets([param for _, param in named], bucket_bytes, of_experts)
         ]
         self._names: dict[Tensor, str] = {param: name for name, param in named}
         self._unit_of: dict[Tensor, int] = {param: i for i, unit in enumerate(self.units) for param in unit.params}
@@ -159,8 +164,7 @@ class Zero1(Synchronizing):
         now.under_way.append(self._start(unit, full))
 
     def _start(self, unit: FlatUnit, full: Tensor) -> Reduction:
-        shard = full.new_empty(unit.layout.shard_numel)
-        return Reduction(unit, full, shard, self._reduce_scatter(full, shard, self.group))
+        return start_reduction(unit, full, self._reduce_scatter, self.world_size)
 
     # ---- 3. backward ends ----
 
@@ -174,7 +178,7 @@ class Zero1(Synchronizing):
     def _finish(self, reduction: Reduction) -> None:
         """Write the mean of this rank's part into the full gradient; its other parts are no longer valid."""
         reduction.handle.wait()
-        unit, own = reduction.unit, reduction.unit.layout.shard_of(dist.get_rank(self.group))
+        unit, own = reduction.unit, reduction.unit.layout.shard_of(dist.get_rank(reduction.unit.group))
         unit.gradient = reduction.shard
         if reduction.full.dtype == unit.full.dtype:
             unit.gradient = reduction.full[own].copy_(reduction.shard)
@@ -191,7 +195,7 @@ class Zero1(Synchronizing):
         """All-gather the updated parameters. Communicates."""
         for unit in self.units:
             unit.after_step()
-        handles = [self._all_gather(unit.shard.detach(), unit.full, self.group) for unit in self.units]
+        handles = [self._all_gather(unit.shard.detach(), unit.full, unit.group) for unit in self.units]
         for handle in handles:
             handle.wait()
 
@@ -201,6 +205,14 @@ class Zero1(Synchronizing):
             unit.master.grad = unit.shard.grad = None
             for param in unit.params:
                 param.grad = None
+
+
+def start_reduction(unit: FlatUnit, full: Tensor, reduce_scatter: ReduceScatter, world_size: int) -> Reduction:
+    """Start the mean over `world_size` ranks of a unit's gradient, which fewer ranks share if it is of experts."""
+    shard = full.new_empty(unit.layout.shard_numel)
+    if unit.layout.world_size < world_size:  # already a sum over the ranks that spread the experts
+        full.div_(world_size // unit.layout.world_size)
+    return Reduction(unit, full, shard, reduce_scatter(full, shard, unit.group))
 
 
 def cast_floating(tree: Any, dtype: torch.dtype | None) -> Any:

@@ -40,6 +40,8 @@ from torch import Tensor, nn
 
 from lablib.parallel.data.naive import broadcast_module, require_no_unused
 from lablib.parallel.data.overlapped import Synchronizing
+from lablib.parallel.experts.gradients import ExpertGroup
+from lablib.parallel.experts.layer import mixtures
 from lablib.parallel.zero import shards
 from lablib.parallel.zero.shards import (
     AllGather,
@@ -48,7 +50,7 @@ from lablib.parallel.zero.shards import (
     num_under_way,
     reduce_scatter_average,
 )
-from lablib.parallel.zero.stage1 import Reduction, cast_floating, require_reduced
+from lablib.parallel.zero.stage1 import Reduction, cast_floating, require_reduced, start_reduction
 from lablib.parallel.zero.units import GatheredUnit, Use, default_units, mark_inputs, parameters_by_unit
 from lablib.torch_compat import graph_task_id, queue_callback, tree_leaves
 
@@ -61,6 +63,7 @@ class Zero3(Synchronizing):
 
     Arguments:
         units: submodules that are gathered as one; None: the members of every `nn.ModuleList` and `nn.Sequential`.
+            With `experts`, also the experts of each mixture.
         reshard_after_forward: free parameters after forward and gather them again in backward; False: keep them.
         prefetch: start the gather of the next unit before this unit computes.
         backward_all_gather: the all-gather of parameters in backward, if not as in forward.
@@ -82,6 +85,7 @@ class Zero3(Synchronizing):
         param_dtype: torch.dtype | None = None,
         reduce_dtype: torch.dtype | None = None,
         multiple_of: int = 1,
+        experts: ExpertGroup | None = None,
     ):
         super().__init__()
         shards.require_shardable(module, group)
@@ -92,12 +96,17 @@ class Zero3(Synchronizing):
         self._backward_all_gather = backward_all_gather or all_gather
         self._is_in_backward = False
         self._under_way: list[Reduction] = []
-        broadcast_module(module, group)
+        of_experts, same_experts = (set[Tensor](), group) if experts is None else experts
+        broadcast_module(module, same_experts)
         modules = default_units(module) if units is None else list(units)
+        modules += [] if experts is None else [mixture.experts for mixture in mixtures(module)]
         options: dict[str, Any] = dict(param_dtype=param_dtype, reduce_dtype=reduce_dtype, multiple_of=multiple_of)
         names = {param: name for name, param in module.named_parameters()}
         owners = parameters_by_unit(module, modules).values()
-        self._gathered_units = [GatheredUnit(owned, names, group, options) for owned in owners]
+        self._gathered_units = [
+            GatheredUnit(owned, names, group if of_experts.isdisjoint(owned) else same_experts, options)
+            for owned in owners
+        ]
         self.units = [flat for unit in self._gathered_units for flat in unit.flats]
         self._order: list[GatheredUnit] = []
         self._last_order = self._gathered_units
@@ -199,8 +208,7 @@ class Zero3(Synchronizing):
         full = flat.pack_gradients(unit.trainable)
         for param in unit.trainable:
             param.grad = None
-        shard = full.new_empty(flat.layout.shard_numel)
-        self._under_way.append(Reduction(flat, full, shard, self._reduce_scatter(full, shard, self.group)))
+        self._under_way.append(start_reduction(flat, full, self._reduce_scatter, self.world_size))
 
     def _finish_reductions(self, num_left: int = 0) -> None:
         while len(self._under_way) > num_left:
