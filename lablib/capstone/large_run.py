@@ -3,6 +3,10 @@
     planned = plan_step(config, "dgx-h100", 64)           closed form: software that is usual on such GPUs
     measured = simulate_step(config, "dgx-h100", 64)      the program of lablib/train, operator by operator
 
+The planner counts 5 ms per step and the launches of a real host, and fused kernels; in the simulated program the host
+runs ahead, and kernels are eager under autocast. So on 8 H100s with 4 layers the planner says 1.6 to 2.5 times the
+simulated step at width 512, and 0.8 to 1.0 times at width 2,048: dense or with experts.
+
 The simulation runs one rank of each pipeline stage, and its ring of context ranks, as messages need both ends; the
 others are taken to do the same at the same time. A replica with m micro-batches on p stages, m > 3 p, is simulated with
 2 p and with 3 p of them; time and peak of memory are extended on the line through both, since every further micro-batch
@@ -13,8 +17,9 @@ before it every rank draws the whole model, which a real run of this size would 
 Cost: seconds of this machine, in proportion to layers x micro-batches x ranks simulated; minutes with context ranks and
 several stages.
 Source: lablib/plan (the closed form); lablib/sim (the simulator).
-Simplified: all batches have the same tokens, and no loading time; experts get even shares of the tokens; float16 is
-simulated as bfloat16, which has the same bytes and rates, as a loss scaler reads values.
+Simplified: of tensor ranks the first runs, which has one buffer of the optimizer where the others have two, and some 10
+kernels fewer per step: about 20 us; all batches have the same tokens, and no loading time; experts get even shares of
+the tokens; float16 is simulated as bfloat16, which has the same bytes and rates, as a loss scaler reads values.
 """
 
 from collections.abc import Callable, Iterator

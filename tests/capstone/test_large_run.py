@@ -73,6 +73,17 @@ def test_experts_combine_with_other_axes(axes: dict[str, Any]):
     assert plan_step(one, "dgx-h100", 8).step_time_s == pytest.approx(found.step_s, rel=0.25)
 
 
+@pytest.mark.parametrize("num_experts", [0, 4])
+def test_of_a_narrow_model_the_planner_says_more_by_the_fixed_time_and_the_launches_of_a_host(num_experts: int):
+    sizes = replace(MODEL, num_layers=2, vocab_size=8192, max_seq_len=1024, num_experts=num_experts)
+    axes = ParallelConfig(zero_stage=1, expert=2 if num_experts else 1)
+    data, precision = DataConfig(batch_size=16, micro_batch=2, seq_len=1024), PrecisionConfig(products="bfloat16")
+    one = TrainConfig(sizes, data, parallel=axes, precision=precision)
+    planned, simulated_s = plan_step(one, "dgx-h100", 8), simulate_step(one, "dgx-h100", 8).step_s
+    host_s = planned.parts["fixed"] + planned.parts["launches"]
+    assert planned.step_time_s - host_s < simulated_s < planned.step_time_s / 1.5
+
+
 def test_a_large_run_needs_a_lock(report):
     run = simulate_large(report)
     assert run.sha256 == report.lock.sha256 and run.step_s == report.large_run.step_s
