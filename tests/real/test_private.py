@@ -1,6 +1,7 @@
 """A pool's folder and its socket, wherever temporary files go."""
 
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -41,6 +42,21 @@ def test_a_socket_can_be_made_and_called_however_long_the_path_of_temporary_file
             caller.close()
             connection.close()
     finally:
+        folder.remove()
+    assert not folder.path.exists() and not Path(folder.address).parent.exists()
+
+
+def test_an_interrupt_while_the_folder_is_removed_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(folder_of_length(tmp_path, 200)))  # the socket has a second folder
+    folder, rmtree, interrupts = PrivateFolder(), shutil.rmtree, [KeyboardInterrupt] * 2
+
+    def interrupted(path, **options):
+        if interrupts:
+            raise interrupts.pop()
+        rmtree(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         folder.remove()
     assert not folder.path.exists() and not Path(folder.address).parent.exists()
 

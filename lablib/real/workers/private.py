@@ -52,10 +52,13 @@ class PrivateFolder:
         return listener
 
     def remove(self) -> None:
-        """Remove the folders with their contents. May be called twice; open files stay usable."""
-        for folder in (self.path, self._short):
-            if folder is not None:
+        """Remove the folders with their contents, also if interrupted. May be called twice; open files stay usable."""
+        for folder in filter(None, (self.path, self._short)):
+            try:
                 shutil.rmtree(folder, ignore_errors=True)
+            except KeyboardInterrupt:
+                self.remove()
+                raise
 
 
 def is_own_user(connection: socket.socket) -> bool:
