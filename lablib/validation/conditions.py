@@ -17,7 +17,7 @@ from lablib.validation.row_software import software_of
 from lablib.validation.rows import PublishedRow
 from lablib.validation.score import ScoreReport, Skipped, statistics
 
-CONDITIONS_HEADING = ("condition", "rows", "mean error", "median", "refused")
+CONDITIONS_HEADING = ("condition", "rows", "mean error", "median", "bias", "worst", "refused")
 REFUSED_HEADING = ("reason", "rows refused")
 
 
@@ -50,7 +50,7 @@ def condition_lines(
     for name, results in (("source", held_out), ("software", without_software)):
         if results:
             rows, mean = mean_over_rows(results)
-            lines.append((f"constants fitted without the row's {name}", str(rows), f"{mean:.1f}%", "", ""))
+            lines.append((f"constants fitted without the row's {name}", str(rows), f"{mean:.1f}%", *[""] * 4))
     return lines
 
 
@@ -68,6 +68,7 @@ def refused_lines(skipped: Iterable[Skipped]) -> list[tuple[str, ...]]:
 
 def _line(name: str, figures: dict[str, float]) -> tuple[str, ...]:
     if not figures["rows"]:
-        return name, "0", "", "", ""
-    mean, middle = (f"{figures[each]:.1f}%" for each in ("mape", "median"))
-    return name, f"{figures['rows']:.0f}", mean, middle, f"{figures['refused']:.0f}"
+        return name, "0", *[""] * 5
+    mean, middle, worst = (f"{figures[each]:.1f}%" for each in ("mape", "median", "max"))
+    bias, refused = f"{figures['bias']:+.1f}%", f"{figures['refused']:.0f}"
+    return name, f"{figures['rows']:.0f}", mean, middle, bias, worst, refused

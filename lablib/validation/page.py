@@ -1,4 +1,4 @@
-"""Report of the validation: a page in Markdown, and one paragraph for the README.
+"""Report of the validation: a page in Markdown, and two sentences for the README.
 
 Both have the same figures: the present error, and the target next to it. The same report gives the same bytes.
 """
@@ -10,13 +10,7 @@ from typing import Any, NamedTuple
 
 from lablib.text.markup import in_markdown, link_in_markdown
 from lablib.validation import tables
-from lablib.validation.conditions import (
-    CONDITIONS_HEADING,
-    REFUSED_HEADING,
-    condition_lines,
-    mean_over_rows,
-    refused_lines,
-)
+from lablib.validation.conditions import CONDITIONS_HEADING, REFUSED_HEADING, condition_lines, refused_lines
 from lablib.validation.cross_validate import HeldOut
 from lablib.validation.doubts import DOUBTS, MIXTURE_DOUBTS
 from lablib.validation.evidence import coverage
@@ -123,27 +117,29 @@ def with_section(readme: str, results: Results, picture: str, page: str) -> str:
     """
     if not MARKED.search(readme):
         raise ValueError("it has no marks <!-- validation --> and <!-- /validation -->: write each on a separate line")
-    held_out, mixtures, default = results.held_out, results.mixtures, results.default
     number = len(results.report.timed)
     words = f"Predicted against published step time of {number} runs, one point per row, coloured by source."
-    link = f"By source, with memory and the worst rows: [{page}]({page})."
-    said = [_fitted_sentence(results)]
-    if held_out:
-        _, fitted, without = tables.held_out_means(held_out)
-        off = f"In the mean of sources the planner is off by {fitted:.1f}%"
-        off += f" with constants fitted on all of them, and by {without:.1f}%"
-        said += [f"{off} on a source that was left out of the fit."]
-    if held_out and results.without_software:
-        means = [mean_over_rows(each)[1] for each in (held_out, results.without_software)]
-        said += [
-            "In the mean of rows it is {:.1f}% without the row's source, {:.1f}% without its software.".format(*means)
-        ]
-    if default is not None and (figures := default.all())["rows"]:
-        said += [f"With one default software for all rows{_refused(figures)} it is off by {_spread(figures)}."]
-    said += [mixtures_sentence(mixtures)] if mixtures and mixtures.all()["rows"] else []
-    said += [link]
-    section = f"![{words}]({picture})\n\n{' '.join(said)}\n"
+    link = f"By source, with medians, memory and the worst rows: [{page}]({page})."
+    section = f"![{words}]({picture})\n\n{short_sentences(results)} {link}\n"
     return MARKED.sub(lambda _: section, readme)
+
+
+def short_sentences(results: Results) -> str:
+    """The mean error on the fitted rows in one sentence, and on the other ones in a second."""
+    fitted = results.report.all()
+    if not fitted["rows"]:
+        return sentence(results.report)
+    said = f"On {fitted['rows']} published runs of {len(results.report.families())} sources{_refused(fitted)} the "
+    said += f"predicted step time is off by {_mean(fitted, 'naive, FLOPs at half of the peak:')}"
+    said += ", with constants fitted on them." if results.others else "."
+    others = (("other programs and accelerators", results.others), ("mixtures of experts", results.mixtures))
+    scored = [(kind, one.all()) for kind, one in others if one and one.all()["rows"]]
+    each = [f"by {_mean(one)} on {one['rows']} published runs of {kind}{_refused(one)}" for kind, one in scored]
+    return f"{said} It is off {' and '.join(each)}." if each else said
+
+
+def _mean(figures: Mapping[str, float], naive: str = "naive") -> str:
+    return f"{figures['mape']:.1f}% in the mean ({naive} {figures.get('naive_mape', 100.0):.1f}%)"
 
 
 def _missed(groups: Mapping[str, Mapping[str, Any]], targets: Callable[[str], float | None]) -> list[str]:

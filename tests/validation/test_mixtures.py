@@ -89,7 +89,8 @@ def test_the_page_has_a_section_of_their_own(report):
     assert all(one.row.id in page for one in report.timed) and all(doubt in page for doubt in MIXTURE_DOUBTS)
     readme = "<!-- validation -->\n<!-- /validation -->"
     made = score([report.scored[0].row], predict)
-    assert mixtures_sentence(report) in with_section(readme, Results(made, mixtures=report), "a.svg", "a.md")
+    section = with_section(readme, Results(made, mixtures=report), "a.svg", "a.md")
+    assert f"It is off by {report.all()['mape']:.1f}% in the mean" in section and "of mixtures of experts." in section
 
 
 def test_what_the_page_calls_doubtful_of_them_is_so(report, mixtures, monkeypatch):

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from lablib.validation.cross_validate import HeldOut
-from lablib.validation.page import Results, markdown, sentence, with_section
+from lablib.validation.page import Results, markdown, sentence, short_sentences, with_section
 from lablib.validation.score import ScoreReport
 from lablib.validation.tables import TARGETS, time_lines
 
@@ -65,14 +65,17 @@ def test_the_sentence_has_the_error_and_the_naive_one(made_up):
     figures = made_up.all()
     assert f"off by {figures['mape']:.1f}% in the mean" in sentence(made_up)
     assert f"off by {figures['naive_mape']:.1f}%." in sentence(made_up)
-    assert sentence(ScoreReport(())) == "No row was scored."
+    short = short_sentences(Results(made_up))
+    assert f"off by {figures['mape']:.1f}% in the mean (naive, FLOPs at half of the peak: " in short
+    assert f" {figures['naive_mape']:.1f}%)." in short
+    assert sentence(ScoreReport(())) == "No row was scored." == short_sentences(Results(ScoreReport(())))
 
 
 def test_the_readme_changes_between_its_marks_only(made_up):
     readme = "# A\n\n<!-- validation -->\nold\n<!-- /validation -->\n\nlast\n"
     new = with_section(readme, Results(made_up), "docs/validation.svg", "docs/validation.md")
     assert new.startswith("# A\n\n<!-- validation -->\n![Predicted") and new.endswith("<!-- /validation -->\n\nlast\n")
-    assert "old" not in new and sentence(made_up) in new and "(docs/validation.svg)" in new
+    assert "old" not in new and short_sentences(Results(made_up)) in new and "(docs/validation.svg)" in new
     assert with_section(new, Results(made_up), "docs/validation.svg", "docs/validation.md") == new
 
 

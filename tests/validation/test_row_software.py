@@ -82,10 +82,11 @@ def test_conditions_are_lines_and_refused_rows_are_counted_by_reason(row, fixed)
     default = score(with_default_software(rows), lambda **_: fixed(5.0))
     lines = condition_lines(report, default, [HeldOut("a", 1, 0, 0, 9.0, {}), HeldOut("b", 3, 0, 0, 5.0, {})], [])
     by_name = {line[0]: line[1:] for line in lines}
-    assert by_name["software of the row (rule C5)"] == ("5", "64.0%", "100.0%", "3")
-    assert by_name["of these, deduced by C5c"] == ("1", "10.0%", "10.0%", "0") == by_name["of these, unknown"]
-    assert by_name["one default for all"] == ("5", "70.0%", "100.0%", "3")
-    assert by_name["constants fitted without the row's source"] == ("4", "6.0%", "", "")
+    assert by_name["software of the row (rule C5)"] == ("5", "64.0%", "100.0%", "-56.0%", "100.0%", "3")
+    for basis in ("deduced by C5c", "unknown"):
+        assert by_name[f"of these, {basis}"] == ("1", "10.0%", "10.0%", "+10.0%", "10.0%", "0")
+    assert by_name["one default for all"] == ("5", "70.0%", "100.0%", "-50.0%", "100.0%", "3")
+    assert by_name["constants fitted without the row's source"] == ("4", "6.0%", "", "", "", "")
     assert all(len(line) == len(CONDITIONS_HEADING) for line in lines)
     assert refused_lines(report.skipped)[0] == ("dp x tp x pp x cp must be the number of GPUs", "2")
     assert sum(int(count) for _, count in refused_lines(report.skipped)) == 3
