@@ -303,12 +303,13 @@ def test_children_have_the_environment_that_torchrun_gives(tmp_path):
 
 @linux_only
 def test_a_module_that_this_process_has_imported_is_imported_once_for_all_new_workers(no_warm_workers):
+    import torch._dynamo
     import torch.distributed.tensor  # noqa: F401
 
     def program():
-        return "torch.distributed.tensor" in sys.modules, "lablib.figures" in sys.modules
+        return [name in sys.modules for name in ("torch.distributed.tensor", "torch._dynamo", "lablib.figures")]
 
-    assert run_real(program, ranks=2, backend="gloo").values == [(True, False)] * 2
+    assert run_real(program, ranks=2, backend="gloo").values == [[True, True, False]] * 2
 
 
 @linux_only

@@ -58,10 +58,11 @@ _ENVIRONMENT = {
 _PREFIXES = (
     *("CUDA_", "NCCL_", "PYTORCH_", "NVIDIA_", "GLOO_", "TORCH_", "KINETO_", "CUBLAS_"),
     *("PYTHON", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "ATEN_", "LD_", "MALLOC_"),
-    *("GOMP_", "GLIBC_", "LC_", "LANG", "TZ"),
+    *("GOMP_", "GLIBC_", "LC_", "LANG", "TZ", "TORCHDYNAMO_", "TORCHINDUCTOR_", "TRITON_"),
 )
 FixedEnvironment = tuple[tuple[str, str], ...]
-# Libraries of programs that take long to import. Not torch's compiler and lablib.data: they start processes.
+# Libraries of programs that take long to import. Not torch._inductor and lablib.data: they start processes.
+_COMPILER = "torch._dynamo"  # torch imports it with the first optimizer of a process: 1.4 s of a core
 _LIBRARIES = (
     *("torch.distributed.", "torch.utils."),
     *(f"lablib.{name}" for name in "models parallel pipeline compress precision optim memory".split()),
@@ -195,7 +196,11 @@ class _Server:
             ends: dict[int, Ended] = {}
             self._running[self._num_sets] = len(children), ends
             # Libraries that this process has imported, programs may use, and the server lacks; in order of import.
-            public = [name for name in list(sys.modules) if name.startswith(_LIBRARIES) and "._" not in name]
+            public = [
+                name
+                for name in list(sys.modules)
+                if name == _COMPILER or (name.startswith(_LIBRARIES) and "._" not in name)
+            ]
             new = [name for name in public if name not in self._known]
             self._known.update(new)
             libraries = tuple(new)
