@@ -188,6 +188,8 @@ def whole_number(
 
     Raises ValueError: not a whole number, below the minimum, or 2**63 and more.
     """
+    if type(value) is int and minimum <= value <= maximum:  # fast path: the text of the message takes longest
+        return value
     remedy = f"got {shown(value)}{of}; try {name.split()[-1]}={example}"
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
         raise ValueError(f"{name} must be a whole number, {minimum} or more: {remedy}")
