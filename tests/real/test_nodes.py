@@ -81,32 +81,29 @@ def test_two_nodes_leave_a_run_that_a_prediction_is_held_against(script: Path, c
     assert {"all_reduce", "broadcast", "send", "step"} <= {row["name"] for row in rows}
 
 
-def test_a_job_for_slurm_starts_the_same_ranks(
+def test_a_job_for_slurm_starts_the_same_commands(
     script: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ):
-    """With stand-ins for Slurm's two commands: `srun` starts one task per node, here both on loopback."""
+    """With stand-ins for Slurm's two commands: `srun` writes down the words of the task of each node."""
     job, folder = script.parent / "a job.sbatch", script.parent / "bin"
-    for ranks in (4, 2):  # the job of two is run: a process takes seconds to start
-        words = ["--nnodes", "2", "--ranks", str(ranks), "--out", str(script.parent / "out"), "--slurm", str(job)]
-        assert main(["run", str(script), *words, "--", "3"]) == 0
-        assert f"sbatch '{job}'" in capfd.readouterr().out
-        lines = job.read_text().splitlines()
-        assert {"#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1", f"#SBATCH --gpus-per-node={ranks // 2}"} <= set(
-            lines
-        )
+    asked = {"ranks": "4", "out": str(script.parent / "the run")}
+    words = ["--nnodes", "2", "--ranks", "4", "--out", asked["out"], "--slurm", str(job), "--", "3", "a b"]
+    assert main(["run", str(script), *words]) == 0
+    assert f"sbatch '{job}'" in capfd.readouterr().out
+    lines = {"#SBATCH --nodes=2", "#SBATCH --ntasks-per-node=1", "#SBATCH --gpus-per-node=2"}
+    assert lines <= set(job.read_text().splitlines())
     folder.mkdir()
-    start = (
-        'shift\nfor node in 0 1; do SLURM_NODEID=$node "$@" & tasks+=($!); done\nwait ${tasks[0]} && wait ${tasks[1]}'
-    )
-    asked = '[ "$*" = "show hostnames a[1-2]" ] && printf "127.0.0.1\\nanother\\n"'
-    for name, text in (("srun", start), ("scontrol", asked)):
+    write = f"""for node in 0 1; do SLURM_NODEID=$node "$2" "$3" "printf '%s\\n' $4" >{folder}/$node; done"""
+    hosts = '[ "$*" = "show hostnames a[1-2]" ] && printf "127.0.0.1\\nanother\\n"'
+    for name, text in (("srun", write), ("scontrol", hosts)):
         (folder / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "a[1-2]")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     assert subprocess.run(["bash", str(job)]).returncode == 0
-    assert Run.load(script.parent / "out" / "run.json").ranks == 2
+    there = {"master": "127.0.0.1:29500", "node": 0, "passed_on": ["3", "a b"]}
+    for node in (0, 1):
+        assert (folder / str(node)).read_text().splitlines() == checked(options(script, **asked, **there)).command(node)
 
 
 def test_a_rank_that_fails_ends_all_nodes_and_leaves_no_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]):

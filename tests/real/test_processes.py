@@ -36,19 +36,22 @@ def total_and_parent():
 
 
 @pytest.fixture
-def no_warm_workers():
-    """New workers and a new server, for this test alone."""
-
-    def end() -> None:
-        pools().end()  # and the servers
-
-    end()
-    yield
-    end()
+def new_workers():
+    """From the server that runs, if one does."""
+    for pool in pools()._pools.values():
+        pool.end()
+    pools()._pools.clear()
 
 
 @pytest.fixture
-def new_interpreters(no_warm_workers, monkeypatch):
+def new_server(monkeypatch):
+    """With torch alone: the libraries of all tests before take longer."""
+    pools().end()  # and the servers
+    monkeypatch.setattr(processes, "_LIBRARIES", ())
+
+
+@pytest.fixture
+def new_interpreters(new_workers, monkeypatch):
     """Workers as on "nccl": not forked with their imports done."""
     monkeypatch.setattr(processes, "_does_imports", lambda backend: False)
 
@@ -62,20 +65,13 @@ def test_pools_of_all_sizes_come_from_one_process_with_one_thread():
     assert "torch" in Path(f"/proc/{server}/maps").read_text()
 
 
-def test_new_interpreters_do_the_same(new_interpreters):
-    (first, server), (second, _) = run_real(total_and_parent, ranks=2, backend="gloo").values
-    assert first == second == 3.0
-    if sys.platform == "linux":
-        assert "torch" not in Path(f"/proc/{server}/maps").read_text()
-
-
 def test_a_new_interpreter_that_cannot_import_says_so(new_interpreters, monkeypatch):
     monkeypatch.setattr(processes, "_WORKER", "no_such_module")
     with pytest.raises(WorkerError, match="No module named 'no_such_module'"):
         run_real(int, ranks=2, backend="gloo")
 
 
-def test_what_the_server_cannot_import_is_said_by_the_workers(no_warm_workers, monkeypatch):
+def test_what_the_server_cannot_import_is_said_by_the_workers(new_workers, monkeypatch):
     """It goes on without, and each worker finds the same."""
     monkeypatch.setattr(processes, "_WORKER", "no_such_module")
     with pytest.raises(WorkerError, match="No module named 'no_such_module'"):
@@ -89,14 +85,15 @@ def test_a_server_that_cannot_start_is_an_error_and_no_hang(new_interpreters, mo
 
 
 @linux_only
-def test_workers_end_with_the_server_and_the_next_launch_has_a_new_one():
+def test_workers_end_with_the_server_and_the_next_launches_have_a_new_one(new_workers):
+    """Also a launch right after, before its death is seen."""
     (_, server), (_, again) = run_real(total_and_parent, ranks=2, backend="gloo").values
     assert server == again
     pids = run_real(os.getpid, ranks=2, backend="gloo").values
     os.kill(server, signal.SIGKILL)
+    found = {run_real(total_and_parent, ranks=ranks, backend="gloo").values[0] for ranks in (3, 2)}
+    assert {total for total, _ in found} == {3.0, 6.0} and server not in {new for _, new in found}
     assert_all_end([server, *pids], within_s=5)
-    (total, new), _ = run_real(total_and_parent, ranks=2, backend="gloo").values
-    assert total == 3.0 and new != server
 
 
 @linux_only
@@ -113,48 +110,46 @@ def test_a_server_that_dies_while_a_program_runs_is_named():
 
 
 @linux_only
-def test_new_workers_have_what_this_process_has_now(no_warm_workers, monkeypatch):
-    """Not what it had when it started the server: folder, time zone, cores, limits."""
+def test_new_workers_have_what_this_process_has_now(new_workers, monkeypatch):
+    """Not what it had when it started the server: folder, cores, limits."""
 
     def program():
-        return os.getcwd(), time.tzname, os.sched_getaffinity(0), resource.getrlimit(resource.RLIMIT_CORE)
+        return os.getcwd(), os.sched_getaffinity(0), resource.getrlimit(resource.RLIMIT_CORE)
 
     run_real(program, ranks=2, backend="gloo")
     cores, limit = os.sched_getaffinity(0), resource.getrlimit(resource.RLIMIT_CORE)
-    monkeypatch.setenv("TZ", "JST-9")
     monkeypatch.chdir("/")
     try:
-        time.tzset()
         os.sched_setaffinity(0, {min(cores)})
         resource.setrlimit(resource.RLIMIT_CORE, (0, limit[1]))
         found = run_real(program, ranks=3, backend="gloo").values
     finally:
         resource.setrlimit(resource.RLIMIT_CORE, limit)
         os.sched_setaffinity(0, cores)
-        monkeypatch.delenv("TZ")
-        time.tzset()
-    assert found == [("/", ("JST", "JST"), {min(cores)}, (0, limit[1]))] * 3
+    assert found == [("/", {min(cores)}, (0, limit[1]))] * 3
 
 
 @linux_only
 @pytest.mark.parametrize(
     "variables", [{"PYTHONPROFILEIMPORTTIME": "1"}, {"LAB_FORK": "off"}], ids=lambda variables: next(iter(variables))
 )
-def test_a_server_that_writes_much_and_workers_that_are_not_forked(no_warm_workers, monkeypatch, variables):
-    """String hashes differ where each worker is an interpreter of its own, as under torchrun."""
+def test_a_server_that_writes_much_and_workers_that_are_not_forked(monkeypatch, variables):
+    """Each has a server of its own. String hashes differ where each worker is a new interpreter, as under torchrun."""
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
 
     def program():
-        return hash("a name"), total_and_parent()[0]
+        return hash("a name"), *total_and_parent()
 
-    (first, total), (second, _) = run_real(program, ranks=2, backend="gloo").values
-    assert total == 3.0 and (first == second) == ("LAB_FORK" not in variables)
+    (first, total, server), (second, _, _) = run_real(program, ranks=2, backend="gloo").values
+    is_forked = "LAB_FORK" not in variables
+    assert total == 3.0 and (first == second) == is_forked
+    assert ("torch" in Path(f"/proc/{server}/maps").read_text()) == is_forked
 
 
 @linux_only
-def test_a_signal_that_this_process_blocks_is_heard_by_the_server(no_warm_workers):
+def test_a_signal_that_this_process_blocks_is_heard_by_the_server(new_server):
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     try:
         with pytest.raises(WorkerError, match="rank 1 .* ended with exit code 7"):
@@ -163,7 +158,7 @@ def test_a_signal_that_this_process_blocks_is_heard_by_the_server(no_warm_worker
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
 
 
-def test_whatever_stops_the_server_from_starting_is_an_error(no_warm_workers, monkeypatch):
+def test_whatever_stops_the_server_from_starting_is_an_error(new_server, monkeypatch):
     def no_memory(*args: object, **options: object) -> None:
         raise MemoryError("none left")
 
@@ -175,14 +170,7 @@ def test_whatever_stops_the_server_from_starting_is_an_error(no_warm_workers, mo
 
 
 @linux_only
-def test_a_server_that_died_just_before_is_replaced(no_warm_workers):
-    (_, server), *_ = run_real(total_and_parent, ranks=2, backend="gloo").values
-    os.kill(server, signal.SIGKILL)
-    assert run_real(total_and_parent, ranks=3, backend="gloo").values[0][0] == 6.0
-
-
-@linux_only
-def test_the_stop_button_does_not_wait_for_the_imports_of_the_server(no_warm_workers, tmp_path, monkeypatch):
+def test_the_stop_button_does_not_wait_for_the_imports_of_the_server(new_server, tmp_path, monkeypatch):
     """Pressed twice, and nothing stays on the disk."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     timers = [threading.Timer(delay_s, signal.raise_signal, (signal.SIGINT,)) for delay_s in (0.4, 0.45)]
@@ -208,7 +196,7 @@ def test_the_stop_button_does_not_wait_for_the_imports_of_the_server(no_warm_wor
 
 @linux_only
 def test_an_interrupt_in_the_middle_of_a_message_ends_the_server_and_the_next_launch_has_a_new_one(
-    no_warm_workers, monkeypatch
+    new_workers, monkeypatch
 ):
     (_, before), *_ = run_real(total_and_parent, ranks=2, backend="gloo").values
     send = Connection.send
@@ -229,13 +217,17 @@ def test_an_interrupt_in_the_middle_of_a_message_ends_the_server_and_the_next_la
 @linux_only
 def test_variables_that_libraries_read_once_have_a_server_of_their_own(monkeypatch):
     """And the one before ends when its last workers have."""
-    (_, before), *_ = run_real(total_and_parent, ranks=2, backend="gloo").values
-    monkeypatch.setenv("GLOO_OF_A_TEST", "1")
-    (_, changed), *_ = run_real(total_and_parent, ranks=2, backend="gloo").values  # ends the pool of that size
-    assert before != changed
+
+    def program():
+        return os.getppid(), time.tzname
+
+    (before, _), *_ = run_real(program, ranks=2, backend="gloo").values
+    monkeypatch.setenv("TZ", "JST-9")
+    (changed, zone), *_ = run_real(program, ranks=2, backend="gloo").values  # ends the pool of that size
+    assert before != changed and zone == ("JST", "JST")
     run_real(int, ranks=3, backend="gloo")
-    monkeypatch.delenv("GLOO_OF_A_TEST")
-    (_, back), *_ = run_real(total_and_parent, ranks=2, backend="gloo").values
+    monkeypatch.delenv("TZ")
+    (back, _), *_ = run_real(program, ranks=2, backend="gloo").values
     assert back != changed
 
 
@@ -302,7 +294,7 @@ def test_children_have_the_environment_that_torchrun_gives(tmp_path):
 
 
 @linux_only
-def test_a_module_that_this_process_has_imported_is_imported_once_for_all_new_workers(no_warm_workers):
+def test_a_module_that_this_process_has_imported_is_imported_once_for_all_new_workers(new_workers):
     import torch._dynamo
     import torch.distributed.tensor  # noqa: F401
 
@@ -313,7 +305,7 @@ def test_a_module_that_this_process_has_imported_is_imported_once_for_all_new_wo
 
 
 @linux_only
-def test_a_library_that_has_started_a_thread_is_not_forked(no_warm_workers, monkeypatch, tmp_path):
+def test_a_library_that_has_started_a_thread_is_not_forked(monkeypatch, tmp_path):
     """A fork would be without it: then each worker is a new interpreter. Nor does a process that it starts confuse."""
     (tmp_path / "with_thread.py").write_text(
         "import subprocess, threading\n"
