@@ -75,15 +75,15 @@ def test_breaks_are_found_with_line_and_reason(capsys):
 
 
 @pytest.mark.parametrize(("bad", "good"), [(broken, mended), (reads_a_value, stays_a_tensor)])
-@pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_mended_functions_are_one_graph_and_the_same(bad, good, sign):
-    x = sign * torch.tensor([1.0, 2.0, 0.5])
+def test_mended_functions_are_one_graph_and_the_same(bad, good):
+    x = torch.tensor([1.0, 2.0, 0.5])
     assert find_graph_breaks(bad, x).breaks
     found = find_graph_breaks(good, x)
     assert (found.graphs, found.breaks) == (1, ())
-    assert torch.equal(bad(x), good(x))
     torch._dynamo.reset()
-    assert torch.equal(torch.compile(good, backend="eager", fullgraph=True)(x), good(x))
+    for one in (x, -x):
+        assert torch.equal(bad(one), good(one))
+        assert torch.equal(torch.compile(good, backend="eager", fullgraph=True)(one), good(one))
     torch._dynamo.reset()
 
 
@@ -165,7 +165,7 @@ def test_a_python_number_is_a_guard_and_a_tensor_is_not():
     assert len(find_recompiles(scaled, tensors)) == 1
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(sizes=st.lists(st.integers(2, 30), min_size=1, max_size=6))
 def test_fixed_sizes_are_compiled_once_each(sizes):
     found = find_recompiles(chain, [(torch.ones(n),) for n in sizes], dynamic=False)
@@ -216,7 +216,6 @@ OUTSIDE = torch.compiler.disable(stays_out)
 @pytest.mark.parametrize(
     ("fn", "between"),
     [
-        (chain, []),
         (broken, []),
         (lambda x: OUTSIDE(x.sin() * 2).cos() * 3, ["mm", "exp", "add"]),
         (in_try, ["sum", "add"]),
@@ -226,7 +225,7 @@ OUTSIDE = torch.compiler.disable(stays_out)
 def test_operators_between_graphs_are_counted(fn, between, cpp_compiler):
     eager, compiled = count_kernels(fn, torch.rand(8, 8))
     assert [name for name in compiled if not name.startswith("cpp_fused")] == between
-    assert len(compiled) == len(between) + {chain: 1, broken: 3, in_try: 0, in_a_loop: 0}.get(fn, 2)
+    assert len(compiled) == len(between) + {broken: 3, in_try: 0, in_a_loop: 0}.get(fn, 2)
     assert len(compiled) <= len(eager)
 
 

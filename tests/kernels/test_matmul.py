@@ -26,7 +26,7 @@ def example(M: int, N: int, K: int, dtype: torch.dtype = torch.float64, scale: f
     return [x.to(dtype).requires_grad_() for x in made]
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(M=size, N=size, K=size, activation=st.sampled_from(sorted(ACTIVATIONS)), has_bias=st.booleans())
 def test_equals_torchs_linear_and_activation(M, N, K, activation, has_bias):
     a, weight, bias, dc = example(M, N, K)
@@ -129,7 +129,7 @@ def numbers_moved(M: int, N: int, K: int, tiles: MatmulTiles, has_bias: bool = F
     return {"a": M * K * num_n, "b": K * N * num_m, "bias": N * num_m if has_bias else 0, "c": M * N}
 
 
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(M=size, N=size, K=size, has_bias=st.booleans(), group=st.integers(1, 3))
 def test_the_kernel_moves_what_the_formula_says_in_the_order_of_the_list(M, N, K, has_bias, group):
     a, weight, bias, _ = example(M, N, K)

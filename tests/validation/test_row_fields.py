@@ -1,6 +1,7 @@
 """Every field that a row may hold changes what is said of it, is refused, or is one of the labels: none is ignored."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,7 @@ def values_of(path: str, kind: str) -> list[Any]:
     return more[kind]
 
 
+@cache
 def answer_of(line: str) -> Any:
     """All that is said of a row: predictions, what was measured, the software; or why it is refused."""
     try:
@@ -91,13 +93,13 @@ ALL = [(section, key) for section, fields in FIELDS.items() for key in fields]
 @pytest.mark.parametrize(("section", "key"), ALL, ids=[path_of(*each) for each in ALL])
 def test_a_field_changes_the_answer_or_is_refused_or_is_a_label(section, key, line):
     path = path_of(section, key)
-    changed = 0
-    for base in BASES:
-        before = json.loads(line(base))
-        unchanged = answer_of(json.dumps(before))
-        for value in values_of(path, FIELDS[section][key].kind):
-            changed += answer_of(json.dumps(change(before, {path: value}))) != unchanged
-    assert (changed == 0) == (path in LABELS), f"{path}: {changed} answers changed"
+    lines = (json.loads(line(base)) for base in BASES)
+    has_changed = any(
+        answer_of(json.dumps(change(before, {path: value}))) != answer_of(json.dumps(before))
+        for before in lines
+        for value in values_of(path, FIELDS[section][key].kind)
+    )
+    assert has_changed == (path not in LABELS)
 
 
 JSON = st.recursive(
