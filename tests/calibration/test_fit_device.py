@@ -38,7 +38,7 @@ def a_device(**figures) -> Device:
     return replace(BASE, **(known | figures))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=3, deadline=None)
 @given(
     peak=st.floats(2e10, 5e11),
     ratio=st.floats(0.3, 3),

@@ -20,7 +20,9 @@ def config(batch_size: int, **fields: Any) -> TrainConfig:
     return TrainConfig(model=MODEL, data=data, parallel=ParallelConfig(**parallel), **fields)
 
 
-@pytest.mark.parametrize("axes", [{}, {"zero_stage": 3}, {"pipeline": 2, "zero_stage": 1}, {"tensor": 2}])
+@pytest.mark.parametrize(
+    "axes", [pytest.param({}, marks=pytest.mark.thorough), {"zero_stage": 3}, {"pipeline": 2, "zero_stage": 1}]
+)
 def test_a_step_of_many_micro_batches_is_that_of_few_on_a_line(axes: dict[str, int]):
     """16 micro-batches, simulated whole and extended: 1F1B's further micro-batches take equal times."""
     whole = config(16 * 4 // (axes.get("pipeline", 1) * axes.get("tensor", 1)), **axes).on(4)

@@ -27,7 +27,7 @@ def config(batches: int, recompute: str = "none", **axes: Any) -> TrainConfig:
     [
         ("pcie-a100", 3, "none", {}),
         ("rtx-4090", 1, "none", {}),  # 16 ranks on slow links
-        ("pcie-a100", 3, "full", {}),
+        pytest.param("pcie-a100", 3, "full", {}, marks=pytest.mark.thorough),
         ("pcie-a100", 4, "none", {"tensor": 2}),
     ],
 )

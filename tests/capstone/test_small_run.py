@@ -55,9 +55,7 @@ def plain(prepared):
 @pytest.mark.parametrize(
     "parts",
     [
-        Parts(schedule=wsd),
-        Parts(optimizer_step=adamw_step),
-        Parts(all_reduce=ring_all_reduce),
+        *(pytest.param(one, marks=pytest.mark.thorough) for one in (Parts(wsd), Parts(optimizer_step=adamw_step))),
         Parts(average_gradients=average_gradients),
         Parts(wsd, adamw_step, ring_all_reduce),
     ],

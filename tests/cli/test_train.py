@@ -71,7 +71,9 @@ def test_a_deepspeed_file_is_read_alone_or_with_a_configuration(tmp_path: Path, 
 KEEPING = ["num_steps=4", "optimizer.num_warmup=1", "model.d_model=16", "data.batch_size=4", "monitor.every=1"]
 
 
-@pytest.mark.parametrize("axes", ["parallel.zero_stage=0", "parallel.zero_stage=2", "parallel.tensor=2"])
+@pytest.mark.parametrize(
+    "axes", ["parallel.zero_stage=2", pytest.param("parallel.tensor=2", marks=pytest.mark.thorough)]
+)
 def test_a_run_resumes_from_its_newest_checkpoint(axes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     """It has the losses of the uninterrupted run, also on other ranks and with other shards."""
     folder = tmp_path / "run"
@@ -107,7 +109,7 @@ def test_the_newest_and_the_one_with_the_lowest_loss_are_kept(tmp_path: Path, ca
     assert len(found) == 9 and kept == {8, 9, best}
 
 
-@pytest.mark.parametrize("ranks", ["1", "2"])
+@pytest.mark.parametrize("ranks", [pytest.param("1", marks=pytest.mark.thorough), "2"])
 def test_a_full_disk_ends_the_run_in_one_sentence_and_it_resumes_from_the_checkpoint_before(
     ranks: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -128,7 +130,7 @@ def test_a_full_disk_ends_the_run_in_one_sentence_and_it_resumes_from_the_checkp
     assert "resumed after step 4\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("backend", ["sim", "gloo"])
+@pytest.mark.parametrize("backend", [pytest.param("sim", marks=pytest.mark.thorough), "gloo"])
 def test_an_interrupt_while_saving_is_one_line_and_the_run_goes_on_to_the_same_losses(
     backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

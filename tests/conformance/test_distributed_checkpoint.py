@@ -74,7 +74,7 @@ def without_a_stop() -> Gradients:
     ("saved_as", "savers", "loaded_as", "loaders"),
     [
         ("fsdp2", 2, "fsdp2", 4),
-        ("fsdp2", 4, "fsdp2", 3),
+        pytest.param("fsdp2", 4, "fsdp2", 3, marks=pytest.mark.thorough),
         ("ddp", 2, "ddp", 3),
         ("ddp", 2, "fsdp2", 3),
         ("fsdp2", 3, "ddp", 2),

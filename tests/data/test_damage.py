@@ -115,7 +115,7 @@ def test_records_before_a_cut_are_delivered(written, tmp_path_factory, way, data
 
 
 @pytest.mark.parametrize("way", STREAMED)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_a_gzip_stream_gives_everything_before_its_damage(written, tmp_path_factory, way, data):
     shard, plain = written[way].shards[0], written[way[0], "none"].shards[0]

@@ -20,6 +20,7 @@ from lablib import launch, phase
 from lablib.models import Experts, Transformer
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
 from lablib.plan import IDEAL, STACKS, Parallel, predict
+from tests.plan.agreement import thorough
 
 
 class Exchange(torch.autograd.Function):
@@ -167,8 +168,11 @@ def test_experts_over_ranks(case, recompute):
     assert prediction.communication["expert"][0] == pytest.approx(exchanges_s, rel=0.01)
 
 
-@pytest.mark.parametrize("recompute", ["none", "full"])
-@pytest.mark.parametrize(("cluster", "others"), [("dgx-h100", 1792), ("dgx-a100", 1024), ("pcie-a100", 1536)])
+@pytest.mark.parametrize("recompute", ["none", thorough("full")])
+@pytest.mark.parametrize(
+    ("cluster", "others"),
+    [("dgx-h100", 1792), ("dgx-a100", 1024), pytest.param("pcie-a100", 1536, marks=pytest.mark.thorough)],
+)
 def test_a_rank_whose_experts_have_most_tokens_sets_time_and_memory(cluster, others, recompute):
     """8 ranks with 16,384 rows each to send: the first gets 16,384 - 7 `others` of every rank's, the mean is 2,048."""
     ranks, config, mixture = 8, GPTConfig(3, 512, 8, 1024, 1024, d_ff=1), Experts(16, 4, 1024)

@@ -56,7 +56,7 @@ def same_on_both(chosen: dict[str, Any]) -> None:
     assert script.traffic.sent_bytes() == plain.traffic.sent_bytes()
 
 
-@settings(max_examples=8, deadline=None, phases=(Phase.explicit, Phase.generate))
+@settings(max_examples=5, deadline=None, phases=(Phase.explicit, Phase.generate))
 @given(choices())
 def test_ddp_takes_the_time_and_the_memory_that_launch_says(chosen):
     same_on_both(chosen)

@@ -124,7 +124,7 @@ HANGS = HEAD + "if dist.get_rank() == 0:\n    dist.all_reduce(torch.ones(3, devi
         (HEAD + STEPS, "step < 1", 2, "unknown name in --assert 'step': did you mean 'step_s'"),
     ],
 )
-@pytest.mark.parametrize("fidelity", ["values", "shapes"])
+@pytest.mark.parametrize("fidelity", [pytest.param("values", marks=pytest.mark.thorough), "shapes"])
 def test_exit_codes_of_an_assertion(tmp_path, capsys, monkeypatch, program, asserted, code, says, fidelity):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text(program, "utf-8")

@@ -105,7 +105,7 @@ FEW = {**DEFAULTS, "tensor": "2", "pipeline": "1", "data": "2", "batch": "32", "
     "changes",
     [
         {},
-        {"model": "gpt3-6.7b", "stack": "torch"},
+        pytest.param({"model": "gpt3-6.7b", "stack": "torch"}, marks=pytest.mark.thorough),
         {"model": "mixtral-8x7b", "cluster": "mi300x"},
         {"model": "gpt3-6.7b", "schedule": "interleaved", "schedules": CHOICES["schedules"][1]},
         {"model": "gpt2", "data": "1", "tensor": "1"},

@@ -42,7 +42,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(tmp_path, backend
 
 
 @pytest.mark.parametrize("is_sharded", [False, True])
-@pytest.mark.parametrize(("ranks", "later"), [(1, 4), (4, 2), (2, 1)])
+@pytest.mark.parametrize(("ranks", "later"), [pytest.param(1, 4, marks=pytest.mark.thorough), (4, 2), (2, 1)])
 def test_on_another_number_of_ranks_it_equals_it_to_rounding(tmp_path, is_sharded, ranks, later):
     straight = launch(train, str(tmp_path / "straight"), STEPS, is_sharded, 0.0, ranks=ranks).values[0]
     launch(train, str(tmp_path / "resumed"), 4, is_sharded, 0.0, ranks=ranks)

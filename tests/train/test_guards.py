@@ -24,14 +24,14 @@ from tests.train.test_trainer import config_of, loader_of, text
 
 ALL_MODES = [
     ([], 2),
-    (["parallel.library=torch"], 2),
-    (["parallel.zero_stage=1"], 2),
-    (["parallel.zero_stage=2"], 2),
+    pytest.param(["parallel.library=torch"], 2, marks=pytest.mark.thorough),
+    pytest.param(["parallel.zero_stage=1"], 2, marks=pytest.mark.thorough),
+    pytest.param(["parallel.zero_stage=2"], 2, marks=pytest.mark.thorough),
     (["parallel.zero_stage=3"], 2),
     (["parallel.zero_stage=3", "parallel.library=torch"], 2),
     (["parallel.tensor=2"], 4),
     (["parallel.pipeline=2"], 4),
-    (["model.num_experts=4", "parallel.expert=2"], 4),
+    pytest.param(["model.num_experts=4", "parallel.expert=2"], 4, marks=pytest.mark.thorough),
     (["model.num_experts=4", "parallel.expert=2", "parallel.zero_stage=1"], 4),
     (["model.num_experts=4", "parallel.expert=2", "parallel.zero_stage=2"], 4),
 ]

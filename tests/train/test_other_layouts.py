@@ -72,7 +72,7 @@ def weights(optimizer: dict[str, Any], num_steps: int, folder: Path, *more: str)
     return {name: value for name, value in state.items() if isinstance(value, Tensor)}
 
 
-@settings(max_examples=8)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_drawn_layouts_go_on_with_each_other_and_have_the_weights_of_one_device(data: Any):
     """The state of the last layout is read by one device and compared with a run that never stopped."""
@@ -104,15 +104,6 @@ def test_a_run_goes_on_over_five_layouts_with_the_curve_of_one_device(tmp_path: 
         found += of_ranks[0]
     assert found == [pytest.approx(pair, rel=1e-7) for pair in wanted]
     assert wanted[-1][0] < wanted[0][0] - 0.3
-
-
-@pytest.mark.parametrize("layout", [(3, ("parallel.zero_stage=2",)), (6, ("parallel.tensor=2",))], ids=str)
-def test_on_the_same_layout_it_goes_on_to_the_bit(tmp_path: Path, layout: Layout):
-    ranks, _ = layout
-    straight = launch(curve, config_of(layout, ADAMW, 4), text(), str(tmp_path / "a"), ranks=ranks).values
-    launch(curve, config_of(layout, ADAMW, 2), text(), str(tmp_path / "b"), ranks=ranks)
-    resumed = launch(curve, config_of(layout, ADAMW, 4), text(), str(tmp_path / "b"), ranks=ranks).values
-    assert resumed == [values[2:] for values in straight]
 
 
 SPREAD = {"expert=4": 4, "expert=1": 2, "expert=2": 4, "expert=2 tensor=2": 4, "expert=2 zero_stage=1": 2}
