@@ -128,47 +128,6 @@ def test_uneven_parts_are_weighted_by_their_samples(parts):
     assert_same(launch(program, ranks=len(parts)).values, one_device(sizes, total))
 
 
-def test_a_few_sgd_steps_equal_one_device():
-    def program(method):
-        rank, n = dist.get_rank(), dist.get_world_size()
-        module = mlp([3, 8, 2])
-        replica, synchronize = averaged(method, module, 100, ranks_per_node=min(n, 2))
-        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-        for step in range(5):
-            optimizer.zero_grad()
-            replica(data(8, 3).chunk(n)[rank] + step).square().mean().backward()
-            synchronize()
-            optimizer.step()
-        return [param.detach() for param in module.parameters()]
-
-    expected = launch(program, "overlapped", ranks=1).values[0]
-    for method in METHODS:
-        assert_same(launch(program, method, ranks=4).values, expected)
-
-
-@pytest.mark.parametrize("bucket_mb", [0.0001, 25])
-def test_gradients_of_a_gpt_equal_torch_ddp_on_the_simulator(bucket_mb):
-    config = GPTConfig(2, 16, 2, vocab_size=32, max_seq_len=8)
-
-    def program(wrapper):
-        module = GPT(config, dtype=torch.float64)
-        generator = torch.Generator().manual_seed(dist.get_rank())
-        tokens = torch.randint(0, 32, (2, 9), generator=generator)
-        replica = wrapper(module)  # held: torch's reducer goes with its wrapper
-        next_token_loss(replica(tokens[:, :-1]), tokens[:, 1:]).backward()
-        return gradients(module)
-
-    def ours(module):
-        return parallel.DataParallel(module, bucket_bytes=max(1, int(bucket_mb * 2**20)))
-
-    def torchs(module):
-        return nn.parallel.DistributedDataParallel(module, bucket_cap_mb=bucket_mb)
-
-    mine, theirs = launch(program, ours, ranks=3), launch(program, torchs, ranks=3)
-    for a, b in zip(mine.values, theirs.values, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-15)
-
-
 @pytest.mark.slow
 def test_gloo_gives_the_gradients_of_the_simulator():
     def program():
