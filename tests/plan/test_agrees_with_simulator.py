@@ -126,7 +126,7 @@ def test_one_rank_of_any_size(
     data_parallel("one", 1, config, batch, micro_batches, optimizer, dtype)
 
 
-@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("micro_batches", [thorough(1), 3])
 @pytest.mark.parametrize("config", [_SMALL, thorough(_WIDE), _LONG], ids=["small", "wide", "long"])
 @pytest.mark.parametrize("kind", ["ddp", "zero1", "fsdp"])
 def test_data_parallel_with_and_without_shards(kind, config, micro_batches):
@@ -178,7 +178,7 @@ def test_sizes_that_ranks_do_not_divide(ranks):
 @pytest.mark.parametrize(
     "config", [_SMALL, thorough(_WIDE), thorough(_LONG), _ONE_LAYER], ids=["small", "wide", "long", "one layer"]
 )
-@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("micro_batches", [thorough(1), 3])
 def test_sharded_parameters_in_32_bits_under_layers_in_16(micro_batches, config):
     data_parallel("fsdp", 4, config, 2, micro_batches, is_mixed=True)
 
@@ -217,12 +217,12 @@ def test_gradients_travel_bucket_by_bucket_and_parameters_from_their_owners(conf
 def test_shards_that_travel_beside_the_layers_on_streams_of_their_own(config, micro_batches, reshards, cluster):
     sizes = (config.num_layers, config.d_model, config.vocab_size, config.max_seq_len, 2, micro_batches)
     script = Path(__file__).with_name("fsdp_script.py")
-    run = simulate_script(script, [str(int(n)) for n in (*sizes, config.tied_head, reshards)], ranks=4, cluster=cluster)
+    run = simulate_script(script, [str(int(n)) for n in (*sizes, config.tied_head, reshards)], ranks=2, cluster=cluster)
     prediction = predict(
         Transformer.of(config),
         cluster,
-        Parallel(data=4, zero_stage=3, reshard_after_forward=reshards),
-        batch=4 * 2 * micro_batches,
+        Parallel(data=2, zero_stage=3, reshard_after_forward=reshards),
+        batch=2 * 2 * micro_batches,
         micro_batch=2,
         precision="float32",
         stack=replace(STACKS["torch"], has_master=False),
