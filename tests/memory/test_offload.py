@@ -176,12 +176,10 @@ def test_parameters_small_tensors_and_whole_numbers_stay():
 
 
 def test_bad_input():
-    def program(num_ahead: int = 2) -> None:
-        with offload(num_ahead=num_ahead):
+    def program() -> None:
+        with offload():
             pass
 
-    with pytest.raises(Exception, match="num_ahead must be a whole number, 1 or more: got 0; try num_ahead=2"):
-        launch(program, 0, ranks=1, device="cuda")
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match='got no GPU. On the simulator, launch.program, ranks=1, device="cuda".'):
             offload()

@@ -150,7 +150,6 @@ def test_what_a_rank_keeps_of_its_experts():
             r"expert \* expert_tensor must divide tensor \* context \* data: got 4 \* 4 and 4 \* 1 \* 2; try expert=4, "
             "expert_tensor=2",
         ),
-        ({"tensor": 2, "expert_tensor": 0}, "expert_tensor must be a whole number, 1 or more, or None: got 0"),
         (
             {"tensor": 2, "expert_tensor": 1, "sequence_parallel": False},
             "expert_tensor other than tensor needs sequence parallelism.*got expert_tensor=1 and tensor=2",

@@ -147,10 +147,6 @@ def test_names_are_found_and_bad_ones_answered():
     assert find_compression("PowerSGD") is COMPRESSIONS["powersgd"]
     with pytest.raises(ValueError, match="unknown gradient compression 'topk': did you mean 'top-k'"):
         find_compression("topk")
-    with pytest.raises(ValueError, match="ratio must be a number, above 0 and at most 1, or None: got 10; try ratio="):
-        replace(find_compression("top-k"), ratio=10)
-    with pytest.raises(ValueError, match="rank must be a whole number, 1 or more, or None: got 0"):
-        replace(find_compression("powersgd"), rank=0)
 
 
 @pytest.mark.parametrize(

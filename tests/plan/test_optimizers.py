@@ -178,8 +178,6 @@ def test_names_are_found_in_any_case_and_unknown_ones_answered_with_the_nearest(
     assert find_optimizer(OPTIMIZERS["lion"]) is OPTIMIZERS["lion"]
     with pytest.raises(ValueError, match="unknown optimizer 'adam8bit': did you mean 'adam-8bit'"):
         find_optimizer("adam8bit")
-    with pytest.raises(ValueError, match="rank must be a whole number, 1 or more, or None: got 0"):
-        replace(find_optimizer("galore"), rank=0)
 
 
 def test_every_optimizer_says_where_it_was_published():

@@ -112,10 +112,6 @@ def test_the_simulator_has_the_same_efficiency():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"ranks": ()}, "ranks must be a list .*not empty"),
-        ({"ranks": (1,)}, "ranks"),
-        ({"ranks": (2, 4096)}, "ranks must be .*each 2 to 1,024.*got 4096"),
-        ({"sequences": 0}, "sequences"),
         ({"batch": 8}, "batch is chosen by the strategy"),
         ({"model": "gpt3-1.4b"}, "gpt3-1.3b"),
         ({"cluster": "dgx-z"}, "cluster"),

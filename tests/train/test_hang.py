@@ -39,6 +39,7 @@ def test_on_real_processes_the_error_has_the_line_of_each_rank():
     assert "rank 0 waits in all_reduce at lablib/train/steps.py:" in told
 
 
+@pytest.mark.thorough
 def test_under_torchrun_too():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1"]
     command += ["--nproc-per-node=2", str(ROOT / "tests" / "train" / "hanging_run.py"), EXAMPLE, *WORDS]
@@ -60,8 +61,6 @@ def test_without_ranks_or_a_limit_nothing_is_watched():
     for limit_s in (0.0, 0.05):
         with HangWatch(limit_s) as watch:
             watch.step_ended({"step": 1})
-    with pytest.raises(ValueError, match="limit_s must be a finite number, 0 or more: got -1"):
-        HangWatch(-1)
 
 
 @given(st.integers(1, 40), st.sets(st.integers(0, 39)), st.integers(1, 40))
