@@ -105,6 +105,12 @@ CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
                 *("gaudi2", "Gaudi-2", "gaudi2", "gaudi2-out"),
                 f"8 Gaudi 2: 21 ports of 100 Gb/s inside the node, 3 outside ({_UNVERIFIED})",
             ),
+            _cluster(
+                *("trn1", "Trainium-NeuronCore-v2", "neuronlink-v2", "efa-trn1"),
+                "AWS trn1.32xlarge: 16 chips of two cores in a torus of 4 x 4, EFA at 800 Gb/s (aws-neuron/"
+                "aws-neuron-sdk, about-neuron/arch/neuron-hardware/trn1-arch.rst, 81ce03a)",
+                devices_per_node=32,
+            ),
             *(
                 _cluster(
                     *(name.lower(), name, "pcie4", "roce-100"), f"8 {name} on PCIe 4, 100 Gb/s per GPU ({_UNVERIFIED})"

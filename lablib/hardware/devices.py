@@ -136,6 +136,10 @@ _AMPERE_NOTES = f"{_UNVERIFIED} L2 at 5,120 bytes a clock of 1.41 GHz (NVIDIA A1
 # A product of 8192 x 8192 x 8192 in bfloat16 on a v6e, in its profiler's trace: 827 of 918 TFLOP/s
 # (AI-Hypercomputer/tpu-recipes, microbenchmarks/README.md, c8cfe2f).
 _TPU_EFFICIENCY = 0.90
+# With it six published training runs on Trn1 of 2023 (aws-neuron/aws-neuron-sdk, about-neuron/benchmarks/trn1/
+# trn1_trn1n_nlp_data.csv, 81ce03a; GPT 23B, 46B, 175B and Llama 2, none of them in lablib/validation) take 1% less than
+# measured in the median; two runs of Llama 2 with four stages take 1.3 and 1.7 times as long.
+_TRAINIUM_EFFICIENCY = 0.55
 
 
 def _by_datasheet() -> Iterator[Device]:
@@ -153,8 +157,9 @@ def _by_datasheet() -> Iterator[Device]:
         "TPU": {"matmul_efficiency": _TPU_EFFICIENCY, "launch_s": 0.0},
     }
     # A v6e's whole steps in MaxText (AI-Hypercomputer/tpu-recipes, training/trillium) take a fourth longer than so.
-    own = {"TPU-v6e": {"matmul_efficiency": 0.7}}
-    eight_bits = {"TPU-v5e": 394, "TPU-v6e": 1836}  # of integers: docs.cloud.google.com/tpu, by generation
+    own = {"TPU-v6e": {"matmul_efficiency": 0.7}, "TPU-v4": {"matmul_efficiency": 0.85}}
+    # Of integers: docs.cloud.google.com/tpu, by generation.
+    eight_bits = {"TPU-v4": 275, "TPU-v5p": 918, "TPU-v5e": 394, "TPU-v6e": 1836}
     rows = (
         ("A100-80GB-PCIe", "Ampere", 312, 0, 19.5, 80, 1935, 300, 108),
         ("RTX-A6000", "GA102", 154.8, 0, 38.7, 48, 768, 300, 84),
@@ -165,6 +170,9 @@ def _by_datasheet() -> Iterator[Device]:
         ("MI250X", "CDNA", 383, 0, 47.9, 128, 3277, 560, 220),
         ("MI325X", "CDNA", 1307, 2614, 163.4, 256, 6000, 1000, 304),
         ("Gaudi-2", "Gaudi", 432, 865, 11, 96, 2450, 600, 0),
+        # A matrix unit multiplies bfloat16 (TPU v4: Jouppi et al., 2023, arXiv 2304.01433); XLA makes float32 of six.
+        ("TPU-v4", "TPU", 275, 0, 275 / 6, 32, 1200, None, 8),
+        ("TPU-v5p", "TPU", 459, 0, 459 / 6, 95, 2760, None, 8),
         ("TPU-v5e", "TPU", 197, 0, 197 / 6, 16, 819, None, 4),
         ("TPU-v6e", "TPU", 918, 0, 918 / 6, 32, 1640, None, 2),
         ("TPU-7x", "TPU", 2307, 4614, 2307 / 6, 192, 7370, None, 4),
@@ -173,7 +181,7 @@ def _by_datasheet() -> Iterator[Device]:
         halves = ("bfloat16",) if kind == "TPU" else ("bfloat16", "float16")
         peaks = {"float32": single, **dict.fromkeys(halves, half), **({"float8": narrow} if narrow else {})}
         peaks |= {"int8": eight_bits[name]} if name in eight_bits else {}
-        tile = {"matmul_tile": (256, 256)} if kind == "TPU" and name != "TPU-v5e" else {"matmul_tile": (128, 128)}
+        tile = {"matmul_tile": (256, 256)} if name in ("TPU-v6e", "TPU-7x") else {"matmul_tile": (128, 128)}
         yield _gpu(
             **{"name": name, "num_cores": cores, **tile} | kinds[kind] | own.get(name, {}),
             peak_flops_per_s={dtype: peak * TFLOPS for dtype, peak in peaks.items()},
@@ -344,32 +352,20 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 ),
             ),
             _gpu(
-                name="TPU-v4",
+                name="Trainium-NeuronCore-v2",
                 launch_s=0.0,  # XLA runs whole programs
-                # A matrix unit multiplies bfloat16; XLA makes a float32 product of six such.
-                peak_flops_per_s={"float32": 275 / 6 * TFLOPS, "bfloat16": 275 * TFLOPS, "int8": 275 * TFLOPS},
-                matmul_efficiency=0.85,
-                num_cores=8,
-                matmul_tile=(128, 128),
-                memory_bytes=32 * GB,
-                memory_bandwidth_bytes_per_s=1.2e12,
+                # Half of a chip's 190 and 47.5 TFLOP/s. One systolic array of 128 x 128, fed with up to 512 columns.
+                peak_flops_per_s={"float32": 23.75 * TFLOPS}
+                | dict.fromkeys(("tfloat32", "float16", "bfloat16", "float8"), 95 * TFLOPS),
+                matmul_efficiency=_TRAINIUM_EFFICIENCY,
+                num_cores=1,
+                matmul_tile=(128, 512),
+                memory_bytes=16 * 2**30,
+                memory_bandwidth_bytes_per_s=410 * GB,
                 source=(
-                    f"{_ACCELERATORS}; {_UNVERIFIED} 8 matrix units of 128 x 128 (Jouppi et al., TPU v4, ISCA 2023, "
-                    f"arXiv 2304.01433); float32 as six products of bfloat16; efficiency guessed; {_COMMON}"
-                ),
-            ),
-            _gpu(
-                name="TPU-v5p",
-                launch_s=0.0,  # XLA runs whole programs
-                peak_flops_per_s={"float32": 459 / 6 * TFLOPS, "bfloat16": 459 * TFLOPS, "int8": 918 * TFLOPS},
-                matmul_efficiency=_TPU_EFFICIENCY,
-                num_cores=8,
-                matmul_tile=(128, 128),
-                memory_bytes=95 * GB,
-                memory_bandwidth_bytes_per_s=2.76e12,
-                source=(
-                    f"{_ACCELERATORS}; {_UNVERIFIED} 8 matrix units of 128 x 128; float32 as six products of bfloat16; "
-                    f"efficiency of a v6e; {_COMMON}"
+                    "one of a Trainium's two cores: aws-neuron/aws-neuron-sdk, about-neuron/arch/neuron-hardware/"
+                    "trainium.rst and nki/guides/architecture/trainium_inferentia2_arch.rst, 81ce03a; efficiency: "
+                    f"see above; {_COMMON}"
                 ),
             ),
             *_by_datasheet(),

@@ -19,6 +19,8 @@ _LIMITED = (
     "(H800: 900 reduced to 400); Reuters, 2022-11-08, on NVIDIA's A800 (600 reduced to 400)"
 )
 _SCALING_BOOK = "jax-ml/scaling-book, tpus.md: one-way bandwidth of a link; 7x: from memory, not verified; about 1 us"
+_NEURON = "aws-neuron/aws-neuron-sdk, about-neuron/arch/neuron-hardware/trn1-arch.rst, 81ce03a"
+_NEURONLINK = f"{_NEURON}: 384 GiB/s per chip; from memory, not verified: in both directions together; latency guessed"
 _UNVERIFIED = "from memory, not verified:"
 
 GB = 1e9
@@ -56,6 +58,19 @@ LINKS: Mapping[str, Link] = MappingProxyType(
         "tpu-dcn": Link("data-center network, 50 Gb/s per TPU", 20e-6, _gbps(50), f"{_SCALING_BOOK}; latency guessed"),
         "gaudi2": Link("21 ports of 100 Gb/s", 5.0e-6, 21 * _gbps(100), f"{_UNVERIFIED} Intel Gaudi 2 data sheet"),
         "gaudi2-out": Link("3 ports of 100 Gb/s", 5.0e-6, 3 * _gbps(100), f"{_UNVERIFIED} Intel Gaudi 2 data sheet"),
+        # A ring over a node's cores leaves each chip once, over all its wires. nccom-test's all-reduces reach 104 GiB/s
+        # over 16 cores, and 47 of 93 GiB/s over two nodes (tools/neuron-sys-tools/nccom-test.rst); the shares are
+        # these without the usual losses of derating.py.
+        "neuronlink-v2": Link(
+            "NeuronLink-v2 of a chip, one way", 2.0e-6, 192 * 2**30, _NEURONLINK, collective_share=0.65
+        ),
+        "efa-trn1": Link(
+            "EFA, 8 x 100 Gb/s for 32 cores",
+            15e-6,
+            _gbps(25),
+            f"{_NEURON}: 800 Gb/s; {_UNVERIFIED} latency, as EFA's",
+            collective_share=0.55,
+        ),
         "pcie3": Link("PCIe 3 x16", 2.5e-6, 15.75 * GB, f"{_NETWORK}; {_NCCL}"),
         "pcie4": Link("PCIe 4 x16", 2.5e-6, 31 * GB, f"{_NETWORK}; {_NCCL}"),
         "pcie5": Link("PCIe 5 x16", 2.5e-6, 63 * GB, f"{_NETWORK}; {_NCCL}"),

@@ -30,6 +30,7 @@ stack describes such software in physical terms; there is one record per generat
     liger               Hugging Face's models with fused norms, rotation, gate, and a loss in chunks without logits
     xla-2023            JAX programs: a chain of cheap operators is one kernel, the host does nothing; attention unfused
     xla                 the same with cuDNN's or Splash attention
+    neuronx             the same on Trainium; selective recomputation repeats the core of attention
     llm.c               hand-written kernels with cuDNN's attention and a fused classifier
     megatron-core       Megatron-Core with Transformer Engine: fused norms, the newest attention, gradients accumulated
                         by products, the data axis and messages hidden
@@ -232,6 +233,8 @@ _COMPILED: dict[str, Any] = {
 }
 
 _XLA: dict[str, Any] = _COMPILED | {"loss_bytes": 12, "calls_per_kernel": 0}
+# aws-neuron/neuronx-distributed, examples/training/llama, fbac349: its selective policy repeats `CoreAttention`.
+_NEURONX: dict[str, Any] = _XLA | {"selective": "attention", "stops_recomputation": False}
 STACKS: Mapping[str, Stack] = MappingProxyType(
     {
         stack.name: stack
@@ -284,6 +287,7 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
             Stack("liger", **_LIGER),
             Stack("xla-2023", **_XLA, attention="unfused"),
             Stack("xla", **_XLA, attention_generation=4),
+            Stack("neuronx", **_NEURONX, attention_generation=4),
             Stack(
                 "llm.c",
                 attention_generation=4,

@@ -17,6 +17,7 @@ PROGRAMS = (
     (r"tinyllama|lit-?gpt|nanotron|flash-?attention training", "flash-attention", "flash-attn's kernels"),
     (r"llm\.c", "llm.c", "llm.c's"),
     (r"liger", "liger", "Liger's kernels"),
+    (r"neuronx", "neuronx", "NeuronX's"),
     (r"jax|xla|maxtext|paxml|levanter|t5x|palm|gspmd|tpu|gaudi\d?", "xla", "XLA's"),
 )
 TORCH = "torchtitan|torchtune|fms-fsdp|automodel"

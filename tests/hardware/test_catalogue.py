@@ -39,9 +39,14 @@ def test_a_gpu_has_the_figures_of_its_data_sheet(name, half, memory_gb, bandwidt
 
 @pytest.mark.parametrize(
     ("name", "bfloat16", "memory_gb", "bandwidth_tb_per_s"),
-    [("TPU-v4", 275e12, 32, 1.2), ("TPU-v5p", 459e12, 95, 2.76)],
+    [
+        ("TPU-v4", 275e12, 32, 1.2),
+        ("TPU-v5p", 459e12, 95, 2.76),
+        # Half of a chip's 190 TFLOP/s, 32 GiB and 820 GB/s.
+        ("Trainium-NeuronCore-v2", 95e12, 17.179869184, 0.41),
+    ],
 )
-def test_a_tpu_has_the_figures_of_its_data_sheet(name, bfloat16, memory_gb, bandwidth_tb_per_s):
+def test_a_tpu_or_trainium_has_the_figures_of_its_data_sheet(name, bfloat16, memory_gb, bandwidth_tb_per_s):
     device = DEVICES[name]
     assert device.peak("bfloat16") == bfloat16 and device.memory_bytes == memory_gb * 1e9
     assert device.memory_bandwidth_bytes_per_s == bandwidth_tb_per_s * 1e12
