@@ -142,8 +142,9 @@ def _added_share(setup: Setup) -> Numbers:
 
 def _widened(machine: Machine, parameters: ParametersPerRank) -> list[Op]:
     """Weights of 4 bits, read and written as 16 bits before the products of a pass, matrix by matrix."""
-    moved = (parameters.layer + parameters.expert_layer) * (QUANTIZED_BYTES + machine.width)
-    return [Op("widening", phase, size_bytes=moved, kernels=7) for phase in (FORWARD, INPUT)]
+    stack, phases = machine.stack, (FORWARD,) if machine.stack.keeps_widened else (FORWARD, INPUT)
+    moved = (parameters.layer + parameters.expert_layer) * stack.widened_bytes
+    return [Op("widening", phase, size_bytes=moved, kernels=7 * stack.widened_kernels) for phase in phases]
 
 
 def _end(machine: Machine, ops: list[Op]) -> tuple[Work, StageTime, Numbers]:

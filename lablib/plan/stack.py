@@ -89,6 +89,11 @@ class Stack:
     loss_peak_bytes: NonNegative = 2.0
     # the same if tensor ranks split the vocabulary; None: the same number
     split_loss_peak_bytes: NonNegative | None = None
+    # to widen a weight of 4 bits: bytes moved per weight, kernels per matrix. keeps_widened: whether backward uses the
+    # forward pass's result; otherwise it widens again
+    widened_bytes: NonNegative = 2.516
+    widened_kernels: NonNegative = 1
+    keeps_widened: bool = False
     calls_per_kernel: NonNegative = 2.5  # host work per kernel, in eager operators: views, autograd, Python
     # work that selective recomputation repeats: "attention" (its core), or "products" (every second one, and all cheap
     # operators)
@@ -206,6 +211,12 @@ _HUGGING_FACE_2022: dict[str, Any] = _HUGGING_FACE | {
     "passes_activation": (35 + _WIDENED, 56 + _WIDENED),
     "loss_bytes": 46,  # without its last position: one more copy of the logits, and of their gradient with zeros
 }
+# AutoGPTQ's layers without its kernels, by torch's operators: per weight the shift of 32 bits (4.5 bytes), a cast to 8
+# (5), the mask (2), the zero (2) and the scale (3); 9 operators without a module's calls (AutoGPTQ/AutoGPTQ,
+# nn_modules/qlinear/qlinear_cuda_old.py, 9f7d370).
+GPTQ: Mapping[str, Any] = MappingProxyType(
+    {"widened_bytes": 16.5, "widened_kernels": 9 / _HUGGING_FACE["calls_per_kernel"], "keeps_widened": True}
+)
 _NARROW: dict[str, Any] = {"gradient_bytes": 2, "narrow_gradient_bytes": 2}
 _LIGER: dict[str, Any] = _HUGGING_FACE | {
     **{"passes_norm": (2, 3), "passes_rms_norm": (2, 3), "passes_rotary": (2, 2), "passes_activation": (2, 3)},

@@ -6,7 +6,7 @@ from dataclasses import replace
 from lablib.hardware import Cluster
 from lablib.plan.arguments import OFFLOAD
 from lablib.plan.optimizers import OPTIMIZERS
-from lablib.plan.stack import UNFUSED_RMS_NORM, Stack, find_stack
+from lablib.plan.stack import GPTQ, UNFUSED_RMS_NORM, Stack, find_stack
 from lablib.validation.row_software import is_torchs
 from lablib.validation.rows import PublishedRow
 from lablib.validation.synonyms import is_named, offload_named, recompute_named
@@ -60,6 +60,8 @@ def stack_as_stated(row: PublishedRow, name: str) -> str | Stack:
         changes["loss_peak_bytes"] = 0
     if re.search(_NO_FUSION, row.text("notes")):
         changes["fused_accumulation"] = False
+    if is_named(row.text("notes"), "gptq"):
+        changes |= GPTQ
     if re.search(_NO_MASTERS, row.text("notes")):
         changes |= {"has_master": False, "gradient_bytes": 2}
     return replace(find_stack(name), **changes) if changes else name
