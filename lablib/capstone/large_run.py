@@ -41,8 +41,8 @@ from lablib.launch import launch
 from lablib.parallel.mesh.mesh import Mesh
 from lablib.phases import phase
 from lablib.plan import Parallel, Prediction, predict
+from lablib.process.replaced import replaced
 from lablib.signature import Count, checked
-from lablib.sim.replaced import replaced
 from lablib.train.build import build
 from lablib.train.config import TrainConfig
 from lablib.train.steps import MeshStep
@@ -58,37 +58,22 @@ def plan_step(config: TrainConfig, cluster: str, gpus: Count) -> Prediction:
     axes, model = config.parallel, as_transformer(config.model)
     assert axes.data is not None and config.data.micro_batch is not None
     stage = 1 if axes.is_mesh else axes.zero_stage  # a mesh shards the optimizer's state
-    split = Parallel(
-        data=axes.data * axes.expert,
-        tensor=axes.tensor,
-        pipeline=axes.pipeline,
-        context=axes.context,
-        expert=axes.expert,
-        chunks=axes.num_chunks,
-        zero_stage=stage,
-        sequence_parallel=axes.sequence_parallel if axes.tensor > 1 else None,
-    )
-    return predict(
-        model,
-        cluster,
-        split,
-        config.data.batch_size,
-        micro_batch=config.data.micro_batch,
-        seq_len=config.data.seq_len,
-        precision=config.precision.products,
-        recompute=config.memory.recompute,
-        schedule=axes.schedule,
-        optimizer=config.optimizer.name,
-    )
+    sizes = {axis: getattr(axes, axis) for axis in ("tensor", "pipeline", "context", "expert")}
+    sequence_parallel = axes.sequence_parallel if axes.tensor > 1 else None
+    others = {"chunks": axes.num_chunks, "zero_stage": stage, "sequence_parallel": sequence_parallel}
+    split = Parallel(data=axes.data * axes.expert, **sizes, **others)
+    data, how = config.data, {"precision": config.precision.products, "optimizer": config.optimizer.name}
+    how |= {"recompute": config.memory.recompute, "schedule": axes.schedule}
+    sizes: dict[str, Any] = {"micro_batch": data.micro_batch, "seq_len": data.seq_len}
+    return predict(model, cluster, split, data.batch_size, **sizes, **how)
 
 
 @checked
 def simulate_step(config: TrainConfig, cluster: str, gpus: Count) -> StepCost:
     """Simulate steps of the trainer on shapes; deterministic. ValueError as `TrainConfig.on`; LaunchError."""
     if (count := config.model.num_layers) > _MOST_LAYERS:
-        raise ValueError(
-            f"model.num_layers must be at most {_MOST_LAYERS:,} for a simulation: got {count}; make the layers wider"
-        )
+        rule = f"model.num_layers must be at most {_MOST_LAYERS:,} for a simulation"
+        raise ValueError(f"{rule}: got {count}; make the layers wider")
     if config.precision.products == "float16":
         config = replace(config, precision=replace(config.precision, products="bfloat16"))
     return _simulated(config.on(gpus), cluster, gpus)
@@ -104,22 +89,20 @@ def simulate_large(report: Report) -> LargeRun:
 
 @lru_cache(maxsize=64)
 def _simulated(config: TrainConfig, cluster: str, gpus: int) -> StepCost:
-    axes, count = config.parallel, _num_batches(config)
-    where = cluster, gpus
+    axes, count, where = config.parallel, _num_batches(config), (cluster, gpus)
     if axes.context > 1 and axes.pipeline == axes.num_chunks == 1:
         for layers in (8, 16, 32):
             if layers < config.model.num_layers and (cost := _of_few_layers(config, layers, *where)) is not None:
                 return cost
     few, more = 2 * axes.pipeline, 3 * axes.pipeline
     if count <= more:
-        return _run(config, *where)
-    runs = [_run(_with_batches(config, number), *where) for number in (few, more)]
+        return _step(config, *where).cost
+    less, run = (_step(_with_batches(config, number), *where).cost for number in (few, more))
     further = (count - more) / (more - few)
-    grown = max(0.0, runs[1].memory_bytes - runs[0].memory_bytes)
-    step_s = runs[1].step_s + further * (runs[1].step_s - runs[0].step_s)
-    slopes = {name: time_s - runs[0].terms[name] for name, time_s in runs[1].terms.items()}
-    terms = {name: time_s + further * slopes[name] for name, time_s in runs[1].terms.items()}
-    return StepCost(step_s, runs[1].memory_bytes + further * grown, terms)
+    grown = max(0.0, run.memory_bytes - less.memory_bytes)
+    step_s = run.step_s + further * (run.step_s - less.step_s)
+    terms = {name: time_s + further * (time_s - less.terms[name]) for name, time_s in run.terms.items()}
+    return StepCost(step_s, run.memory_bytes + further * grown, terms)
 
 
 def _of_few_layers(config: TrainConfig, layers: int, cluster: str, gpus: int) -> StepCost | None:
@@ -131,7 +114,6 @@ def _of_few_layers(config: TrainConfig, layers: int, cluster: str, gpus: int) ->
 
 
 def _num_batches(config: TrainConfig) -> int:
-    """Micro-batches of a replica in a step."""
     axes, data = config.parallel, config.data
     assert axes.data is not None and data.micro_batch is not None
     return data.batch_size // (axes.data * axes.expert * data.micro_batch)
@@ -140,10 +122,6 @@ def _num_batches(config: TrainConfig) -> int:
 def _with_batches(config: TrainConfig, number: int) -> TrainConfig:
     size = config.data.batch_size // _num_batches(config) * number
     return replace(config, data=replace(config.data, batch_size=size))
-
-
-def _run(config: TrainConfig, cluster: str, gpus: int) -> StepCost:
-    return _step(config, cluster, gpus).cost
 
 
 def _step(config: TrainConfig, cluster: str, gpus: int, is_empty: bool = False) -> SimulatedStep:

@@ -15,6 +15,7 @@ thread_errors  an exception raised in another thread
 host_load      the load of the host before a benchmark
 visible_gpus   GPUs that this process can use
 missing_cuda   remedy for a program that finds no CUDA device
+replaced       temporarily replaced attributes of a module or a class
 garbage        garbage collection on all ranks at the same steps
 user_folders   folders for a user's settings, data and cache
 """

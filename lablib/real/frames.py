@@ -3,6 +3,7 @@
 import sys
 import threading
 import traceback
+from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 
@@ -43,12 +44,9 @@ def program_line() -> str:
 
 def _programs(stack: traceback.StackSummary) -> traceback.StackSummary:
     """The frames between the launcher's call of the program and its call recorder (see calls.py)."""
-    frames = list(stack)
-    is_recorder = [_is_launchers(f) and f.name == "record_and_go_on" for f in frames]
-    if True in is_recorder:
-        frames = frames[: is_recorder.index(True)]
     if _is_at_end(stack):
         return traceback.StackSummary()
+    frames = list(takewhile(lambda f: not (_is_launchers(f) and f.name == "record_and_go_on"), stack))
     last = max((i for i, f in enumerate(frames) if _is_launchers(f)), default=-1)
     return traceback.StackSummary.from_list(frames[last + 1 :])
 

@@ -44,15 +44,11 @@ class Groups:
 
     def __init__(self, backend: str, device: torch.device, meeting: MeetingFile):
         self._backend, self._device, self._meeting = backend, device, meeting
-        self._timeouts = Timeouts(backend)
+        self.timeouts = Timeouts(backend)
         self._rank, self._ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         if backend == "gloo":  # NCCL asks every caller for a secret number, which is in the store
             check_new_groups()
             check_group_orders()
-
-    def allow(self, timeout_s: float | None) -> None:
-        """Set the communication timeout of the next program to its launch's; None: no limit."""
-        self._timeouts.allow(timeout_s)
 
     def renew(self) -> None:
         """Leave only a default group, in its initial state. Communicates: every rank calls it at the same point.

@@ -75,8 +75,8 @@ def run_real(
     _forward_stderr([report.stderr for report in reports])
     measured = [report.measured for report in reports]
     timeline, traffic = measured_records(measured, backend)
-    shared = tuple(note for note in [sharing_note(backend, ranks)] if note)
-    circle = circle_note([one.calls for one in measured]) if backend == "nccl" else None
+    shared = tuple(filter(None, [sharing_note(backend, ranks)]))
+    circle = circle_note([one.calls for one in measured]) if backend == "nccl" else ""
     if circle:
         warnings.warn(circle, NotOnNcclWarning, stacklevel=3)
     # As counted by each GPU's allocator; none on CPUs.
@@ -87,9 +87,9 @@ def run_real(
         traffic=replace(traffic, notes=shared),
         stdout=[report.stdout for report in reports],
         backend=backend,
-        cluster=_machine(backend),
+        cluster=f"{platform.node()} ({gpus_text() if backend == 'nccl' else f'{os.cpu_count()} CPU cores'})",
         wall_s=time.perf_counter() - started,
-        notes=(*shared, *kernel_notes(measured), *([circle] if circle else [])),
+        notes=(*shared, *kernel_notes(measured), *filter(None, [circle])),
         memory=Memory(num_ranks=len(peaks), allocator_peaks=peaks, run_notes=shared),
     )
 
@@ -137,9 +137,3 @@ def _forward_stderr(texts: list[str]) -> None:
         if text:
             name = f"[rank {ranks[0]}]" if len(ranks) == 1 else f"[ranks {', '.join(map(str, ranks))}]"
             print("\n".join(f"{name} {line}" for line in text.splitlines()), file=sys.stderr)
-
-
-def _machine(backend: str) -> str:
-    if backend == "nccl":
-        return f"{platform.node()} ({gpus_text()})"
-    return f"{platform.node()} ({os.cpu_count()} CPU cores)"

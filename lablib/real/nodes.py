@@ -85,7 +85,11 @@ def main(words: Sequence[str]) -> None:
     program = partial(_run, script, arguments)
     _, measured = measure(program, lambda: _all_are_here(store, at), True, on_gpu, warm_up_kernel_count(2))
     wall_s = time.perf_counter() - began
-    _put(store, f"measured/{at.rank}", json.dumps(asdict(shifted(measured, offset_ns))))
+    packed = zlib.compress(json.dumps(asdict(shifted(measured, offset_ns))).encode(), 1)
+    pieces = [packed[start : start + _PIECE_BYTES] for start in range(0, len(packed), _PIECE_BYTES)]
+    for number, piece in enumerate(pieces):
+        store.set(f"measured/{at.rank}/{number}", piece)  # pyright: ignore[reportArgumentType] - it takes bytes as well
+    store.set(f"measured/{at.rank}/pieces", str(len(pieces)))
     store.set(f"within/{at.rank}", str(within_ns))
     if at.rank == 0:
         _collect(store, at, "nccl" if on_gpu else "gloo", wall_s).save(out)
@@ -102,7 +106,6 @@ def _meeting_place(at: Place) -> Store:
 
 
 def _run(script: str, arguments: Sequence[str]) -> None:
-    """Equivalent of `python script arguments`."""
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
     try:
@@ -130,13 +133,9 @@ def _clock(store: Store, at: Place) -> tuple[int, int]:
                 store.wait([f"ask/{node}/{number}"], _TIMEOUT)
                 store.set(f"time/{node}/{number}", str(time.time_ns()))
     elif at.node > 0 and at.local_rank == 0:
-        answers = [_ask(store, f"{at.node}/{number}") for number in range(_ASKED)]
-        within_ns, offset_ns = min(answers)
+        within_ns, offset_ns = min(_ask(store, f"{at.node}/{number}") for number in range(_ASKED))
         store.set(f"clock/{at.node}", json.dumps([offset_ns, within_ns]))
-    if at.node == 0:
-        return 0, 0
-    offset_ns, within_ns = json.loads(store.get(f"clock/{at.node}"))
-    return offset_ns, within_ns
+    return tuple(json.loads(store.get(f"clock/{at.node}"))) if at.node else (0, 0)
 
 
 def _ask(store: Store, number: str) -> tuple[int, int]:
@@ -148,14 +147,6 @@ def _ask(store: Store, number: str) -> tuple[int, int]:
     return took_ns // 2, theirs_ns - (asked_ns + took_ns // 2)
 
 
-def _put(store: Store, name: str, text: str) -> None:
-    packed = zlib.compress(text.encode(), 1)
-    pieces = [packed[start : start + _PIECE_BYTES] for start in range(0, len(packed), _PIECE_BYTES)]
-    for number, piece in enumerate(pieces):
-        store.set(f"{name}/{number}", piece)  # pyright: ignore[reportArgumentType] - it takes bytes as well
-    store.set(f"{name}/pieces", str(len(pieces)))
-
-
 def _get(store: Store, name: str) -> str:
     store.wait([f"{name}/pieces"], _TIMEOUT)
     pieces = [store.get(f"{name}/{number}") for number in range(int(store.get(f"{name}/pieces")))]
@@ -163,8 +154,7 @@ def _get(store: Store, name: str) -> str:
 
 
 def _collect(store: Store, at: Place, backend: str, wall_s: float) -> Run:
-    """The run of all ranks' measurements."""
-    measured = [measurement_of(json.loads(_get(store, f"measured/{rank}"))) for rank in range(at.ranks)]
+    measured = [rebuilt(Measurement, json.loads(_get(store, f"measured/{rank}"))) for rank in range(at.ranks)]
     notes = ["what ranks printed went where torchrun sends it"]
     if at.nodes > 1:
         within_s = max(int(store.get(f"within/{rank}")) for rank in range(at.ranks)) / 1e9
@@ -174,11 +164,6 @@ def _collect(store: Store, at: Place, backend: str, wall_s: float) -> Run:
     timeline, traffic = measured_records(measured, backend)
     machine = f"{plural(at.nodes, 'nodes')}, {plural(at.ranks, 'ranks')} (the first is {platform.node()})"
     return Run([None] * at.ranks, timeline, traffic, [""] * at.ranks, backend, machine, wall_s, tuple(notes))
-
-
-def measurement_of(plain: Any) -> Measurement:
-    """A measurement from `asdict` of one, through JSON. Raises TypeError or ValueError for other contents."""
-    return _rebuilt(Measurement, plain)
 
 
 def shifted(measured: Measurement, offset_ns: int) -> Measurement:
@@ -191,16 +176,16 @@ def shifted(measured: Measurement, offset_ns: int) -> Measurement:
     return replace(measured, start_ns=measured.start_ns + offset_ns, spans=spans, calls=calls)
 
 
-def _rebuilt(kind: Any, plain: Any) -> Any:
-    """A value of this type from its JSON value."""
+def rebuilt(kind: Any, plain: Any) -> Any:
+    """A value of this type, a record or a part of one, from its JSON value. TypeError, ValueError: other contents."""
     arguments = get_args(kind)
     if get_origin(kind) in (Union, UnionType):  # an optional record
-        return None if plain is None else _rebuilt(next(one for one in arguments if one is not type(None)), plain)
+        return None if plain is None else rebuilt(next(one for one in arguments if one is not type(None)), plain)
     if get_origin(kind) in (list, tuple):
-        return get_origin(kind)(_rebuilt(arguments[0], value) for value in plain)
+        return get_origin(kind)(rebuilt(arguments[0], value) for value in plain)
     if isinstance(kind, type) and is_dataclass(kind):
         hints = get_type_hints(kind)
-        return kind(**{field.name: _rebuilt(hints[field.name], plain[field.name]) for field in fields(kind)})
+        return kind(**{field.name: rebuilt(hints[field.name], plain[field.name]) for field in fields(kind)})
     if not isinstance(plain, (str, int, float, bool)):
         raise TypeError(f"a measurement holds numbers and texts: got {type(plain).__name__}")
     return plain

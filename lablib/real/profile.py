@@ -19,8 +19,8 @@ from lablib.real.launch import measured_records
 from lablib.real.measurement.calls import Call
 from lablib.real.measurement.measure import Measurement
 from lablib.real.measurement.spans import spans_of
-from lablib.real.measurement.trace_calls import sent_bytes
 from lablib.real.measurement.trace_file import TracedRank, read_trace
+from lablib.real.measurement.volume import sent_of
 from lablib.record.memory_snapshot import read_snapshots
 from lablib.record.rank_text import ranks_in_words
 from lablib.run import Memory, Run
@@ -68,13 +68,11 @@ def _by_rank(traced: Sequence[TracedRank], paths: Sequence[str | Path]) -> dict[
     """The traces by rank: by their own numbers, or in the order given if none has one."""
     sizes, steps = {one.world_size for one in traced}, {one.steps for one in traced}
     if len(sizes) > 1:
-        raise ValueError(
-            f"traces must be of one job: got world sizes {sorted(map(str, sizes))}; give one file per rank"
-        )
+        rule = "traces must be of one job"
+        raise ValueError(f"{rule}: got world sizes {sorted(map(str, sizes))}; give one file per rank")
     if len(steps) > 1:
-        raise ValueError(
-            f"traces must cover the same steps: got {sorted(map(list, steps))}; give all ranks the same schedule"
-        )
+        rule = "traces must cover the same steps"
+        raise ValueError(f"{rule}: got {sorted(map(list, steps))}; give all ranks the same schedule")
     found = {number if one.rank is None else one.rank: one for number, one in enumerate(traced)}
     if len(found) < len(traced):
         raise ValueError(f"traces must be of different ranks: got {len(traced)} of {ranks_in_words(sorted(found))}")
@@ -90,7 +88,7 @@ def _add_payload(call: Call, traced: TracedRank) -> None:
         size_bytes *= len(call.members)
     if call.name in ("all_reduce", "all_gather", "all_gather_into_tensor", "send", "recv"):
         call.size_bytes = size_bytes
-        call.sent_bytes = sent_bytes(call.name, size_bytes, len(call.members), 0)
+        call.sent_bytes = sent_of(call.name, size_bytes, len(call.members), 0)
 
 
 def _check_order(measured: Sequence[Measurement]) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
+from lablib.process.replaced import replaced
 from lablib.script.process import here
-from lablib.sim.replaced import replaced
 
 
 class Patches(ExitStack):

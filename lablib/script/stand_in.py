@@ -34,6 +34,7 @@ from lablib.hardware.cluster import Cluster
 from lablib.process.arguments import note_what_is_left
 from lablib.process.arguments import replaced as replaced_tensors
 from lablib.process.default_device import make_tensors_on
+from lablib.process.replaced import replaced
 from lablib.run import Run
 from lablib.script.gpu_answers import answer_gpu, processes_of, with_gpu
 from lablib.script.marks import HOST, mark
@@ -42,7 +43,6 @@ from lablib.script.process import Process, here
 from lablib.sim.communication.store import SimStore
 from lablib.sim.ranks.copies import Copies
 from lablib.sim.ranks.rank import Rank
-from lablib.sim.replaced import replaced
 from lablib.sim.simulation import run_sim
 
 
@@ -59,7 +59,6 @@ class StandIn:
         return list(dict.fromkeys(note for process in self._processes for note in process.notes))
 
     def program(self) -> Any:
-        """The program of each rank."""
         process = here()
         assert process is not None
         # The device is given, as in the workers of lablib/real.
@@ -79,7 +78,6 @@ class StandIn:
 
     @contextmanager
     def of_the_run(self, ranks: list[Rank], store: SimStore, cluster: Cluster) -> Iterator[None]:
-        """Context of the run: replacements of torch's functions."""
         with Patches() as patches:
             answer_gpu(patches)
             self._processes += processes_of(ranks, cluster, store)

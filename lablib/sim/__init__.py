@@ -15,7 +15,6 @@ It connects torch to the engine (lablib/engine), which orders ranks and messages
     source.py        the line of the program that made a call
     lines.py         the line of the program behind every operator
     notebook.py      the notebook's variables that a program changed
-    replaced.py      functions replaced during a run
 """
 
 from lablib.sim.simulation import is_rank, run_sim

@@ -27,6 +27,7 @@ from lablib.errors import LaunchError
 from lablib.hardware.device import Device
 from lablib.process import settings as process_settings
 from lablib.process.interrupts import NotedInterrupts
+from lablib.process.replaced import replaced
 from lablib.sim.communication.agreement import ensure_one_dtype
 from lablib.sim.communication.process_group import SimProcessGroup
 from lablib.sim.communication.torch_functions import (
@@ -38,7 +39,6 @@ from lablib.sim.ranks.ending import THREAD_NAME, RunEnded
 from lablib.sim.ranks.own_settings import WORLD
 from lablib.sim.ranks.rank import Rank
 from lablib.sim.ranks.threads import followed_threads, owner
-from lablib.sim.replaced import replaced
 from lablib.torch_compat import BackendPlugin, WorldMeta, backend_plugins, current, place, set_thread_isolation_mode
 
 

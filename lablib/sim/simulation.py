@@ -26,6 +26,7 @@ from lablib.operators.pricer import Pricer
 from lablib.process.interrupts import kept_interrupts
 from lablib.process.lifetime import ends_well
 from lablib.process.missing_cuda import note_missing_cuda
+from lablib.process.replaced import replaced
 from lablib.run import Run
 from lablib.sim.borrowed_process import borrowed_process, no_interrupts, optimizers_of
 from lablib.sim.build import Parts
@@ -45,7 +46,6 @@ from lablib.sim.ranks.ending import THREAD_NAME
 from lablib.sim.ranks.own_settings import OwnSettings, Settings
 from lablib.sim.ranks.rank import Rank
 from lablib.sim.ranks.watchdog import naming_what_cannot_be_ended
-from lablib.sim.replaced import replaced
 from lablib.sim.report import as_launch_error, result_of, waits_of_others, warn_of_findings, where_it_is
 from lablib.torch_compat import place, process_group_name
 

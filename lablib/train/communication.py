@@ -30,7 +30,7 @@ timed.
 import functools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Self
 
 import torch
@@ -38,6 +38,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from lablib.process.replaced import replaced
 from lablib.record.timeline import Span, Timeline
 from lablib.signature import checked
 from lablib.train.breakdown import label
@@ -67,7 +68,7 @@ class CommunicationMeter:
         model = getattr(step, "model", None)
         if self._rank is None and isinstance(model, DistributedDataParallel):
             for param in model.parameters():
-                param.register_post_accumulate_grad_hook(self._note_gradient)
+                param.register_post_accumulate_grad_hook(lambda _: setattr(self, "_last_gradient", self._now()))
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -79,17 +80,15 @@ class CommunicationMeter:
             self._phase = ""
 
     def __enter__(self) -> Self:
-        self._replaced = []
+        self._replaced = ExitStack()
         if self._rank is None and not self._is_alone:
-            places = [(dist, name) for name in _FUNCTIONS if hasattr(dist, name)]
-            for holder, name in [*places, (dist.Work, "wait")]:
-                self._replaced.append((holder, name, getattr(holder, name)))
-                setattr(holder, name, self._timed(getattr(holder, name)))
+            places = [*((dist, name) for name in _FUNCTIONS if hasattr(dist, name)), (dist.Work, "wait")]
+            timed = ((holder, name, self._timed(getattr(holder, name))) for holder, name in places)
+            self._replaced.enter_context(replaced(*timed))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for holder, name, function in self._replaced:
-            setattr(holder, name, function)
+        self._replaced.close()
 
     def add_to(self, metrics: dict[str, Any]) -> None:
         """Add the two numbers to the metrics of a step. Communicates on real ranks; all ranks call it."""
@@ -129,9 +128,6 @@ class CommunicationMeter:
                 self._blocked.append((self._phase, began, self._now()))
 
         return call
-
-    def _note_gradient(self, _: Tensor) -> None:
-        self._last_gradient = self._now()
 
     def _now(self) -> Any:
         """Seconds of the host's clock, or an event on the stream of the GPU."""

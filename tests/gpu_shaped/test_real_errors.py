@@ -15,7 +15,7 @@ from lablib.real.measurement import measure as real_measure
 from lablib.real.measurement.calls import Call, CallRecorder
 from lablib.real.measurement.measure import measure
 from lablib.real.workers.failure import failure_error, timeout_error
-from lablib.real.workers.messages import Failed
+from lablib.real.workers.messages import Failed, Whereabouts
 from lablib.real.workers.pickling import pack
 
 ASSERT = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
@@ -87,7 +87,7 @@ def test_a_hang_at_the_end_is_called_the_end_and_names_the_calls_that_are_not_co
     run(int, recorder)
     ((stack, under_way),) = seen
     assert stack.startswith("its end: it had returned") and "synchronize" not in stack
-    told = str(timeout_error(5.0, 2, {0: stack, 1: "in lab.py"}, {0: under_way, 1: ""}))
+    told = str(timeout_error(5.0, 2, {0: Whereabouts(stack, under_way), 1: Whereabouts("in lab.py")}, {}))
     assert "rank 0 was at\nits end: it had returned" in told
     assert told.count("that were not complete:\n  all_reduce #1 of group dp, 64 bytes  (lab.py:7)") == 1
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lablib.real.workers import worker as worker_module
-from lablib.real.workers.messages import Finished, Go, Job, Ready, Reset
+from lablib.real.workers.messages import Finished, Go, Job, Ready, Signal
 from lablib.real.workers.pickling import pack
 from lablib.real.workers.worker import Worker
 
@@ -33,11 +33,12 @@ def worker_with(monkeypatch: pytest.MonkeyPatch, messages: list[Any]) -> tuple[W
     worker = object.__new__(Worker)
     worker._channel = SimpleNamespace(send=sent.append)  # pyright: ignore
     worker._inbox = SimpleNamespace(get=get)  # pyright: ignore
-    worker._running, worker._sessions = SimpleNamespace(), 0  # pyright: ignore
+    worker._sessions = 0
     worker._rank, worker._device, worker._on_gpu = 0, torch.device("cpu"), False
     worker._capture = SimpleNamespace(start=lambda: None, stop=lambda: ("", ""))  # pyright: ignore
     worker._state = SimpleNamespace(restore=lambda settings: None, check_nothing_is_left=lambda: None)  # pyright: ignore
-    worker._groups = SimpleNamespace(renew=lambda: None, allow=lambda timeout_s: done.append(f"allow {timeout_s}"))  # pyright: ignore
+    timeouts = SimpleNamespace(allow=lambda timeout_s: done.append(f"allow {timeout_s}"))
+    worker._groups = SimpleNamespace(renew=lambda: None, timeouts=timeouts)  # pyright: ignore
     monkeypatch.setattr(worker_module, "begin_count", lambda device: done.append("begin count"))
     monkeypatch.setattr(worker_module, "give_back_cache", lambda device: done.append("give back cache"))
     monkeypatch.setattr(worker_module, "peak_bytes", lambda device: done.append("read peak") or 7)
@@ -47,7 +48,7 @@ def worker_with(monkeypatch: pytest.MonkeyPatch, messages: list[Any]) -> tuple[W
 
 def test_the_peak_is_that_of_the_program_alone_and_its_cache_goes_with_it(monkeypatch):
     job = Job(pack((int, (), {})), trace=False, settings={}, source_lines={}, timeout_s=5.0)
-    worker, done, sent = worker_with(monkeypatch, [job, Go(0), Reset()])
+    worker, done, sent = worker_with(monkeypatch, [job, Go(0), Signal.RESET])
     with pytest.raises(Over):
         worker.serve()
     (finished,) = (one for one in sent if isinstance(one, Finished))

@@ -21,7 +21,7 @@ from lablib.course.errors import CourseError
 from lablib.real.measurement.calls import Call
 from lablib.real.measurement.measure import Measurement
 from lablib.real.measurement.spans import RawSpan
-from lablib.real.nodes import _ask, measurement_of, shifted
+from lablib.real.nodes import _ask, rebuilt, shifted
 
 SCRIPT = """
 import sys
@@ -213,7 +213,7 @@ MEASURED = st.builds(Measurement, TIMES, st.lists(SPANS, max_size=3), st.lists(C
 
 @given(MEASURED)
 def test_a_measurement_is_the_same_behind_the_network(measured: Measurement):
-    assert measurement_of(json.loads(json.dumps(asdict(measured)))) == measured
+    assert rebuilt(Measurement, json.loads(json.dumps(asdict(measured)))) == measured
 
 
 @given(MEASURED, st.integers(-(2**60), 2**60))
@@ -228,7 +228,7 @@ def test_another_clock_moves_all_times_and_no_duration(measured: Measurement, of
 @pytest.mark.parametrize("plain", [{}, {"start_ns": 0}, {"start_ns": [], "spans": [], "calls": []}])
 def test_what_is_no_measurement_is_refused(plain: dict):
     with pytest.raises((KeyError, TypeError)):
-        measurement_of(plain)
+        rebuilt(Measurement, plain)
 
 
 @pytest.mark.parametrize("ahead_ns", [-3_600_000_000_000, 0, 5_000_000])

@@ -282,7 +282,7 @@ def test_a_child_that_cannot_be_forked_is_reported_and_told(monkeypatch):
     child = Child({}, "/dev/null", "/dev/null")
     server._start(Start(1, (child, child), "/", "no_such_module", "main", ()))
     workers = Processes.__new__(Processes)
-    workers._ends = {end.child: end for end in (ours.recv(), ours.recv(), Ended(1, 2, -40))}
+    workers.ends = {end.child: end for end in (ours.recv(), ours.recv(), Ended(1, 2, -40))}
     for rank in (0, 1):
         assert "Resource temporarily unavailable" in workers.cause_of_death(rank)
     assert workers.cause_of_death(2) == "was ended by signal 40" and not server._running

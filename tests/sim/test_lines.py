@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lablib import launch
+from lablib.process.replaced import replaced
 from lablib.sim import lines
 from lablib.sim.memory import memory_tracker
-from lablib.sim.replaced import replaced
 from lablib.sim.source import program_line
 
 PARTS = ("linear", "custom", "checkpointed", "nested", "hooked", "retained", "grad", "detour")

@@ -25,10 +25,10 @@ from lablib.course.checks.proof import SETTINGS, execute, try_answer
 from lablib.course.checks.result import Result
 from lablib.hardware import find_cluster
 from lablib.launch import launch
+from lablib.process.replaced import replaced
 from lablib.reconcile import Reconciliation
 from lablib.run import Run
 from lablib.script.stand_in import cuda_by_default, run_on_cuda
-from lablib.sim.replaced import replaced
 
 _MACHINE = "dgx-h100"
 _ON_THE_SIMULATOR = {"fidelity": "values", "faults": (), "simulate": None}

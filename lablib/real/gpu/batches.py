@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from lablib.process.replaced import replaced
 from lablib.torch_compat import end_coalescing, mark, place, start_coalescing
 
 BATCH_MARK = "lablib::batch "  # name of the event around the end of a batch, followed by its number
@@ -42,10 +43,5 @@ class Batches:
             self._ended(batch, work)
             return work
 
-        setattr(*place("start_coalescing"), start)
-        setattr(*place("end_coalescing"), end)
-        try:
+        with replaced((*place("start_coalescing"), start), (*place("end_coalescing"), end)):
             yield
-        finally:
-            setattr(*place("start_coalescing"), start_coalescing)
-            setattr(*place("end_coalescing"), end_coalescing)

@@ -55,10 +55,10 @@ class Kernels:
     def __init__(self, events: Iterable[ProfilerEvent]):
         self._by_id: dict[int, list[ProfilerEvent]] = defaultdict(list)
         self._by_correlation: dict[int, list[ProfilerEvent]] = defaultdict(list)
-        self._left: dict[int, ProfilerEvent] = {}
+        self.left: dict[int, ProfilerEvent] = {}
         for event in events:
-            if event.on_device and not event.is_label:
-                self._left[id(event)] = event
+            if event.is_gpu_work:
+                self.left[id(event)] = event
                 self._by_id[event.launched_by].append(event)
                 self._by_correlation[event.correlation].append(event)
         self._by_id.pop(0, None)
@@ -68,10 +68,7 @@ class Kernels:
         """Take the kernels that an operation launched, in order of start."""
         found = [kernel for one in op.ids for kernel in self._by_id.get(one, ())]
         found += [kernel for one in op.correlations for kernel in self._by_correlation.get(one, ())]
-        return sorted(filter(None, (self._left.pop(id(k), None) for k in found)), key=lambda k: k.start_ns)
-
-    def left(self) -> list[ProfilerEvent]:
-        return list(self._left.values())
+        return sorted(filter(None, (self.left.pop(id(k), None) for k in found)), key=lambda k: k.start_ns)
 
 
 def gpu_spans(
@@ -111,7 +108,7 @@ def gpu_spans(
         else:
             spans += [_alone(kernel, phase, default_stream) for kernel in own]
     issuing = {event.id: event for event in events if event.id}
-    for kernel in kernels.left():
+    for kernel in kernels.left.values():
         launch = issuing.get(kernel.launched_by)
         phase = phases.at(launch.start_ns, launch.thread, False) if launch else UNNAMED
         spans.append(_alone(kernel, phase, default_stream))
@@ -120,12 +117,12 @@ def gpu_spans(
 
 def lowest_stream(events: Iterable[ProfilerEvent]) -> int:
     """The lowest GPU stream number: the default stream, which exists before a program can make another."""
-    return min((event.thread for event in events if event.on_device and not event.is_label), default=0)
+    return min((event.thread for event in events if event.is_gpu_work), default=0)
 
 
 def count_kernels(events: list[ProfilerEvent], is_recorded: bool, spans: Iterable[RawSpan]) -> KernelCount:
     """Count the kernels that the program launched, that the profiler lost, and that belong to no call."""
-    launches, kernels = list(_launches(events)), [e for e in events if e.on_device and not e.is_label]
+    launches, kernels = list(_launches(events)), [event for event in events if event.is_gpu_work]
     shown = {kernel.correlation for kernel in kernels}
     lost = sum(launch.correlation not in shown for launch in launches)
     strays = sum(span.stream == UNKNOWN for span in spans)

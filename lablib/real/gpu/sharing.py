@@ -35,21 +35,34 @@ Environment = dict[str, str]
 SHARE_VARIABLE = "LABLIB_SHARE_GPUS"  # "1" allows sharing in every launch, without a change of the notebook
 SWITCH_SINCE = (2, 30)  # first release with NCCL_MULTI_RANK_GPU_ENABLE: not in 2.29.7, in 2.30.3
 _MAX_RANKS_WITH_SWITCH = 2  # per GPU, "with the default configuration" (NCCL 2.30.7, env.rst)
+# With NCCL_HOSTID, these make NCCL treat a rank as a separate host, on sockets only.
+_OWN_HOST: Environment = {
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NCCL_MNNVL_ENABLE": "0",  # NVLink between hosts: there is none
+    "NCCL_NET": "Socket",
+    "NCCL_SOCKET_IFNAME": "lo",
+}
+# NCCL's switch, with few channels per rank, as it advises against hangs (NCCL 2.30.7, env.rst).
+_SWITCH: Environment = {
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    "NCCL_MAX_CTAS": "2",
+    "NCCL_NET_GDR_LEVEL": "LOC",
+    "NCCL_NVLS_ENABLE": "0",  # not available to ranks of one GPU; a user's 1 would be an error
+}
 
 
 def require_gpus(ranks: int, share_gpus: bool = True) -> None:
     """Check that NCCL can run, and that ranks share a GPU only on request."""
     if not dist.is_nccl_available():
         raise WorkerError(
-            f"backend 'nccl' needs a CUDA build of torch and {ranks} NVIDIA GPUs for "
-            f"{plural(ranks, 'ranks')}: found torch "
-            f"{torch.__version__}, which has no NCCL; use backend='gloo' or 'sim' on this machine"
+            f"backend 'nccl' needs a CUDA build of torch and {ranks} NVIDIA GPUs for {plural(ranks, 'ranks')}: found "
+            f"torch {torch.__version__}, which has no NCCL; use backend='gloo' or 'sim' on this machine"
         )
     if torch.cuda.device_count() == 0:
         raise WorkerError(
-            f"backend 'nccl' needs {ranks} NVIDIA GPUs for {plural(ranks, 'ranks')} (at least one, which "
-            "they would share): found "
-            f"none; use backend='gloo' or 'sim' on this machine"
+            f"backend 'nccl' needs {ranks} NVIDIA GPUs for {plural(ranks, 'ranks')} (at least one, which they would "
+            "share): found none; use backend='gloo' or 'sim' on this machine"
         )
     if ranks > (gpus := torch.cuda.device_count()) and not (share_gpus or os.environ.get(SHARE_VARIABLE) == "1"):
         raise WorkerError(
@@ -63,9 +76,9 @@ def environments(backend: str, ranks: int) -> list[list[Environment]]:
     """Alternatives for the start of the workers, best first: additions to the environment of each rank."""
     if (most := ranks_per_gpu(backend, ranks)) <= 1:
         return [[{} for _ in range(ranks)]]
-    ways = [[_own_host(rank) for rank in range(ranks)]]
+    ways = [[{"NCCL_HOSTID": f"lablib-rank-{rank}", **_OWN_HOST} for rank in range(ranks)]]
     if nccl.version()[:2] >= SWITCH_SINCE and most <= _MAX_RANKS_WITH_SWITCH:
-        ways.append([_switch() for _ in range(ranks)])
+        ways.append([_SWITCH] * ranks)
     return ways
 
 
@@ -77,8 +90,7 @@ def ranks_per_gpu(backend: str, ranks: int) -> int:
 
 def ranks_with_own_gpu(backend: str, ranks: int) -> int:
     """The number of ranks with a separate GPU on "nccl"; all ranks on other backends."""
-    gpus = torch.cuda.device_count() if backend == "nccl" else 0
-    return min(ranks, gpus) if gpus else ranks
+    return min(ranks, torch.cuda.device_count() or ranks) if backend == "nccl" else ranks
 
 
 def sharing_note(backend: str, ranks: int) -> str:
@@ -86,25 +98,3 @@ def sharing_note(backend: str, ranks: int) -> str:
     if ranks_per_gpu(backend, ranks) <= 1:
         return ""
     return f"{ranks} ranks shared {plural(torch.cuda.device_count(), 'GPUs')}: {TIMES_MEAN_NOTHING}"
-
-
-def _own_host(rank: int) -> Environment:
-    """Variables that make NCCL treat a rank as a separate host, on sockets only."""
-    return {
-        "NCCL_HOSTID": f"lablib-rank-{rank}",
-        "NCCL_P2P_DISABLE": "1",
-        "NCCL_SHM_DISABLE": "1",
-        "NCCL_MNNVL_ENABLE": "0",  # NVLink between hosts: there is none
-        "NCCL_NET": "Socket",
-        "NCCL_SOCKET_IFNAME": "lo",
-    }
-
-
-def _switch() -> Environment:
-    """NCCL's switch, with few channels per rank, as it advises against hangs (NCCL 2.30.7, env.rst)."""
-    return {
-        "NCCL_MULTI_RANK_GPU_ENABLE": "1",
-        "NCCL_MAX_CTAS": "2",
-        "NCCL_NET_GDR_LEVEL": "LOC",
-        "NCCL_NVLS_ENABLE": "0",  # not available to ranks of one GPU; a user's 1 would be an error
-    }

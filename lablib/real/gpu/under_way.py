@@ -10,6 +10,7 @@ the launcher's own wait at the end; the kernel's output is in the rank's stderr.
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -34,18 +35,17 @@ class CallsUnderWay:
 
         Inside a batch NCCL's calls return no work, which torch boxes as an empty object: those are ignored.
         """
-        unboxed = _unboxed(work)
         works = self._works[call.group_id, call.source, call.target]
         while works and _is_complete(works[0][1]):
             works.popleft()
-        if unboxed is not None:
-            works.append((call, unboxed))
+        with suppress(RuntimeError, TypeError):  # the empty object
+            if work is not None:
+                works.append((call, work if isinstance(work, dist.Work) else dist.Work.unbox(work)))
 
     def text(self) -> str:
         """The incomplete calls, one per line, the oldest first; empty if there are none."""
         waiting = [pair for works in list(self._works.values()) for pair in list(works)]
-        left = [call for call, work in waiting if not _is_complete(work)]
-        left.sort(key=lambda call: call.start_ns)
+        left = sorted((call for call, work in waiting if not _is_complete(work)), key=lambda call: call.start_ns)
         lines = [f"  {_told(call)}" for call in left[:_MAX_LINES]]
         if len(left) > _MAX_LINES:
             lines.append(f"  ... and {len(left) - _MAX_LINES} more")
@@ -53,13 +53,6 @@ class CallsUnderWay:
 
     def clear(self) -> None:
         self._works.clear()
-
-
-def _unboxed(work: Any) -> dist.Work | None:
-    try:
-        return work if work is None or isinstance(work, dist.Work) else dist.Work.unbox(work)
-    except (RuntimeError, TypeError):
-        return None
 
 
 def _is_complete(work: dist.Work) -> bool:

@@ -23,34 +23,12 @@ from lablib.real.frames import program_line
 from lablib.real.gpu.batches import Batches
 from lablib.real.gpu.under_way import CallsUnderWay
 from lablib.real.measurement.events import ProfilerEvent
-from lablib.real.measurement.volume import volume
+from lablib.real.measurement.volume import CALLS, volume
 from lablib.record.rank_text import numbered, short_ranks
 from lablib.torch_compat import DispatchKey, current, default_group, destroy_library, keys_after, schema, source_rank
 
 # Operations of the dispatcher -> functions of torch.distributed.
-NAMES = {
-    "allreduce_": "all_reduce",
-    "allreduce_coalesced_": "all_reduce",
-    "broadcast_": "broadcast",
-    "reduce_": "reduce",
-    "allgather_": "all_gather",
-    "_allgather_base_": "all_gather_into_tensor",
-    "allgather_coalesced_": "all_gather",
-    "allgather_into_tensor_coalesced_": "all_gather_into_tensor",
-    "reduce_scatter_": "reduce_scatter",
-    "_reduce_scatter_base_": "reduce_scatter_tensor",
-    "reduce_scatter_tensor_coalesced_": "reduce_scatter_tensor",
-    "gather_": "gather",
-    "scatter_": "scatter",
-    "alltoall_": "all_to_all",
-    "alltoall_base_": "all_to_all_single",
-    "barrier": "barrier",
-    "monitored_barrier_": "monitored_barrier",
-    "send": "send",
-    "recv_": "recv",
-    "recv_any_source_": "recv",
-}
-
+NAMES = {op_name: name for op_name, (name, _) in CALLS.items()}
 _LATEST = 4  # per group; two threads of gloo may work on two
 _SETTLE_S = 0.05
 
@@ -64,7 +42,7 @@ class Call:
     group: str  # group, group_id: the label ("world", "dp"), and the unique id, equal on all members
     group_id: str
     members: tuple[int, ...]  # global ranks of the group, in group order
-    sequence: int  # 0, 1, ... for collectives, counted per group; for point-to-point calls per group, pair and tag.
+    sequence: int  # 0, 1, ... for collectives, counted per group; for point-to-point calls per group, pair and tag
     source: int  # source, target: global ranks of a point-to-point call; -1 otherwise
     target: int
     tag: int  # tag of a point-to-point call
@@ -86,6 +64,11 @@ class Call:
     @property
     def is_point_to_point(self) -> bool:
         return self.name in ("send", "recv")
+
+    def number(self, counts: Counter[tuple]) -> None:
+        pair = (self.name, self.source, self.target, self.tag) if self.is_point_to_point else ()
+        self.sequence = counts[self.group_id, *pair]
+        counts[self.group_id, *pair] += 1
 
     @property
     def stream(self) -> str:
@@ -182,7 +165,7 @@ class CallRecorder:
             line=program_line() if self._on_gpu else "",
         )
         if op_name != "recv_any_source_":
-            self._number(call)
+            call.number(self._counts)
         self.calls.append(call)
         return call
 
@@ -206,12 +189,6 @@ class CallRecorder:
             time.sleep(0.0002)
         self._latest.clear()
 
-    def _number(self, call: Call) -> None:
-        pair = (call.name, call.source, call.target, call.tag) if call.is_point_to_point else ()
-        key = (call.group_id, *pair)
-        call.sequence = self._counts[key]
-        self._counts[key] += 1
-
     def _close_receives(self) -> None:
         """Set the senders of `recv(src=None)`, which are known only afterwards."""
         for call, work in self._open_receives:
@@ -219,7 +196,7 @@ class CallRecorder:
                 call.source = call.members[source_rank(dist.Work.unbox(work))]
             except (RuntimeError, IndexError):  # never completed
                 continue
-            self._number(call)
+            call.number(self._counts)
         self._open_receives.clear()
 
 
@@ -249,8 +226,7 @@ class UnmatchedCalls:
 
     def next(self, event: ProfilerEvent, phase: str) -> Call | None:
         """The call of a `c10d::` event, with its phase and issue time filled in; None if it was not recorded."""
-        queue = self._queues.get((event.thread, event.name))
-        if not queue:
+        if not (queue := self._queues.get((event.thread, event.name))):
             return None
         call = queue.popleft()
         call.phase, call.start_ns = phase, event.start_ns

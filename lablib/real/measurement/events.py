@@ -55,6 +55,10 @@ class ProfilerEvent(NamedTuple):
     def is_cuda_call(self) -> bool:
         return bool(self.correlation) and not self.on_device
 
+    @property
+    def is_gpu_work(self) -> bool:
+        return self.on_device and not self.is_label
+
 
 @dataclass(slots=True)
 class Operation:
@@ -77,26 +81,20 @@ def read_events(kineto_results: Any) -> list[ProfilerEvent]:
 
 def _event(raw: Any) -> ProfilerEvent:
     # Tens of thousands per program: few calls into the profiler.
-    name, start_ns, thread = raw.name(), raw.start_ns(), raw.device_resource_id()
-    end_ns = start_ns + raw.duration_ns()
+    name, start_ns, linked, number = raw.name(), raw.start_ns(), raw.linked_correlation_id(), raw.correlation_id()
+    place = (name, start_ns, start_ns + raw.duration_ns(), raw.device_resource_id())
     if raw.device_type() != ProfiledDevice.CPU:
-        launched_by, is_label = raw.linked_correlation_id(), raw.is_user_annotation()
         # Bytes of a copy, from the metadata of torch 2.13 on: `"device": 0, "bytes": 4096, ...`.
         metadata = getattr(raw, "metadata_json", str)() if name.startswith("Memcpy") else ""
         size_bytes = float(found[1]) if (found := re.search(r'"bytes": (\d+)', metadata)) else 0.0
-        number = raw.correlation_id()
-        return ProfilerEvent(
-            name, start_ns, end_ns, thread, 0, launched_by, True, is_label, False, 0.0, number, size_bytes
-        )
+        return ProfilerEvent(*place, 0, linked, True, raw.is_user_annotation(), False, 0.0, number, size_bytes)
     scope = raw.scope()
     if scope == _FUNCTION_SCOPE and _CUDA_CALL.match(name):
-        launched_by = raw.linked_correlation_id()
-        return ProfilerEvent(name, start_ns, end_ns, thread, launched_by=launched_by, correlation=raw.correlation_id())
+        return ProfilerEvent(*place, launched_by=linked, correlation=number)
     of_torch = scope == _FUNCTION_SCOPE and is_operation(name)
     flops = float(raw.flops()) if of_torch else 0.0
     # Other events linked to an operation have ids that are not torch's.
-    event_id = 0 if raw.linked_correlation_id() else raw.correlation_id()
-    return ProfilerEvent(name, start_ns, end_ns, thread, event_id, 0, False, scope == _USER_SCOPE, of_torch, flops)
+    return ProfilerEvent(*place, 0 if linked else number, 0, False, scope == _USER_SCOPE, of_torch, flops)
 
 
 def is_operation(name: str) -> bool:
@@ -118,9 +116,8 @@ def walk(events: Iterable[ProfilerEvent]) -> Iterator[Operation]:
 
 def _walk_thread(events: list[ProfilerEvent]) -> list[Operation]:
     found: list[Operation] = []
-    open_events: list[
-        tuple[ProfilerEvent, Operation | None, bool, bool]
-    ] = []  # event, operation, in backward, flops counted
+    # event, operation, in backward, flops counted
+    open_events: list[tuple[ProfilerEvent, Operation | None, bool, bool]] = []
     for event in events:
         while open_events and open_events[-1][0].end_ns <= event.start_ns:
             open_events.pop()
@@ -166,10 +163,9 @@ class RawSpan:
 
     def at(self, rank: int, zero_ns: int) -> Span:
         """The `Span` of a run that began at `zero_ns`."""
-        times = (self.start_ns - zero_ns) / 1e9, (self.end_ns - zero_ns) / 1e9
         phase, outer_phases = split(self.phase)
-        what = (self.flops, self.size_bytes)
-        return Span(rank, self.stream, self.name, phase, *times, *what, outer_phases=outer_phases)
+        numbers = (self.start_ns - zero_ns) / 1e9, (self.end_ns - zero_ns) / 1e9, self.flops, self.size_bytes
+        return Span(rank, self.stream, self.name, phase, *numbers, outer_phases=outer_phases)
 
 
 def compute_span(op: Operation, phase: str, start_ns: int, end_ns: int, flops: float | None = None) -> RawSpan:

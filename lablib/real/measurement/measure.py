@@ -7,7 +7,7 @@ per launch, outside of the measured time.
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -81,10 +81,10 @@ def _to_the_end(program: Callable[[], Any], recorder: CallRecorder) -> Any:
         value = program()
         has_returned = True
         wait_for_gpu()
+        return value
     except RuntimeError as error:
         explain(error, recorder.under_way.text(), has_returned)
         raise
-    return value
 
 
 def wait_for_gpu() -> None:
@@ -100,7 +100,7 @@ def since(events: list[ProfilerEvent], start_ns: int) -> list[ProfilerEvent]:
     launched_ns = {event.correlation: event.start_ns for event in events if event.is_cuda_call}
 
     def belongs(event: ProfilerEvent) -> bool:
-        if not event.on_device or event.is_label:
+        if not event.is_gpu_work:
             return event.end_ns >= start_ns
         at_ns = launched_ns.get(event.correlation, start_ns)
         return at_ns >= start_ns and event.start_ns >= at_ns - _CLOCK_SLACK_NS
@@ -118,9 +118,7 @@ def _on(profiler: profile) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        try:
+        with suppress(RuntimeError):
             profiler.__exit__(type(error), error, error.__traceback__)
-        except RuntimeError:
-            pass
         raise
     profiler.__exit__(None, None, None)

@@ -32,15 +32,9 @@ from lablib.real.gpu.kernels import gpu_spans
 from lablib.real.measurement.calls import Call, UnmatchedCalls
 from lablib.real.measurement.events import ProfilerEvent, RawSpan, compute_span, walk
 from lablib.real.measurement.labels import Phases
+from lablib.real.measurement.volume import kind_of
 
-# gloo's names if they differ from torch.distributed's, also because it builds one collective from another.
-_NAMES = {
-    "all_gather_into_tensor": ("all_gather",),
-    "reduce_scatter": ("reduce_scatter", "all_reduce"),
-    "reduce_scatter_tensor": ("reduce_scatter", "all_reduce"),
-    "all_to_all_single": ("all_to_all",),
-    "recv": ("recv", "recvAnySource"),
-}
+_ALSO = {"reduce_scatter": "all_reduce", "recv": "recvAnySource"}  # gloo's other names: it may build one from another
 _CLOCK_SLACK_NS = 20_000  # events of two threads are stamped on two cores
 
 
@@ -94,7 +88,7 @@ def _fits(event: ProfilerEvent, call: Call, window: ProfilerEvent) -> bool:
     """Whether this event may be the transport of this call, which was issued before it."""
     if call.is_point_to_point and (event.thread != window.thread or event.start_ns > window.end_ns + _CLOCK_SLACK_NS):
         return False
-    return event.name.removeprefix("gloo:") in _NAMES.get(call.name, (call.name,))
+    return event.name.removeprefix("gloo:") in (kind := kind_of(call.name), _ALSO.get(kind))
 
 
 def spans_of(

@@ -18,9 +18,9 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from lablib.cost.collectives import COLLECTIVES
 from lablib.real.measurement.calls import NAMES, Call
 from lablib.real.measurement.events import ProfilerEvent
+from lablib.real.measurement.volume import sent_of
 from lablib.record.rank_text import numbered, short_ranks
 from lablib.signature import shown
 
@@ -44,9 +44,8 @@ class Job:
         rank, world_size = whole(info, "rank"), whole(info, "world_size", 1)
         if not 0 <= rank < world_size <= _MAX_RANKS:
             got = {key: info.get(key) for key in ("rank", "world_size")}
-            raise ValueError(
-                f"distributedInfo of {path} must have a rank below its world_size: got {shown(got)}; {AGAIN}"
-            )
+            rule = f"distributedInfo of {path} must have a rank below its world_size"
+            raise ValueError(f"{rule}: got {shown(got)}; {AGAIN}")
         config = info.get("pg_config")
         groups = {}
         for one in config if isinstance(config, list) else ():
@@ -95,9 +94,7 @@ def calls_of(found: Sequence[tuple[ProfilerEvent, Mapping[str, Any]]], job: Job)
         if call.group_id not in labels:
             labels[call.group_id] = numbered(call.group, set(labels.values()).__contains__)
         call.group = labels[call.group_id]
-        pair = (call.name, call.source, call.target, call.tag) if call.is_point_to_point else ()
-        call.sequence = counts[call.group_id, *pair]
-        counts[call.group_id, *pair] += 1
+        call.number(counts)
         calls.append(call)
     return calls
 
@@ -127,7 +124,7 @@ def _call(event: ProfilerEvent, op: str, args: Mapping[str, Any], comms: Mapping
         target=target,
         tag=tag,
         size_bytes=size,
-        sent_bytes=sent_bytes(name, size, n, (place - root) % n),
+        sent_bytes=sent_of(name, size, n, (place - root) % n),
         thread=event.thread,
         start_ns=event.start_ns,
     )
@@ -144,15 +141,6 @@ def _peer(
         place = whole({"rank": inputs[2]}, "rank", -1)
         return members[place] if 0 <= place < len(members) else -1, whole({"tag": inputs[3]}, "tag")
     return (1 - job.rank if job.world_size == 2 else -1), 0
-
-
-def sent_bytes(name: str, size_bytes: float, n: int, place: int) -> float:
-    """Bytes that a rank sends in a call of `size_bytes` (volume.py), by its place after the root."""
-    if name in ("send", "recv"):
-        return size_bytes if name == "send" else 0.0
-    kind = {"all_to_all_single": "all_to_all", "all_gather_into_tensor": "all_gather"}.get(name, name)
-    kind = {"reduce_scatter_tensor": "reduce_scatter"}.get(kind, kind)
-    return COLLECTIVES[kind].must_send(size_bytes, n, place) if size_bytes else 0.0
 
 
 def whole(values: Mapping[str, Any], name: str, missing: int = 0) -> int:

@@ -54,9 +54,7 @@ class TracedRank:
 def read_trace(path: str | Path) -> TracedRank:
     """The trace in a JSON file, which may be compressed with gzip.
 
-    Raises:
-        OSError: the file cannot be read.
-        ValueError: it is no trace of torch.profiler, or damaged.
+    OSError: the file cannot be read. ValueError: it is no trace of torch.profiler, or damaged.
     """
     trace = read_json(path, _MAX_BYTES)
     raw = trace.get("traceEvents") if isinstance(trace, dict) else None
@@ -69,10 +67,8 @@ def read_trace(path: str | Path) -> TracedRank:
         if isinstance(one, dict) and one.get("ph") == "X" and isinstance(cat := one.get("cat"), str) and cat in _READ
     ]
     if not found:
-        raise ValueError(
-            f"{path} must have operations or kernels of torch.profiler: got none in {len(raw)} events; record with "
-            "ProfilerActivity.CPU, and CUDA for a GPU"
-        )
+        rule = f"{path} must have operations or kernels of torch.profiler"
+        raise ValueError(f"{rule}: got none in {len(raw)} events; record with ProfilerActivity.CPU, and CUDA for a GPU")
     found.sort(key=lambda one: one[0].start_ns)
     info = trace.get("distributedInfo")
     job = Job.of(info if isinstance(info, dict) else {}, str(path))
@@ -101,23 +97,13 @@ def _event(raw: Mapping[str, Any], base_ns: int, where: str) -> ProfilerEvent:
     start_ns = base_ns + round(1000 * times[0])
     end_ns, args, cat = start_ns + round(1000 * times[1]), _args(raw), raw["cat"]
     on_device, torch_id = cat in _ON_GPU, whole(args, "External id")
+    place = (name, start_ns, end_ns, whole(args, "stream") if on_device else whole(raw, "tid"))
     if on_device or cat in _CUDA:
-        return ProfilerEvent(
-            name,
-            start_ns,
-            end_ns,
-            thread=whole(args, "stream") if on_device else whole(raw, "tid"),
-            launched_by=torch_id,
-            on_device=on_device,
-            correlation=whole(args, "correlation"),
-            size_bytes=float(whole(args, "bytes")),
-        )
+        numbers = {"correlation": whole(args, "correlation"), "size_bytes": float(whole(args, "bytes"))}
+        return ProfilerEvent(*place, launched_by=torch_id, on_device=on_device, **numbers)
     is_label, flops = cat == "user_annotation", _flops(name, args.get("Input Dims"))
     of_torch = not is_label and is_operation(name)
-    thread = whole(raw, "tid")
-    return ProfilerEvent(
-        name, start_ns, end_ns, thread, torch_id, is_label=is_label, is_operation=of_torch, flops=flops
-    )
+    return ProfilerEvent(*place, torch_id, is_label=is_label, is_operation=of_torch, flops=flops)
 
 
 def _args(raw: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from lablib.real.measurement.measure import Measurement
 from lablib.record.timeline import WAIT
 from lablib.run import Span, Traffic, Transfer
 
-Meeting = dict[int, Call]  # rank -> its call
+Meeting = dict[int, Call]  # rank -> its call, ~rank -> its receive
 _NEVER_NS = 2**63
 
 
@@ -26,12 +26,8 @@ def traffic_of(measured: Sequence[Measurement], zero_ns: int, backend: str) -> T
 
     The backend is used as the algorithm's name: the library does not report its choice.
     """
-    transfers = [
-        transfer
-        for number, calls in enumerate(_meetings(measured))
-        if (transfer := _transfer(calls, zero_ns, backend, number)) is not None
-    ]
-    return Traffic(tuple(sorted(transfers, key=lambda t: (t.start_s, t.end_s))))
+    found = (_transfer(calls, zero_ns, backend, number) for number, calls in enumerate(_meetings(measured)))
+    return Traffic(tuple(sorted((t for t in found if t is not None), key=lambda t: (t.start_s, t.end_s))))
 
 
 def communications(measured: Sequence[Measurement], zero_ns: int) -> Iterator[Span]:
@@ -40,16 +36,13 @@ def communications(measured: Sequence[Measurement], zero_ns: int) -> Iterator[Sp
         last_ns, over_ns = _last_ns(calls), _over_ns(calls)
         for place, call in calls.items():
             if call.end_ns:
-                end_ns = min(call.end_ns, over_ns)
+                end_ns, name = min(call.end_ns, over_ns), (call.span_name, call.phase)
                 rank, met_ns = max(place, ~place), min(last_ns, end_ns)
                 among = int(call.name == "recv") if call.is_point_to_point else call.members.index(rank)
-                tie = {"transfer_id": number, "place": among}
+                spans = [RawSpan(call.stream, *name, met_ns, end_ns, 0.0, call.size_bytes)]
                 if call.start_ns < met_ns:
-                    stream = f"{WAIT}{call.group}"
-                    waited = RawSpan(stream, call.span_name, call.phase, call.start_ns, met_ns)
-                    yield replace(waited.at(rank, zero_ns), **tie)
-                times = (met_ns, end_ns, 0.0, call.size_bytes)
-                yield replace(RawSpan(call.stream, call.span_name, call.phase, *times).at(rank, zero_ns), **tie)
+                    spans.insert(0, RawSpan(f"{WAIT}{call.group}", *name, call.start_ns, met_ns))
+                yield from (replace(span.at(rank, zero_ns), transfer_id=number, place=among) for span in spans)
 
 
 def _meetings(measured: Sequence[Measurement]) -> list[Meeting]:
@@ -57,7 +50,9 @@ def _meetings(measured: Sequence[Measurement]) -> list[Meeting]:
     for rank, one in enumerate(measured):
         for call in one.calls:
             pair = (call.source, call.target, call.tag) if call.is_point_to_point else ()
-            meetings.setdefault((call.group_id, call.sequence, *pair), {})[_place(call, rank)] = call
+            # The key of a receive is the complement of its rank, as a rank may send to itself.
+            place = ~rank if call.name == "recv" else rank
+            meetings.setdefault((call.group_id, call.sequence, *pair), {})[place] = call
     return list(meetings.values())
 
 
@@ -69,11 +64,6 @@ def _last_ns(calls: Meeting) -> int:
 def _over_ns(calls: Meeting) -> int:
     """The end of a message, if the time at its receiver is known; no limit otherwise, or for a collective."""
     return next((call.end_ns for call in calls.values() if call.name == "recv" and call.end_ns), _NEVER_NS)
-
-
-def _place(call: Call, rank: int) -> int:
-    """The key of a call: for a receive the complement of its rank, as a rank may send to itself."""
-    return ~rank if call.name == "recv" else rank
 
 
 def _transfer(calls: Meeting, zero_ns: int, backend: str, number: int) -> Transfer | None:

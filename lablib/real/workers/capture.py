@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import TextIO
 
 STREAMS = ("stdout", "stderr")
-
-
 MAX_BYTES = 1 << 30  # per stream and rank: its file must not fill the disk
 _LAST_WORDS_BYTES = 100_000
 

@@ -62,8 +62,7 @@ class Channel:
     def receive(self, timeout_s: float | None = None) -> Any:
         """Receive the next message.
 
-        Raises:
-            EOFError: the other side has gone. TimeoutError: nothing came for `timeout_s`; the channel is unusable now.
+        EOFError: the other side has gone. TimeoutError: nothing came for `timeout_s`; the channel is unusable now.
         """
         self._socket.settimeout(timeout_s)
         (num_frames,) = struct.unpack("<Q", self._read(8))

@@ -4,11 +4,12 @@ When a rank fails, others often fail after it: gloo reports "connection closed b
 a lost peer is a consequence; the earliest of the others is the cause.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 from lablib.errors import LaunchError, LaunchTimeoutError, RankError, WorkerError
 from lablib.real.workers.capture import MAX_BYTES
-from lablib.real.workers.messages import Failed
+from lablib.real.workers.messages import Failed, Whereabouts
 from lablib.real.workers.pickling import unpack
 from lablib.text.units import plural
 
@@ -50,41 +51,32 @@ def failure_error(
 
 
 def timeout_error(
-    timeout_s: float,
-    ranks: int,
-    stacks: dict[int, str],
-    under_way: dict[int, str] | None = None,
-    stderr: dict[int, str] | None = None,
-    interference: str = "",
+    timeout_s: float, ranks: int, reports: dict[int, Whereabouts], stderr: dict[int, str], interference: str = ""
 ) -> LaunchTimeoutError:
-    """The error for ranks that had not returned, by rank: stack, incomplete communications (on GPUs), and stderr.
+    """The error for ranks that had not returned, with the report and stderr of each.
 
     `interference`: other users' connections to them (peers.py).
     """
-    names = ", ".join(map(str, stacks))
+    names = ", ".join(map(str, reports))
     lines = [
-        f"the program was still running after timeout_s={timeout_s:g}: of {plural(ranks, 'ranks')}, "
-        f"{names} had not returned and "
-        f"were ended; look for a communication that not all ranks make, or raise timeout_s"
+        f"the program was still running after timeout_s={timeout_s:g}: of {plural(ranks, 'ranks')}, {names} had not "
+        "returned and were ended; look for a communication that not all ranks make, or raise timeout_s",
+        *filter(None, [interference]),
     ]
-    if interference:
-        lines.append(interference)
-    for rank, stack in stacks.items():
-        lines.append(f"rank {rank} was at\n{stack}" if stack else f"rank {rank} did not say where it was")
-        if calls := (under_way or {}).get(rank):
-            lines.append(f"its communications that were not complete:\n{calls}")
+    for rank, at in reports.items():
+        lines.append(f"rank {rank} was at\n{at.stack}" if at.stack else f"rank {rank} did not say where it was")
+        if at.under_way:
+            lines.append(f"its communications that were not complete:\n{at.under_way}")
     error = LaunchTimeoutError("\n".join(lines))
-    for rank, text in (stderr or {}).items():
+    for rank, text in stderr.items():
         _add_stderr(error, rank, text)
     return error
 
 
 def endless_error(rank: int, stream: str) -> LaunchError:
     """The error for a rank that prints without end."""
-    return LaunchError(
-        f"a rank may write up to {MAX_BYTES / 1e9:.1f} GB to {stream}, which is kept until the program ends: rank "
-        f"{rank} wrote more, so all ranks were ended; print less, or write to a file"
-    )
+    rule = f"a rank may write up to {MAX_BYTES / 1e9:.1f} GB to {stream}, which is kept until the program ends"
+    return LaunchError(f"{rule}: rank {rank} wrote more, so all ranks were ended; print less, or write to a file")
 
 
 def _add_stderr(error: LaunchError, rank: int, text: str) -> None:
@@ -95,12 +87,9 @@ def _add_stderr(error: LaunchError, rank: int, text: str) -> None:
 def _original(failed: Failed) -> BaseException:
     """The exception itself; if it cannot be sent or rebuilt here, one with its name and text."""
     if failed.error is not None:
-        try:
-            original = unpack(failed.error)
-            if isinstance(original, BaseException):
+        with suppress(BaseException):  # an exception class may need arguments that its pickle lacks, or raise anything
+            if isinstance(original := unpack(failed.error), BaseException):
                 return original
-        except BaseException:  # noqa: B036 - an exception class may need arguments that its pickle lacks, or raise anything
-            pass
     return type(failed.type_name, (RuntimeError,), {})(failed.text)
 
 

@@ -1,23 +1,32 @@
-"""Messages between the launching process and its workers: one frozen record per kind.
+"""Messages between the launching process and its workers: one frozen record per kind, and signals.
 
     launcher                         worker
        |  <------- Hello ------------  |    once, after the imports
        |  -------- Setup ----------->  |
        |  <------- Ready ------------  |    groups are made, nothing runs
        |  -------- Job ------------->  |    the program, by value
-       |  <------- Armed ------------  |    unpacked, generators seeded, profiler on
+       |  <------- ARMED ------------  |    unpacked, generators seeded, profiler on
        |  -------- Go -------------->  |    one start time for all ranks
        |  <--- Finished | Failed ----  |
-       |  -------- Reset ----------->  |    when all ranks have finished; then Ready again, in advance
+       |  -------- RESET ----------->  |    when all ranks have finished; then Ready again, in advance
 
-At any time the launcher may send `Where` and receives `Whereabouts`: so a timeout names the line of each rank.
+At any time the launcher may send `WHERE` and receives `Whereabouts`: so a timeout names the line of each rank.
 """
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from lablib.real.measurement.measure import Measurement
 from lablib.real.workers.pickling import PackedObject
+
+
+class Signal(Enum):
+    """Messages without content."""
+
+    ARMED = "this rank is ready to call the program"
+    RESET = "every rank has finished: discard the program's state and make the groups of the next one"
+    WHERE = "request the stack of the rank's main thread"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +67,6 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Armed:
-    """This rank is ready to call the program."""
-
-
-@dataclass(frozen=True, slots=True)
 class Go:
     """Start at this time of the host's clock (`time.time_ns`)."""
 
@@ -98,18 +102,8 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Reset:
-    """Every rank has finished: discard the program's state and make the groups of the next one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """Request the stack of the rank's main thread."""
-
-
-@dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """That stack as text, with the program's frames only; and on GPUs the incomplete communications."""
+    """The stack of the main thread as text, with the program's frames only; on GPUs the incomplete communications."""
 
     stack: str
     under_way: str = ""

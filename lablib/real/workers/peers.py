@@ -11,10 +11,10 @@ group with another user's connection is not used. Such a user can end a launch i
 Root is trusted, as everywhere. Linux only: other systems have no such table (see docs/security.md).
 """
 
-import contextlib
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,13 @@ def strangers(table: Sequence[Connection], addresses: set[str]) -> list[str]:
 
 def sockets(pid: int | str = "self") -> set[str]:
     """The inodes of a process's sockets. Empty if the kernel does not report them."""
-    return {link[8:-1] for link in _links(_OPEN_FILES.format(pid)) if link.startswith("socket:[")}
+    found, folder = set[str](), _OPEN_FILES.format(pid)
+    with suppress(OSError):  # no such process or system
+        for entry in os.listdir(folder):
+            with suppress(OSError):  # the listing's own descriptor, or a closed one
+                if (link := os.readlink(f"{folder}/{entry}")).startswith("socket:["):
+                    found.add(link[8:-1])
+    return found
 
 
 def connection_lines() -> list[str]:
@@ -131,17 +137,7 @@ def connections(lines: Sequence[str], having: Collection[str]) -> list[Connectio
     for line in lines:
         if any(text in line for text in having):
             _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
-            found.append(Connection(_plain(local), _plain(remote), state, int(uid), inode))
+            # An IPv4 address of an IPv6 socket has the form of an IPv4 socket.
+            ends = (address.removeprefix(_IPV4_IN_IPV6) for address in (local, remote))
+            found.append(Connection(*ends, state, int(uid), inode))
     return found
-
-
-def _plain(address: str) -> str:
-    """An IPv4 address of an IPv6 socket, in the form of an IPv4 socket."""
-    return address.removeprefix(_IPV4_IN_IPV6)
-
-
-def _links(folder: str) -> Iterator[str]:
-    with contextlib.suppress(OSError):  # no such process or system
-        for entry in os.listdir(folder):
-            with contextlib.suppress(OSError):  # the listing's own descriptor, or a closed one
-                yield os.readlink(f"{folder}/{entry}")

@@ -11,27 +11,16 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from lablib.errors import WorkerError
 from lablib.process.interrupts import kept_interrupts
 from lablib.real.gpu.sharing import Environment
-from lablib.real.workers.capture import Outputs
+from lablib.real.workers.capture import STREAMS, Outputs
 from lablib.real.workers.channel import Channel
 from lablib.real.workers.failure import Death, endless_error, failure_error, timeout_error
-from lablib.real.workers.messages import (
-    Armed,
-    Failed,
-    Finished,
-    Go,
-    Hello,
-    Job,
-    Ready,
-    Reset,
-    Where,
-    Whereabouts,
-    WorkerSetup,
-)
+from lablib.real.workers.messages import Failed, Finished, Go, Hello, Job, Ready, Signal, Whereabouts, WorkerSetup
 from lablib.real.workers.peers import interference
 from lablib.real.workers.private import PrivateFolder, is_own_user
 from lablib.real.workers.processes import Processes
@@ -57,9 +46,8 @@ class Pool:
 
     `environments`: additions to the environment of each rank.
 
-    Raises:
-        WorkerError: the workers could not be started, or could not connect to each other.
-        PoolIsStale: the process that starts them has died.
+    WorkerError: the workers could not be started, or could not connect to each other. PoolIsStale: the process that
+    starts them has died.
     """
 
     def __init__(self, backend: str, environments: list[Environment]):
@@ -81,9 +69,8 @@ class Pool:
     def launch(self, job: Job, timeout_s: float | None) -> list[Finished]:
         """Run one program on all ranks. Returns the reports in rank order. `timeout_s` counts from its start.
 
-        Raises:
-            PoolIsStale: a worker died or hung while idle. The pool has been ended; the program did not start.
-            RankError, WorkerError, LaunchTimeoutError: as in `run_real`. The pool has been ended.
+        PoolIsStale: a worker died or hung while idle. The pool has been ended; the program did not start. RankError,
+        WorkerError, LaunchTimeoutError: as in `run_real`. The pool has been ended.
         """
         try:
             try:
@@ -97,7 +84,7 @@ class Pool:
             with kept_interrupts() as raise_lost:
                 finished = self._run(timeout_s, raise_lost)
             self._unready = set(range(self.ranks))
-            self._send_all(Reset())
+            self._send_all(Signal.RESET)
             return finished
         except BaseException:
             self.end()
@@ -191,15 +178,14 @@ class Pool:
         armed: set[int] = set()
         finished: dict[int, Finished] = {}
         failures: dict[int, Failed | Death] = {}
-        deadline = _after(timeout_s)
-        settled = float("inf")
+        deadline, settled = _after(timeout_s), inf
         while len(finished) < self.ranks:
             heard = self._receive(min(deadline, settled) - time.monotonic(), deadline)
             raise_lost()
             if not heard:  # a child of a dead worker may hold its socket open
                 heard = [(rank, None) for rank in self._dead() - set(finished) - set(failures)]
             for rank, message in heard:
-                if isinstance(message, Armed):
+                if message is Signal.ARMED:
                     armed.add(rank)
                     if len(armed) == self.ranks:
                         self._send_all(Go(time.time_ns() + _LEAD_NS))
@@ -223,8 +209,7 @@ class Pool:
 
     def _failed(self, failures: dict[int, Failed | Death]) -> Exception:
         """The error for the failure that came first. Ends the pool, which makes the exit codes known."""
-        stderr = {rank: self._said(rank, "stderr") for rank in failures}
-        stdout = {rank: self._said(rank, "stdout") for rank in failures}
+        stdout, stderr = ({rank: self._said(rank, stream) for rank in failures} for stream in STREAMS)
         self.end()
         assert self._processes is not None
         causes = {rank: self._processes.cause_of_death(rank) for rank in failures}
@@ -236,18 +221,15 @@ class Pool:
     def _timed_out(self, timeout_s: float, running: set[int]) -> Exception:
         """The error with the ranks still running, and the stack of each."""
         found: dict[int, Whereabouts] = {}
-        self._send_all(Where())
+        self._send_all(Signal.WHERE)
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
         while not running <= set(found) and time.monotonic() < deadline:
             for rank, message in self._receive(0.1):
                 if isinstance(message, Whereabouts):
                     found[rank] = message
         reports = {rank: found.get(rank, Whereabouts("")) for rank in sorted(running)}
-        stacks, under_way = (
-            {rank: getattr(one, name) for rank, one in reports.items()} for name in ("stack", "under_way")
-        )
         stderr = {rank: self._said(rank, "stderr") for rank in reports}
-        return timeout_error(timeout_s, self.ranks, stacks, under_way, stderr, interference(self._pids.values()))
+        return timeout_error(timeout_s, self.ranks, reports, stderr, interference(self._pids.values()))
 
     # ---- messages ----
 
@@ -262,14 +244,14 @@ class Pool:
                 continue
         return True
 
-    def _receive(self, timeout_s: float, deadline: float = float("inf")) -> list[tuple[int, Any]]:
+    def _receive(self, timeout_s: float, deadline: float = inf) -> list[tuple[int, Any]]:
         """The messages that have arrived, waiting for one up to `timeout_s`; None for a worker that is gone.
 
         A message that has begun may take until `deadline` (of `time.monotonic`); after that its worker is ignored.
         """
         received: list[tuple[int, Any]] = []
         for key, _ in self._selector.select(max(0.0, min(timeout_s, _LONGEST_WAIT_S))):
-            patience_s = None if deadline == float("inf") else max(_SHORTEST_S, deadline - time.monotonic())
+            patience_s = None if deadline == inf else max(_SHORTEST_S, deadline - time.monotonic())
             try:
                 received.append((key.data, self._channels[key.data].receive(patience_s)))
             except TimeoutError:
@@ -281,4 +263,4 @@ class Pool:
 
 
 def _after(timeout_s: float | None) -> float:
-    return float("inf") if timeout_s is None else time.monotonic() + timeout_s
+    return inf if timeout_s is None else time.monotonic() + timeout_s

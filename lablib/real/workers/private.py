@@ -27,15 +27,15 @@ class PrivateFolder:
 
     def __init__(self) -> None:
         self.path = _new_folder(None)
-        self._short: Path | None = None
+        self._folders = [self.path]
         self.address = str(self.path / "socket")
         if len(os.fsencode(self.address)) > _LONGEST_PATH:
             try:
-                self._short = _new_folder(_SHORT_FOLDER)
+                self._folders.append(_new_folder(_SHORT_FOLDER))
             except WorkerError:
                 self.remove()
                 raise
-            self.address = str(self._short / "socket")
+            self.address = str(self._folders[-1] / "socket")
 
     def listen(self, backlog: int) -> socket.socket:
         """A socket that listens at `address`. Raises WorkerError if the file system has no sockets."""
@@ -53,7 +53,7 @@ class PrivateFolder:
 
     def remove(self) -> None:
         """Remove the folders with their contents, also if interrupted. May be called twice; open files stay usable."""
-        for folder in filter(None, (self.path, self._short)):
+        for folder in self._folders:
             try:
                 shutil.rmtree(folder, ignore_errors=True)
             except KeyboardInterrupt:

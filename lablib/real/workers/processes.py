@@ -38,6 +38,7 @@ from lablib.errors import WorkerError
 from lablib.inside import RANK_VARIABLE
 from lablib.process.fork_server import Child, End, Ended, Start, code_of
 from lablib.process.torchrun import free_port, worker_environment
+from lablib.real.workers.capture import STREAMS
 from lablib.text.messages import error_text
 
 _WORKER = "lablib.real.workers.worker"
@@ -84,13 +85,14 @@ class Processes:
     """
 
     def __init__(self, backend: str, ranks: int, address: str, directory: Path):
-        self._ranks, self._directory = ranks, directory
+        self.ranks, self._directory = ranks, directory
+        self.ends: dict[int, Ended] = {}  # of the workers that have ended, by rank
         self._server = servers().of(backend)
-        self._number, self._ends = self._server.start(_children(ranks, directory), (address, str(directory / "store")))
+        self._number = self._server.start(self, _children(ranks, directory), (address, str(directory / "store")))
 
     def ended(self) -> set[int]:
         """The ranks with a process that has ended or was not started."""
-        return set(self._ends) if self._server.is_alive else set(range(self._ranks))
+        return set(self.ends) if self._server.is_alive else set(range(self.ranks))
 
     @property
     def is_served(self) -> bool:
@@ -98,7 +100,6 @@ class Processes:
         return self._server.is_alive
 
     def end(self) -> None:
-        """End the running workers, and the processes that they started."""
         self._server.end(self._number)
 
     def give_up(self) -> None:
@@ -111,46 +112,34 @@ class Processes:
 
     def cause_of_death(self, rank: int) -> str:
         """The end of a worker, as far as known: "was ended by SIGKILL", "ended with exit code 3"."""
-        end = self._ends.get(rank)
+        end = self.ends.get(rank)
         if end is None:
             return "ended for a reason that is not known" if self._server.is_alive else f"ended with {_STARTER}"
         if end.error:
             return f"could not be started ({end.error})"
-        if end.code < 0:
-            return f"was ended by {_signal_name(-end.code)}"
-        return f"ended with exit code {end.code}"
+        if end.code >= 0:
+            return f"ended with exit code {end.code}"
+        try:
+            return f"was ended by {signal.Signals(-end.code).name}"
+        except ValueError:  # without a name in Python
+            return f"was ended by signal {-end.code}"
 
     def early_errors(self) -> str:
         """The workers' stderr before they reported, and the reasons why some could not be started."""
         logs = (log.read_text(errors="replace") for log in sorted(self._directory.glob("rank*.stderr")))
-        errors = dict.fromkeys(end.error for end in list(self._ends.values()))
+        errors = dict.fromkeys(end.error for end in list(self.ends.values()))
         server = () if self._server.is_alive else (f"{_STARTER} has ended", self._server.last_words)
         return "\n".join(filter(None, (text.strip() for text in (*logs, *errors, *server))))
 
 
-def _signal_name(number: int) -> str:
-    """Its name, such as SIGKILL; for a signal without a name in Python, its number."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
 def _children(ranks: int, directory: Path) -> tuple[Child, ...]:
     """Environment and output files of each worker: this process's environment, with torchrun's variables."""
-    port, run_id = free_port(), uuid.uuid4().hex
-    return tuple(
-        Child(
-            {
-                **os.environ,
-                **worker_environment(rank, ranks, rank, ranks, 0, 1, port, run_id, "lablib"),
-                **_ENVIRONMENT,
-                RANK_VARIABLE: str(rank),
-            },
-            *(str(directory / f"rank{rank}.{stream}") for stream in ("stdout", "stderr")),
-        )
-        for rank in range(ranks)
-    )
+    port, run_id, children = free_port(), uuid.uuid4().hex, []
+    for rank in range(ranks):
+        own = worker_environment(rank, ranks, rank, ranks, 0, 1, port, run_id, "lablib")
+        variables = {**os.environ, **own, **_ENVIRONMENT, RANK_VARIABLE: str(rank)}
+        children.append(Child(variables, *(str(directory / f"rank{rank}.{stream}") for stream in STREAMS)))
+    return tuple(children)
 
 
 class _Server:
@@ -162,7 +151,7 @@ class _Server:
     def __init__(self, does_imports: bool):
         self.last_words = ""  # its stderr, once it has ended
         self._is_over = False
-        self._running: dict[int, tuple[int, dict[int, Ended]]] = {}  # number of the set: its size, its ended workers
+        self._running: dict[int, Processes] = {}
         self._num_sets = 0
         self._known: set[str] = set()  # libraries already sent to the server for import
         self._changed = threading.Condition()
@@ -189,28 +178,20 @@ class _Server:
     def is_idle(self) -> bool:
         return not self._running
 
-    def start(self, children: tuple[Child, ...], args: tuple[str, ...]) -> tuple[int, dict[int, Ended]]:
-        """Start one worker per child. Returns the number of the set, and a dictionary for its ended workers."""
+    def start(self, workers: Processes, children: tuple[Child, ...], args: tuple[str, ...]) -> int:
+        """Start one worker per child. Returns the number of the set."""
         with self._changed:
             self._num_sets += 1
-            ends: dict[int, Ended] = {}
-            self._running[self._num_sets] = len(children), ends
+            self._running[self._num_sets] = workers
             # Libraries that this process has imported, programs may use, and the server lacks; in order of import.
-            public = [
-                name
-                for name in list(sys.modules)
-                if name == _COMPILER or (name.startswith(_LIBRARIES) and "._" not in name)
-            ]
-            new = [name for name in public if name not in self._known]
-            self._known.update(new)
-            libraries = tuple(new)
-            self._send(
-                Start(self._num_sets, children, _folder(), _WORKER, "main", args, libraries, _limits(), _cores())
-            )
-            return self._num_sets, ends
+            public = [name for name in list(sys.modules) if name.startswith(_LIBRARIES) and "._" not in name]
+            public += [_COMPILER] if _COMPILER in sys.modules else []
+            libraries = tuple(name for name in public if name not in self._known)
+            self._known.update(libraries)
+            self._send(Start(self._num_sets, children, _folder(), _WORKER, "main", args, libraries, *_allowed()))
+            return self._num_sets
 
     def end(self, number: int) -> None:
-        """End a set."""
         with self._changed:
             if number in self._running:
                 self._send(End(number))
@@ -280,10 +261,10 @@ class _Server:
 
     def _note(self, end: Ended) -> None:
         with self._changed:
-            ranks, ends = self._running.get(end.number, (0, {}))
-            ends[end.child] = end
-            if len(ends) == ranks:
-                del self._running[end.number]
+            if (workers := self._running.get(end.number)) is not None:
+                workers.ends[end.child] = end
+                if len(workers.ends) == workers.ranks:
+                    del self._running[end.number]
             self._changed.notify_all()
 
 
@@ -304,7 +285,6 @@ class _Servers:
         return self._servers[key]
 
     def end(self) -> None:
-        """End all of them, and wait briefly, so that no dead process remains uncollected."""
         ended = list(self._servers.values())
         self._servers.clear()
         for server in ended:
@@ -328,14 +308,11 @@ def _servers_of(_pid: int) -> _Servers:
     return _Servers()
 
 
-def _limits() -> dict[int, tuple[int, int]]:
+def _allowed() -> tuple[dict[int, tuple[int, int]], tuple[int, ...]]:
+    """The resource limits of this process, and its allowed cores, if the system reports them."""
     numbers = {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
-    return {number: resource.getrlimit(number) for number in numbers}
-
-
-def _cores() -> tuple[int, ...]:
-    """Allowed cores of this process, if the system reports them."""
-    return tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
+    cores = tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
+    return {number: resource.getrlimit(number) for number in numbers}, cores
 
 
 def _folder() -> str:

@@ -32,20 +32,17 @@ from lablib.real.workers.pickling import PackedObject, pack
 def ship(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], trace: bool) -> Job:
     """The job that calls `fn(*args, **kwargs)` on a rank.
 
-    Raises:
-        ValueError: an object that the call needs cannot be copied to another process; the message names it. Or the
-            working directory, in which ranks start, has been removed.
+    ValueError: an object that the call needs cannot be copied to another process; the message names it. Or the working
+    directory, in which ranks start, has been removed.
     """
     try:
         os.getcwd()
     except FileNotFoundError:
-        raise ValueError(
-            "ranks start in the working directory, so it must exist: it has been removed; os.chdir to another first"
-        ) from None
+        rule = "ranks start in the working directory, so it must exist"
+        raise ValueError(f"{rule}: it has been removed; os.chdir to another first") from None
     with _by_value(fn):
         program = _pack_program(fn, args, kwargs)
-    settings = owners.taken(owners.TRAVELLING)
-    path = [os.path.abspath(entry) for entry in sys.path]
+    settings, path = owners.taken(owners.TRAVELLING), [os.path.abspath(entry) for entry in sys.path]
     # The source of code without a file, such as notebook cells, for tracebacks and `inspect` on a rank.
     cached = list(linecache.cache.items())
     lines = {name: entry[2] for name, entry in cached if len(entry) == 4 and not os.path.exists(name)}
@@ -67,7 +64,6 @@ def _pack_program(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -
 
 
 def describe_callable(fn: Any) -> str:
-    """The name of a function in messages."""
     return f"{getattr(fn, '__qualname__', None) or type(fn).__qualname__!s}()"
 
 
@@ -78,8 +74,8 @@ def _culprit(fn: Any, args: tuple, kwargs: dict[str, Any]) -> str:
     function = inspect.unwrap(fn) if callable(fn) else fn
     if inspect.isfunction(function):
         used = inspect.getclosurevars(function)
-        parts += [(f"{name!r}, which {describe_callable(fn)} uses,", v) for name, v in used.nonlocals.items()]
-        parts += [(f"{name!r}, which {describe_callable(fn)} uses,", v) for name, v in used.globals.items()]
+        names = (*used.nonlocals.items(), *used.globals.items())
+        parts += [(f"{name!r}, which {describe_callable(fn)} uses,", value) for name, value in names]
     for label, value in parts:
         try:
             pack(value)
@@ -100,13 +96,12 @@ def _by_value(fn: Any) -> Iterator[None]:
     # cloudpickle's registry has names: one module may be loaded twice (debugpy's are), or under another name.
     left_out = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
     by_name = {m.__name__: m for m in modules if m.__name__ in sys.modules and m.__name__ not in left_out}
-    modules = list(by_name.values())
-    for module in modules:
+    for module in by_name.values():
         cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        for module in modules:
+        for module in by_name.values():
             cloudpickle.unregister_pickle_by_value(module)
 
 

@@ -1,7 +1,7 @@
 """One rank: a process that waits for programs, runs each as a new process would, and reports.
 
 Two threads. The main thread runs programs. The listening thread reads the launcher's messages, so that the process can
-answer `Where` while a program hangs, and ends when the launcher is gone.
+answer `Signal.WHERE` while a program hangs, and ends when the launcher is gone.
 """
 
 import faulthandler
@@ -12,7 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -30,19 +30,7 @@ from lablib.real.measurement.profiler import warm_up_kernel_count
 from lablib.real.workers.capture import Capture
 from lablib.real.workers.channel import Channel
 from lablib.real.workers.fresh import FreshState
-from lablib.real.workers.messages import (
-    Armed,
-    Failed,
-    Finished,
-    Go,
-    Hello,
-    Job,
-    Ready,
-    Reset,
-    Where,
-    Whereabouts,
-    WorkerSetup,
-)
+from lablib.real.workers.messages import Failed, Finished, Go, Hello, Job, Ready, Signal, Whereabouts, WorkerSetup
 from lablib.real.workers.numa import stay_near
 from lablib.real.workers.pickling import PackedObject, pack, unpack
 from lablib.real.workers.rendezvous import MeetingFile
@@ -58,31 +46,8 @@ def main(address: str, meeting_file: str) -> None:
     meeting = MeetingFile(meeting_file)
     channel = Channel.connect(address)
     os.register_at_fork(after_in_child=channel.close)  # a child must not keep this end open after the rank has ended
-    rank, running = int(os.environ["RANK"]), Running()
-    channel.send(Hello(rank, os.getpid()))
-    setup: WorkerSetup = channel.receive()
-    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(channel, inbox, running), daemon=True).start()
-    Worker(channel, inbox, setup, meeting, rank, running).serve()
-
-
-@dataclass(slots=True)
-class Running:
-    """State of the running program that the listening thread reads."""
-
-    recorder: CallRecorder = field(default_factory=CallRecorder)
-
-
-def _listen(channel: Channel, inbox: "queue.SimpleQueue[Any]", running: Running) -> None:
-    while True:
-        try:
-            message = channel.receive()
-        except (EOFError, OSError):
-            os._exit(0)  # the launcher is gone: abandon the main thread's work
-        if isinstance(message, Where):
-            channel.send(Whereabouts(main_thread_stack(), running.recorder.under_way.text()))
-        else:
-            inbox.put(message)
+    channel.send(Hello(int(os.environ["RANK"]), os.getpid()))
+    Worker(channel, channel.receive(), meeting).serve()
 
 
 def _call(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], on_gpu: bool) -> Any:
@@ -103,27 +68,33 @@ def _call(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], on_gpu: b
 class Worker:
     """The main thread of a rank."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        inbox: "queue.SimpleQueue[Any]",
-        setup: WorkerSetup,
-        meeting: MeetingFile,
-        rank: int,
-        running: "Running",
-    ):
-        self._channel, self._inbox, self._rank, self._running = channel, inbox, rank, running
+    def __init__(self, channel: Channel, setup: WorkerSetup, meeting: MeetingFile):
+        self._channel, self._rank = channel, int(os.environ["RANK"])
+        self._recorder = CallRecorder()  # of the running program
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
         self._sessions = 0  # of the profiler
         self._capture = Capture()
         os.environ.update(setup.environment)
         device = torch.device("cpu")
         if setup.backend == "nccl":
-            device = torch.device("cuda", rank % torch.cuda.device_count())
+            device = torch.device("cuda", self._rank % torch.cuda.device_count())
             torch.cuda.set_device(device)
             stay_near(device)
         self._device, self._on_gpu = device, device.type == "cuda"
-        self._state = FreshState(rank, device)
+        self._state = FreshState(self._rank, device)
         self._groups = Groups(setup.backend, device, meeting)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                message = self._channel.receive()
+            except (EOFError, OSError):
+                os._exit(0)  # the launcher is gone: abandon the main thread's work
+            if message is Signal.WHERE:
+                self._channel.send(Whereabouts(main_thread_stack(), self._recorder.under_way.text()))
+            else:
+                self._inbox.put(message)
 
     def serve(self) -> None:
         """Run programs for ever; the listening thread ends the process."""
@@ -135,7 +106,7 @@ class Worker:
             message = self._inbox.get()
             if isinstance(message, Job):
                 self._channel.send(self._run(message))
-            elif isinstance(message, Reset):
+            elif message is Signal.RESET:
                 gc.collect()  # tensors of the program, and groups it forgot
                 give_back_cache(self._device)
                 self._renew()
@@ -152,7 +123,7 @@ class Worker:
         process = os.getpid()
         try:
             self._state.restore(job.settings)
-            self._groups.allow(job.timeout_s)
+            self._groups.timeouts.allow(job.timeout_s)
             self._capture.start()
             for name, lines in job.source_lines.items():  # without a time stamp linecache does not look for a file
                 linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
@@ -174,12 +145,13 @@ class Worker:
         self, program: Callable[[], Any], wait_for_start: Callable[[], None], trace: bool
     ) -> tuple[Any, Measurement]:
         self._sessions += trace
-        self._running.recorder = recorder = CallRecorder(self._on_gpu)
-        return measure(program, wait_for_start, trace, self._on_gpu, warm_up_kernel_count(self._sessions), recorder)
+        self._recorder = CallRecorder(self._on_gpu)
+        kernels = warm_up_kernel_count(self._sessions)
+        return measure(program, wait_for_start, trace, self._on_gpu, kernels, self._recorder)
 
     def _wait_for_start(self) -> None:
         """Report that this rank is ready, and start together with all others at the time given."""
-        self._channel.send(Armed())
+        self._channel.send(Signal.ARMED)
         message = self._inbox.get()
         assert isinstance(message, Go)
         time.sleep(max(0.0, (message.at_ns - time.time_ns()) / 1e9))
@@ -195,16 +167,11 @@ class Worker:
             ) from None
 
     def _failure(self, error: BaseException) -> Failed:
-        at_ns = time.time_ns()
-        packed = None
-        try:
-            sent = pack(error)
-            if isinstance(unpack(sent), BaseException):  # some exceptions can be pickled and not rebuilt
+        at_ns, text, packed = time.time_ns(), safe_str(error), None
+        with suppress(BaseException):  # its class may raise anything; then only name and text are sent
+            if isinstance(unpack(sent := pack(error)), BaseException):  # some exceptions can be pickled and not rebuilt
                 packed = sent
-        except BaseException:  # noqa: B036 - its class may raise anything; then only name and text are sent
-            pass
-        text = safe_str(error)
         says_so = any(sign in text.lower() for sign in _LOST_PEER)
         lost_peer = says_so and issubclass(type(error), (RuntimeError, OSError))
-        stdout, stderr = self._capture.stop()
-        return Failed(type_name(error), text, traceback_text(error), packed, lost_peer, at_ns, stdout, stderr)
+        output = self._capture.stop()
+        return Failed(type_name(error), text, traceback_text(error), packed, lost_peer, at_ns, *output)

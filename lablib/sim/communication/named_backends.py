@@ -13,7 +13,7 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from lablib.sim.replaced import replaced
+from lablib.process.replaced import replaced
 from lablib.torch_compat import current, place
 
 _SIMULATED = frozenset({"gloo", "nccl", "undefined"})

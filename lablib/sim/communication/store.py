@@ -21,8 +21,8 @@ from typing import Any
 import torch.distributed as dist
 
 from lablib.errors import Wait
+from lablib.process.replaced import replaced
 from lablib.sim.ranks.turns import Turns
-from lablib.sim.replaced import replaced
 from lablib.sim.source import ProgramLine, is_program, program_line
 from lablib.text.messages import safe_repr
 

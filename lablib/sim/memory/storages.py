@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lablib.sim.replaced import replaced
+from lablib.process.replaced import replaced
 from lablib.torch_compat import sparse_parts
 
 

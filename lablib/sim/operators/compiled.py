@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from lablib.sim.replaced import replaced
+from lablib.process.replaced import replaced
 from lablib.torch_compat import DYNAMO_FRAMES, DYNAMO_STANCE, loaded
 
 NOTE = (

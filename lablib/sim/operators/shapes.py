@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lablib.operators.fused_attention import UNFUSED, fused_attention
+from lablib.process.replaced import replaced
 from lablib.sim.operators.autocast import AutocastOnMeta
 from lablib.sim.operators.meta_kernels import META, needs_value
-from lablib.sim.replaced import replaced
 from lablib.torch_compat import (
     current,
     current_function_modes,

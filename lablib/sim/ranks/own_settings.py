@@ -20,8 +20,8 @@ from operator import call
 from types import FrameType
 from typing import Any
 
+from lablib.process.replaced import replaced
 from lablib.process.settings import OF_THE_PROCESS
-from lablib.sim.replaced import replaced
 from lablib.torch_compat import WorldMeta, place
 
 _ALWAYS = tuple(setting for setting in OF_THE_PROCESS if setting.is_always)

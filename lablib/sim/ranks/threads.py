@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from lablib.sim.replaced import replaced
+from lablib.process.replaced import replaced
 from lablib.torch_compat import register_process_group, unregister_process_group
 
 Groups = Mapping[dist.ProcessGroup, Any]  # process group -> torch's name of it
