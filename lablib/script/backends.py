@@ -55,7 +55,6 @@ def answer_backends(patches: Patches) -> None:
 
 
 def _rendezvous(process: Process, url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
-    """Rendezvous: yields store, rank and world size."""
     for said, is_so, name in ((rank, process.rank.rank, "rank"), (world_size, process.ranks, "world_size")):
         if said not in (-1, is_so):
             raise ValueError(
@@ -79,16 +78,10 @@ def _new_group(
     names = _backend_names(str(backend))
     # Binding a device connects NCCL early, which has no effect here, and puts messages on one stream.
     process.binds_device |= kwargs.get("device_id") is not None
-    group, prefix_store = simulated_group(
-        helper,
-        process.ranks if group_size == -1 else group_size,
-        process.rank.rank if group_rank == -1 else group_rank,
-        global_ranks,
-        backend,
-        process.store if str(backend) == "mpi" else store,
-        *args,
-        **kwargs,
-    )
+    size = process.ranks if group_size == -1 else group_size
+    rank = process.rank.rank if group_rank == -1 else group_rank
+    store = process.store if str(backend) == "mpi" else store
+    group, prefix_store = simulated_group(helper, size, rank, global_ranks, backend, store, *args, **kwargs)
     if not isinstance(group, dist.ProcessGroup):
         return group, prefix_store  # not a member
     if set(names) == {"nccl"}:

@@ -50,17 +50,9 @@ def _properties(process: Process, device: Any = None) -> Any:
     _index(process, device)
     record = process.cluster.device
     major, minor = _capability(process, device)
-    return types.SimpleNamespace(
-        name=record.name,
-        major=major,
-        minor=minor,
-        total_memory=int(record.memory_bytes),
-        multi_processor_count=record.num_cores,
-        warp_size=32,
-        is_integrated=0,
-        is_multi_gpu_board=0,
-        gcnArchName="",
-    )
+    sizes = {"total_memory": int(record.memory_bytes), "multi_processor_count": record.num_cores, "warp_size": 32}
+    others = {"is_integrated": 0, "is_multi_gpu_board": 0, "gcnArchName": ""}
+    return types.SimpleNamespace(name=record.name, major=major, minor=minor, **sizes, **others)
 
 
 def _capability(process: Process, device: Any = None) -> tuple[int, int]:
@@ -107,16 +99,12 @@ def _tracker(process: Process, device: Any = None) -> Any:
     return tracker if _index(process, device) == process.local_rank else nothing
 
 
-def _allocated(process: Process, device: Any = None) -> int:
-    return _tracker(process, device).allocated_bytes()
+def _asked(name: str) -> Callable[..., Any]:
+    """The method of the memory tracker, as a function of the process and a device."""
+    return lambda process, device=None: getattr(_tracker(process, device), name)()
 
 
-def _peak(process: Process, device: Any = None) -> int:
-    return _tracker(process, device).peak_bytes()
-
-
-def _reset_peak(process: Process, device: Any = None) -> None:
-    _tracker(process, device).reset_peak()
+_allocated, _peak, _reset_peak = map(_asked, ("allocated_bytes", "peak_bytes", "reset_peak"))
 
 
 def _mem_get_info(process: Process, device: Any = None) -> tuple[int, int]:
@@ -218,27 +206,20 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "set_stream": lambda process, stream: process.streams.switch(stream),
     "stream": lambda process, stream: StreamContext(stream),
     "is_current_stream_capturing": _always(False),
-    "empty_cache": _nothing,
-    "ipc_collect": _nothing,
-    "memory_allocated": _allocated,
-    "max_memory_allocated": _peak,
-    "memory_reserved": _allocated,
-    "max_memory_reserved": _peak,
-    "memory_cached": _allocated,
-    "max_memory_cached": _peak,
-    "reset_peak_memory_stats": _reset_peak,
-    "reset_max_memory_allocated": _reset_peak,
-    "reset_max_memory_cached": _reset_peak,
-    "reset_accumulated_memory_stats": _nothing,
+    **dict.fromkeys(("empty_cache", "ipc_collect", "reset_accumulated_memory_stats", "set_sync_debug_mode"), _nothing),
+    **dict.fromkeys(("memory_allocated", "memory_reserved", "memory_cached"), _allocated),
+    **dict.fromkeys(("max_memory_allocated", "max_memory_reserved", "max_memory_cached"), _peak),
+    **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_max_memory_cached"), _reset_peak),
     "memory_stats": _memory_stats,
     "memory_summary": _memory_summary,
     "mem_get_info": _initialized(_mem_get_info),
     "set_per_process_memory_fraction": _initialized(_set_memory_fraction),
     "get_per_process_memory_fraction": _initialized(_memory_fraction),
-    "manual_seed": lambda process, seed: process.placement.generator.manual_seed(int(seed)),
-    "manual_seed_all": lambda process, seed: process.placement.generator.manual_seed(int(seed)),
-    "seed": _seed,
-    "seed_all": _seed,
+    **dict.fromkeys(
+        ("manual_seed", "manual_seed_all"),
+        lambda process, seed: process.placement.generator.manual_seed(int(seed)),
+    ),
+    **dict.fromkeys(("seed", "seed_all"), _seed),
     "initial_seed": lambda process: process.placement.generator.seed,
     "get_rng_state": _initialized(lambda process, device="cuda": process.placement.generator.get_state()),
     "get_rng_state_all": lambda process: [process.placement.generator.get_state()] * process.num_devices,
@@ -248,7 +229,6 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     ),
     "_get_rng_state_offset": lambda process, device="cuda": process.placement.generator.offset,
     "_set_rng_state_offset": lambda process, offset, device="cuda": process.placement.generator.set_offset(offset),
-    "set_sync_debug_mode": _nothing,
     "get_sync_debug_mode": _always(0),
 }
 _ALSO_OF_ACCELERATOR = (
@@ -257,22 +237,14 @@ _ALSO_OF_ACCELERATOR = (
 ).split()
 ACCELERATOR: dict[str, Callable[..., Any]] = {name: ANSWERS[name] for name in _ALSO_OF_ACCELERATOR} | {
     "current_accelerator": lambda process, check_available=False: torch.device("cuda"),
-    "current_device_index": ANSWERS["current_device"],
-    "current_device_idx": ANSWERS["current_device"],
-    "set_device_index": _set_device,
-    "set_device_idx": _set_device,
+    **dict.fromkeys(("current_device_index", "current_device_idx"), ANSWERS["current_device"]),
+    **dict.fromkeys(("set_device_index", "set_device_idx"), _set_device),
     "synchronize": lambda process, device=None: process.streams.synchronize(),
     "get_memory_info": _mem_get_info,
 }
 NVTX = {"range_push": _nvtx_push, "range_pop": _nvtx_pop, "range": _nvtx_range, "mark": _nothing}
-CLASSES: dict[str, Any] = {
-    "Stream": Stream,
-    "Event": Event,
-    "StreamContext": StreamContext,
-    "device": DeviceGuard,
-    "_DeviceGuard": DeviceGuard,
-    "device_of": DeviceOfGuard,
-}
+CLASSES: dict[str, Any] = {"Stream": Stream, "Event": Event, "StreamContext": StreamContext}
+CLASSES |= {"device": DeviceGuard, "_DeviceGuard": DeviceGuard, "device_of": DeviceOfGuard}
 _WHY = "it asks for what only a GPU and its driver have"
 _REMEDY = "leave the call out when simulating, or run the script on GPUs"
 

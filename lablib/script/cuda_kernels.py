@@ -16,9 +16,6 @@ Source: Ioffe and Szegedy, "Batch Normalization", 2015, arXiv 1502.03167, sectio
 Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979, for statistics over several ranks.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
@@ -27,20 +24,12 @@ from lablib.torch_compat import destroy_library, flash_attention_for_cpu, flash_
 
 
 def answer_kernels(patches: Patches) -> None:
-    patches.enter_context(_registered())
-
-
-@contextmanager
-def _registered() -> Iterator[None]:
     library = torch.library.Library("aten", "IMPL")
-    try:
-        for kernel in (_stats, _gather_stats_with_counts, _elemt, _backward_reduce, _backward_elemt):
-            library.impl(f"batch_norm{kernel.__name__}", kernel, "CPU")
-        for kernel in (_efficient_attention, _efficient_attention_backward):
-            library.impl(f"_scaled_dot_product{kernel.__name__}", kernel, "CPU")
-        yield
-    finally:
-        destroy_library(library)
+    patches.callback(destroy_library, library)
+    for kernel in (_stats, _gather_stats_with_counts, _elemt, _backward_reduce, _backward_elemt):
+        library.impl(f"batch_norm{kernel.__name__}", kernel, "CPU")
+    for kernel in (_efficient_attention, _efficient_attention_backward):
+        library.impl(f"_scaled_dot_product{kernel.__name__}", kernel, "CPU")
 
 
 def _wide(tensor: Tensor) -> Tensor:

@@ -55,13 +55,11 @@ def answer_hooks(patches: Patches) -> None:
     run, push = current("run_backward"), current("push_saved_tensors_hooks")
 
     def rank_runs_backward(process: Process, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        # Allocations of the engine are on the device of its outputs.
-        index = next((i for t in _tensors(outputs) if (i := index_of(t)) is not None), HOST)
-        with switched_on(process), process.placement.assuming(index):
+        with switched_on(process), process.placement.assuming(_index_in(outputs)):  # of allocations of the engine
             return run(outputs, *args, **kwargs)
 
-    def rank_saves_tensors(process: Process, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
-        push(_with_mode(process, pack), _with_mode(process, unpack))
+    def rank_saves_tensors(process: Process, *hooks: Callable[[Any], Any]) -> None:
+        push(*(functools.partial(with_mode(hook), process) for hook in hooks))
 
     patches.answer(*place("run_backward"), rank_runs_backward)
     patches.answer(*place("push_saved_tensors_hooks"), rank_saves_tensors)
@@ -110,12 +108,14 @@ def switched_on(process: Process) -> AbstractContextManager[Any]:
     return nullcontext() if any(mode is process.calls for mode in stack) else process.calls
 
 
-def _with_mode(process: Process, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    def hooked(value: Any) -> Any:
-        with switched_on(process):
-            return hook(value)
+def with_mode(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with the mode of a rank enabled, whose process is its first argument."""
 
-    return hooked
+    def answer(process: Process, *args: Any, **kwargs: Any) -> Any:
+        with switched_on(process):
+            return function(*args, **kwargs)
+
+    return answer
 
 
 class DeviceCalls(TorchFunctionMode):
@@ -135,16 +135,13 @@ class DeviceCalls(TorchFunctionMode):
             return func(*args, **kwargs)
         if isinstance(func, OpOverload) and _says_no_device(kwargs):
             return func(*args, **kwargs)
-        special = _special().get(func)
-        if special is not None:
+        if (special := _special().get(func)) is not None:
             return special(self, *args, **kwargs)
         if func in device_constructors() or kwargs.get("device") is not None:
             return self._constructed(func, args, kwargs)
         if not self.placement.is_used:
             return func(*args, **kwargs)
-        # Allocations without a device on the way are on the device of the arguments.
-        index = next((i for t in _tensors((args, kwargs)) if (i := index_of(t)) is not None), HOST)
-        with self.placement.assuming(index):
+        with self.placement.assuming(_index_in((args, kwargs))):  # of allocations without a device on the way
             return func(*args, **kwargs)
 
     def _check(self, func: Any, args: tuple, kwargs: dict) -> None:
@@ -196,14 +193,11 @@ class DeviceCalls(TorchFunctionMode):
 
     def _constructed(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Call a function that makes a tensor from sizes, numbers, or another tensor."""
-        device = kwargs.get("device")
-        if device is None:
-            device = default_device(kwargs)
+        device = default_device(kwargs) if kwargs.get("device") is None else kwargs["device"]
         index = None if device is None else self.index(device)
         kwargs.pop("pin_memory", None)
         if index is None:
-            source = next((i for t in _tensors((args, kwargs)) if (i := index_of(t)) is not None), HOST)
-            with self.placement.assuming(source):
+            with self.placement.assuming(_index_in((args, kwargs))):
                 return func(*args, **kwargs)
         kwargs["device"] = _MAPPED
         with self.placement.wanting(index):
@@ -237,15 +231,11 @@ class DeviceCalls(TorchFunctionMode):
         return index if (index := index_of(tensor)) is not None else self.index(_getter("device")(tensor))
 
     def copied(self, tensor: Tensor, index: int, dtype: torch.dtype, copy: bool, memory_format: Any) -> Tensor:
-        """A tensor's values on device `index`."""
         with self.placement.wanting(index):
             return Tensor.to(tensor, _MAPPED, dtype, copy=copy, memory_format=memory_format)
 
     def cuda(self, tensor: Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Tensor:
         return self.to(tensor, "cuda" if device is None else device, non_blocking=non_blocking, **kwargs)
-
-    def cpu(self, tensor: Tensor, **kwargs: Any) -> Tensor:
-        return self.to(tensor, "cpu", **kwargs)
 
     def parse_to(self, *args: Any, **kwargs: Any) -> Any:
         """Parse the arguments of `Module.to`."""
@@ -264,16 +254,6 @@ class DeviceCalls(TorchFunctionMode):
         index = index_of(tensor)
         return _getter("device")(tensor) if index is None else torch.device("cuda", index)
 
-    def is_cuda(self, tensor: Tensor) -> bool:
-        return index_of(tensor) is not None
-
-    def is_cpu(self, tensor: Tensor) -> bool:
-        return index_of(tensor) is None and _getter("is_cpu")(tensor)
-
-    def get_device(self, tensor: Tensor) -> int:
-        index = index_of(tensor)
-        return -1 if index is None else index
-
     def type(self, tensor: Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         name = dtype if isinstance(dtype, str) else ""
         if name.startswith("torch.cuda."):
@@ -288,22 +268,6 @@ class DeviceCalls(TorchFunctionMode):
         with self:  # torch's printing reads the device
             return tensor_text(tensor, tensor_contents=tensor_contents)
 
-    def numpy(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_numpy(tensor)
-        return Tensor.numpy(tensor, *args, **kwargs)
-
-    def array(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        self._refuse_numpy(tensor)
-        return Tensor.__array__(tensor, *args, **kwargs)
-
-    def _refuse_numpy(self, tensor: Tensor) -> None:
-        index = index_of(tensor)
-        if index is not None:
-            raise TypeError(
-                f"can't convert cuda:{index} device type tensor to numpy. "
-                "Use Tensor.cpu() to copy the tensor to host memory first."
-            )
-
     def item(self, tensor: Tensor) -> Any:
         if index_of(tensor) is not None:
             self.process.streams.host_waits()  # the host waits for the value until the stream gets here
@@ -315,9 +279,6 @@ class DeviceCalls(TorchFunctionMode):
         if index is not None and index_of(copied) is None:
             mark(copied, index)
         return copied
-
-    def no(self, *args: Any, **kwargs: Any) -> bool:
-        return False
 
 
 class _Moved(torch.autograd.Function):
@@ -355,6 +316,18 @@ def _getter(name: str) -> Callable[[Tensor], Any]:
     return vars(TensorBase)[name].__get__
 
 
+def _to_numpy(method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(_: DeviceCalls, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if (index := index_of(tensor)) is not None:
+            raise TypeError(
+                f"can't convert cuda:{index} device type tensor to numpy. "
+                "Use Tensor.cpu() to copy the tensor to host memory first."
+            )
+        return method(tensor, *args, **kwargs)
+
+    return call
+
+
 @functools.cache
 def _special() -> dict[Any, Callable[..., Any]]:
     """The functions that need more than a mapped device."""
@@ -363,17 +336,17 @@ def _special() -> dict[Any, Callable[..., Any]]:
         Tensor.to: calls.to,
         parse_to: calls.parse_to,
         Tensor.cuda: calls.cuda,
-        Tensor.cpu: calls.cpu,
+        Tensor.cpu: lambda self, tensor, **kwargs: self.to(tensor, "cpu", **kwargs),
         Tensor.pin_memory: calls.pin_memory,
-        Tensor.is_pinned: calls.no,
+        Tensor.is_pinned: lambda self, *args, **kwargs: False,
         _getter("device"): calls.device,
-        _getter("is_cuda"): calls.is_cuda,
-        _getter("is_cpu"): calls.is_cpu,
-        Tensor.get_device: calls.get_device,
+        _getter("is_cuda"): lambda self, tensor: index_of(tensor) is not None,
+        _getter("is_cpu"): lambda self, tensor: index_of(tensor) is None and _getter("is_cpu")(tensor),
+        Tensor.get_device: lambda self, tensor: -1 if (index := index_of(tensor)) is None else index,
         Tensor.type: calls.type,
         Tensor.__repr__: calls.repr,
-        Tensor.numpy: calls.numpy,
-        Tensor.__array__: calls.array,
+        Tensor.numpy: _to_numpy(Tensor.numpy),
+        Tensor.__array__: _to_numpy(Tensor.__array__),
         Tensor.item: calls.item,
         Tensor.__deepcopy__: calls.deepcopy,
     }
@@ -385,6 +358,11 @@ def _tensors(values: Any) -> Iterable[Tensor]:
             yield value
         elif isinstance(value, (list, tuple, dict)):
             yield from _tensors(value)
+
+
+def _index_in(values: Any) -> int:
+    """The device of the first tensor on one; HOST for none."""
+    return next((index for tensor in _tensors(values) if (index := index_of(tensor)) is not None), HOST)
 
 
 def default_device(kwargs: dict[str, Any]) -> torch.device | None:

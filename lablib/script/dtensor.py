@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from lablib.script.devices import switched_on
+from lablib.script.devices import switched_on, with_mode
 from lablib.script.marks import index_of, mark
 from lablib.script.patches import Patches
 from lablib.script.process import Process
@@ -58,9 +58,9 @@ def answer_dtensor(patches: Patches) -> None:
 
 def _answer(patches: Patches) -> None:
     patches.answer(*place("dtensor_fake_argument"), _fake_argument)
-    patches.answer(*place("dtensor_rng_state"), _with_mode(current("dtensor_rng_state")))
+    patches.answer(*place("dtensor_rng_state"), with_mode(current("dtensor_rng_state")))
     dtensor = import_module("torch.distributed.tensor").DTensor
-    patches.answer(dtensor, "from_local", _with_mode(dtensor.from_local))
+    patches.answer(dtensor, "from_local", with_mode(dtensor.from_local))
     patches.answer(*place("dtensor_draws"), _region_with_mode(current("dtensor_draws")))
 
 
@@ -91,22 +91,13 @@ def _attention_backward(op: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[A
 
 
 def _shaped(grad: Any, like: Any) -> Any:
-    return type(grad).from_local(
-        grad.to_local(), grad.device_mesh, grad.placements, shape=like.shape, stride=like.stride()
-    )
+    sizes = {"shape": like.shape, "stride": like.stride()}
+    return type(grad).from_local(grad.to_local(), grad.device_mesh, grad.placements, **sizes)
 
 
 def _bias(q: Any, k: Any, kwargs: dict[str, Any]) -> Any:
     mask = kwargs.get("attn_mask")
     return None if mask is None else mask.expand(*q.shape[:3], k.shape[2])
-
-
-def _with_mode(function: Callable[..., Any]) -> Callable[..., Any]:
-    def answer(process: Process, *args: Any, **kwargs: Any) -> Any:
-        with switched_on(process):
-            return function(*args, **kwargs)
-
-    return answer
 
 
 def _region_with_mode(region: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,25 +20,19 @@ from lablib.sim.ranks.rank import Rank
 
 
 def answer_gpu(patches: Patches) -> None:
-    answer_cuda(patches)
-    answer_classes(patches)
-    answer_hooks(patches)
-    answer_grouping(patches)
-    answer_wrappers(patches)
-    answer_dtensor(patches)
-    answer_kernels(patches)
-    answer_backends(patches)
+    for answer in (answer_cuda, answer_classes, answer_hooks, answer_grouping, answer_wrappers):
+        answer(patches)
+    for answer in (answer_dtensor, answer_kernels, answer_backends):
+        answer(patches)
 
 
 def processes_of(ranks: Sequence[Rank], cluster: Cluster, store: SimStore, is_shapes: bool = False) -> list[Process]:
     """A process for each rank, with as many devices as its node has ranks."""
-    processes = []
+    processes, size = [], cluster.devices_per_node
     for rank in ranks:
-        first = cluster.node(rank.rank) * cluster.devices_per_node
-        num_devices = min(cluster.devices_per_node, len(ranks) - first)
-        local_rank = rank.rank - first
-        of_rank = Process(rank, len(ranks), local_rank, num_devices, cluster, store.of_another_rank(), is_shapes)
-        processes.append(of_rank)
+        first = cluster.node(rank.rank) * size
+        place = rank.rank - first, min(size, len(ranks) - first)
+        processes.append(Process(rank, len(ranks), *place, cluster, store.of_another_rank(), is_shapes))
     return processes
 
 

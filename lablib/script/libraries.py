@@ -41,10 +41,7 @@ TRUSTED = frozenset(
     "jupyter_server_terminals pythonjsonlogger anyio sniffio argon2 send2trash terminado overrides".split()
 )
 _AT_IMPORT = "it looks up the number of the rank when it is first imported, once for all ranks"
-REFUSED = {
-    "lightning": _AT_IMPORT,
-    "lightning_fabric": _AT_IMPORT,
-    "pytorch_lightning": _AT_IMPORT,
+REFUSED = dict.fromkeys(("lightning", "lightning_fabric", "pytorch_lightning"), _AT_IMPORT) | {
     "deepspeed": "it keeps its communication and its accelerator in modules",
     "horovod": "it communicates with separate processes",
     "colossalai": "it keeps its launch and its accelerator in modules",
@@ -104,7 +101,7 @@ class Libraries:
         if self.is_refused(name):
             raise _error({_top(name): REFUSED[_top(name)]})
         if (process := here()) is not None:
-            self._runs(process.rank.rank, process.local_rank)
+            self._ran[process.rank.rank] = frozenset((process.rank.rank, process.local_rank))
         self.look()
 
     def import_ended(self) -> None:
@@ -116,16 +113,12 @@ class Libraries:
 
     def turn_ended(self, rank: int, local_rank: int) -> None:
         """End a rank's turn: check at the first turns, then with decreasing frequency."""
-        self._runs(rank, local_rank)
+        self._ran[rank] = frozenset((rank, local_rank))
         self._num_turns += 1
         if self._num_turns <= self._first_turns or self._num_turns & (self._num_turns - 1) == 0:
             self.look()
 
-    def _runs(self, rank: int, local_rank: int) -> None:
-        self._ran[rank] = frozenset((rank, local_rank))
-
     def look(self) -> None:
-        """Compare with the last check."""
         now = self._snapshot()
         for name in {**self._known, **now}:
             before, after = self._known.get(name), now.get(name)
@@ -146,9 +139,8 @@ class Libraries:
 
     def _reason(self, value: tuple[Any, ...], now: Record | None) -> str:
         """The reason why other ranks see a changed value; "" if they need not."""
-        if any(
-            is_of_a_rank(value[0].split(".")[-1:] + list(value[1:]), now, numbers) for numbers in self._ran.values()
-        ):
+        where = [value[0].split(".")[-1], *value[1:]]
+        if any(is_of_a_rank(where, now, numbers) for numbers in self._ran.values()):
             return f"{' or '.join(f'rank {rank}' for rank in self._ran)} set {value[0]} to a different value"
         if len(self._ran) > 1:
             if value not in self._unclear:

@@ -35,7 +35,6 @@ def _inner(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def mark(tensor: torch.Tensor, index: int) -> None:
-    """Mark a tensor's storage as on device `index`."""
     mark_storage(storage_of(tensor), index)
 
 

@@ -97,10 +97,8 @@ def _check_indexed(args: tuple, name: str) -> None:
     where = index_of(x)
     for index in _tensors(indices):
         if index_of(index) not in (None, where):
-            raise RuntimeError(
-                "indices should be either on cpu or on the same device as the indexed tensor "
-                f"({device_name(where)}): got one on {device_name(index_of(index))}"
-            )
+            rule = f"indices should be either on cpu or on the same device as the indexed tensor ({device_name(where)})"
+            raise RuntimeError(f"{rule}: got one on {device_name(index_of(index))}")
     for value in _tensors(values):
         if value.dim() > 0:
             _check_same([x, value], name)

@@ -33,13 +33,8 @@ from lablib.torch_compat import untouched_version
 _MAX_ENTRIES = 1_000  # per container; a longer one is recorded by its length
 _DEPTH = 3
 _EXACT = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-_OF_SUBCLASS = {  # the plain value of a subclass's instance
-    int: int.__int__,
-    float: float.__float__,
-    complex: complex.__complex__,
-    str: str.__str__,
-    bytes: bytes.__bytes__,
-}
+# The plain value of a subclass's instance, such as int.__int__.
+_OF_SUBCLASS = {kind: getattr(kind, f"__{kind.__name__}__") for kind in (int, float, complex, str, bytes)}
 _CONTAINERS = {kind: (kind.__iter__, kind.__len__) for kind in (list, tuple, collections.deque, set, frozenset)}
 _STATELESS = (types.ModuleType, re.Pattern, logging.Logger, weakref.ref, threading.local, type(threading.Lock()))
 _STATELESS += (type(cache(len)),)
@@ -143,7 +138,7 @@ def _record(value: Any, library: str, depth: int) -> Record | None:
         return _entries("dict", None, partial(dict.items, value), dict.__len__(value), library, depth)
     for container, (iterate, length) in _CONTAINERS.items():
         if issubclass(kind, container):
-            return _entries("list", None, partial(_numbered, iterate, value), length(value), library, depth)
+            return _entries("list", None, partial(enumerate, iterate(value)), length(value), library, depth)
     contents = _contents(value)
     module = _module_of(kind)
     if contents is not None and (module.partition(".")[0] == library or not _is_librarys(kind)):
@@ -160,16 +155,9 @@ def _entries(
         pairs = list(items())
     except RuntimeError:  # another host thread changes it at this moment
         return kind, identity, size
-    records = [(_key(key), _record(entry, library, depth - 1)) for key, entry in pairs]
-    return kind, identity, tuple((key, record) for key, record in records if record is not None)
-
-
-def _numbered(iterate: Callable[[Any], Iterable[Any]], values: Any) -> Iterable[Any]:
-    return enumerate(iterate(values))
-
-
-def _key(key: Any) -> Any:
-    return key if type(key) in (int, str, bytes, type(None)) else id(key)
+    plain = (int, str, bytes, type(None))
+    keyed = [(key if type(key) in plain else id(key), _record(entry, library, depth - 1)) for key, entry in pairs]
+    return kind, identity, tuple((key, record) for key, record in keyed if record is not None)
 
 
 def _contents(value: Any) -> dict[Any, Any] | None:

@@ -20,15 +20,10 @@ from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from lablib.process.whose_code import is_users, module_attribute, module_file
 
 if TYPE_CHECKING:
     from lablib.script.libraries import Libraries
-
-_LABLIB = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
 def is_library_file(path: str | None) -> bool:

@@ -36,8 +36,7 @@ class Output(io.StringIO):
 
     def __init__(self, also: TextIO | None = None):
         super().__init__()
-        self._also = also
-        self._is_closed = False
+        self._also, self._is_closed = also, False
         self._file: BinaryIO | None = None
         self._bytes = _Bytes(self)
 

@@ -100,12 +100,9 @@ class Placement(OperatorMode):
 
     def __init__(self, rank: Rank, device: Device):
         super().__init__()
-        self._rank = rank
-        self._link = host_link(device)
-        self.is_used = self.is_initialized = False
-        self.device_index = 0
-        self.is_busy = False
-        self.num_host_operators = 0
+        self._rank, self._link = rank, host_link(device)
+        self.is_used = self.is_initialized = self.is_busy = False
+        self.device_index = self.num_host_operators = 0
         self._wanted: int | None = None  # device requested by the current call
         self._assumed: int | None = None  # default device of calls without marked arguments
         self.generator = DeviceGenerator(device_seed(rank.rank))
@@ -211,10 +208,8 @@ class Placement(OperatorMode):
         name = schema(func).name
         if name not in ("aten::copy_", "aten::_to_copy", "aten::clone") or not given:
             return False
-        if name == "aten::copy_":
-            target, source = given[0], given[-1]
-        else:
-            target, source = (out, storage_of(out)), given[0]
+        is_in_place = name == "aten::copy_"
+        target, source = (given[0], given[-1]) if is_in_place else ((out, storage_of(out)), given[0])
         to, come_from = index_of_storage(target[1]), index_of_storage(source[1])
         if (to is None) == (come_from is None):
             return False

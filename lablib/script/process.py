@@ -32,21 +32,20 @@ class ClockReadings:
 
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None
-        self._last = (0.0, 0.0)
+        self._last: tuple[float, float] | None = None
         self._line = ""
-        self._number = 0
 
     def read(self, real_s: float, virtual_s: float, frame: FrameType) -> None:
         """Record a reading of the clock in this frame."""
         if self._first is None:
             self._first = (real_s, virtual_s)
             self._line = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-        self._last = (real_s, virtual_s)
-        self._number += 1
+        else:
+            self._last = (real_s, virtual_s)
 
     def note(self, rank: int) -> list[str]:
         """A note with both times between the first and last reading, if there are several."""
-        if self._first is None or self._number < 2:
+        if self._first is None or self._last is None:
             return []
         passed_s = [end - begin for begin, end in zip(self._first, self._last, strict=True)]
         real, virtual = (format_quantity(one, "s", 4) for one in passed_s)
@@ -96,7 +95,6 @@ class NotSimulatedError(NotImplementedError):
 
 
 def refuse(call: str, why: str, remedy: str) -> NoReturn:
-    """Report an unsupported call."""
     source = str(program_line())
     raise NotSimulatedError(
         f"{call} has no answer on the simulator: {why}; {remedy}" + (f" (at {source})" if source else "")

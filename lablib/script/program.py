@@ -23,9 +23,8 @@ def compiled(path: Path) -> CodeType:
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else str(error)
         what = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read ({why})"
-        raise ValueError(
-            f"a script must be a Python file: {printable(path)} {what}; give the path of the file torchrun would run"
-        ) from None
+        rule = "a script must be a Python file"
+        raise ValueError(f"{rule}: {printable(path)} {what}; give the path of the file torchrun would run") from None
     try:
         return compile(source, str(path), "exec")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -48,9 +47,7 @@ class ScriptExit(RuntimeError):
 def run_program(code: CodeType, main_of: Callable[[], ModuleType]) -> int:
     """Execute the script on the rank of this thread. Returns its exit code: 0.
 
-    Raises:
-        ScriptExit: `sys.exit` with any other code.
-        BaseException: any other exception of the script.
+    ScriptExit: `sys.exit` with any other code. BaseException: any other exception of the script.
     """
     status: object = 0
     try:

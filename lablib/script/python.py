@@ -54,18 +54,10 @@ _COMPILE = "torch.compile ran the model eagerly: the times are of eager kernels,
 
 
 def answer_python(patches: Patches) -> None:
-    _answer_interpreter(patches)
-    _answer_clocks(patches)
-    _answer_signals(patches)
-    _answer_children(patches)
-    _answer_spawn(patches)
-    _answer_compile(patches)
-    _answer_data_loader(patches)
-    _answer_checkpoints(patches)
-    _answer_autocast(patches)
-
-
-# ---- Python ----
+    for answer in (_answer_interpreter, _answer_clocks, _answer_signals, _answer_children, _answer_spawn):
+        answer(patches)
+    for answer in (_answer_compile, _answer_data_loader, _answer_checkpoints, _answer_autocast):
+        answer(patches)
 
 
 def _answer_spawn(patches: Patches) -> None:
@@ -173,9 +165,6 @@ def _answer_children(patches: Patches) -> None:
         patches.answer(os, "fork", rank_forks)
 
 
-# ---- torch.compile ----
-
-
 def _answer_compile(patches: Patches) -> None:
     def rank_compiles(process: Process, model: Any = None, **_: Any) -> Any:
         process.note(_COMPILE)
@@ -183,9 +172,6 @@ def _answer_compile(patches: Patches) -> None:
 
     patches.answer(torch, "compile", rank_compiles)
     patches.answer(torch.nn.Module, "compile", lambda process, module, *args, **kwargs: process.note(_COMPILE))
-
-
-# ---- data ----
 
 
 def _answer_data_loader(patches: Patches) -> None:
@@ -201,9 +187,6 @@ def _answer_data_loader(patches: Patches) -> None:
         make(loader, **(given | {"num_workers": 0}))
 
     patches.answer(DataLoader, "__init__", rank_loads)
-
-
-# ---- checkpoints ----
 
 
 def _answer_checkpoints(patches: Patches) -> None:
@@ -226,9 +209,6 @@ def _answer_checkpoints(patches: Patches) -> None:
     registry = [(0, location, at_location), *current("saved_devices")]
     patches.replace(*place("saved_devices"), registry)
     patches.answer(torch.UntypedStorage, "cuda", to_device)
-
-
-# ---- autocast ----
 
 
 def _answer_autocast(patches: Patches) -> None:

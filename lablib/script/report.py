@@ -26,7 +26,6 @@ _FILES = ("timeline.json", "timeline.html", "memory.txt", "summary.txt")
 
 
 def default_folder(script: Path) -> Path:
-    """`runs/<script>-<date>/` in the current folder."""
     return Path("runs") / f"{script.stem}-{datetime.now():%Y-%m-%d-%H%M%S}"
 
 
@@ -64,8 +63,7 @@ def _of_ranks(output: Iterable[str]) -> dict[str, Callable[[Path], object]]:
 
 
 def _write(folder: Path, files: dict[str, Callable[[Path], object]], summary: str) -> None:
-    missing: list[str] = []
-    why = ""
+    missing, why = list[str](), ""
     for name, write in files.items():
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -129,6 +127,5 @@ def _page(run: Run, script: str) -> str:
 
 
 def files_line(folder: Path) -> str:
-    """The written files, for the terminal."""
     names = [name for name in _FILES if (folder / name).exists()]
     return f"written to {folder}: {', '.join(names)} and the output of each rank"

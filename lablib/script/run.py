@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from math import inf
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from lablib.errors import LaunchError
 from lablib.hardware import Cluster, find_cluster
@@ -62,16 +62,8 @@ class Script:
         """Run it; arguments, result and errors as in `simulate_script`."""
         check_outside("simulate a script from outside, not from the program it runs")
         try:
-            run = run_sim(
-                self._program,
-                (),
-                ranks=self._num_ranks,
-                cluster=self.cluster,
-                timeout_s=timeout_s,
-                trace=trace,
-                fidelity=self._fidelity,
-                environment=self,
-            )
+            where: dict[str, Any] = {"ranks": self._num_ranks, "cluster": self.cluster, "environment": self}
+            run = run_sim(self._program, (), **where, timeout_s=timeout_s, trace=trace, fidelity=self._fidelity)
         except LaunchError as error:
             if (shared := self._libraries.error()) is not None and not isinstance(error, SharedLibraryError):
                 raise shared from error  # shared state of the ranks may have caused any error
@@ -95,7 +87,6 @@ class Script:
         return min((process.rank.clock_s for process in self.processes), default=0.0)
 
     def output(self, rank: int) -> str:
-        """The output of a rank so far."""
         return self.processes[rank].rank.stdout.getvalue() if self.processes else ""
 
     def _program(self) -> int:
@@ -127,7 +118,6 @@ class Script:
             yield
 
     def of_a_rank(self, rank: Rank) -> AbstractContextManager[None]:
-        """Context of a rank's thread."""
         return with_gpu(self.processes[rank.rank])
 
 

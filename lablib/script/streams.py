@@ -15,6 +15,7 @@ other ranks; it has had its wires to itself until then (lablib/engine/network.py
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -35,7 +36,6 @@ class Streams:
         self._last_s = 0.0  # the latest end on a stream other than the current one
 
     def time_s(self, stream: Stream) -> float:
-        """Virtual time that a stream has reached."""
         return self._rank.clock_s if stream is self.current else stream.clock_s
 
     def delay(self, stream: Stream, until_s: float) -> None:
@@ -46,7 +46,6 @@ class Streams:
             stream.clock_s = max(stream.clock_s, until_s)
 
     def switch(self, stream: Stream) -> None:
-        """Make this the current stream."""
         if stream is self.current:
             return
         self.current.clock_s = self._rank.clock_s
@@ -162,15 +161,13 @@ class StreamContext:
     """Replacement of `torch.cuda.stream(...)`; None has no effect."""
 
     def __init__(self, stream: Stream | None):
-        self._stream = stream
+        self._context = nullcontext() if stream is None else stream
 
     def __enter__(self) -> None:
-        if self._stream is not None:
-            self._stream.__enter__()
+        self._context.__enter__()
 
     def __exit__(self, *exc: Any) -> None:
-        if self._stream is not None:
-            self._stream.__exit__(*exc)
+        self._context.__exit__(*exc)
 
 
 def _process() -> Process:
