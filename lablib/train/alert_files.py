@@ -53,12 +53,11 @@ def parse_rules(text: str, where: str = "the rules") -> tuple[AlertRule, ...]:
     metrics = Fields(plain, where).get("metrics")
     if not isinstance(metrics, list) or not metrics:
         raise ValueError(f"{where} must have a list of rules under metrics: got {shown(metrics)}; add - name: loss")
-    return tuple(
-        _rule(Fields(one, f"metric {i} of {where}"), f"metric {i} of {where}") for i, one in enumerate(metrics, 1)
-    )
+    return tuple(_rule(one, f"metric {number} of {where}") for number, one in enumerate(metrics, 1))
 
 
-def _rule(fields: Fields, where: str) -> AlertRule:
+def _rule(plain: Any, where: str) -> AlertRule:
+    fields = Fields(plain, where)
     given = {
         "metric": fields.text("name"),
         "threshold": _threshold(fields.text("threshold"), where),
@@ -68,10 +67,8 @@ def _rule(fields: Fields, where: str) -> AlertRule:
         "severity": fields.text("severity", "warning"),
     }
     if unread := fields.unread():
-        raise ValueError(
-            f"{where} must have name, threshold, alert_when, duration, alert and severity only: got "
-            f"{shown(unread[0])}; remove it"
-        )
+        rule = f"{where} must have name, threshold, alert_when, duration, alert and severity only"
+        raise ValueError(f"{rule}: got {shown(unread[0])}; remove it")
     try:
         return AlertRule(**given)
     except ValueError as error:

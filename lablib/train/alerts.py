@@ -68,7 +68,6 @@ class AlertRule:
         object.__setattr__(self, "name", name)
 
     def holds(self, value: float) -> bool:
-        """Whether a value breaks the threshold."""
         return value > self.threshold if self.when == "above" else value < self.threshold
 
 
@@ -100,10 +99,8 @@ class AlertEvent:
     def __str__(self) -> str:
         rule, value = self.rule, "missing" if self.value != self.value else f"{self.value:.4g}"
         held = f" for {format_quantity(rule.for_s, 's')}" if self.state == "firing" else ""
-        return (
-            f"{self.time_s:.10g} s: {rule.name} is {self.state}, {rule.metric} is {value} "
-            f"(alert {rule.when} {rule.threshold:g}{held})"
-        )
+        change = f"{self.time_s:.10g} s: {rule.name} is {self.state}, {rule.metric} is {value}"
+        return f"{change} (alert {rule.when} {rule.threshold:g}{held})"
 
 
 class Alerts:
@@ -119,9 +116,7 @@ class Alerts:
         names = [rule.name for rule in rules]
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"rules must have different names: got {twice!r} twice; give one of them another name=")
-        self.rules = tuple(rules)
-        self.stale_s = stale_s
-        self._last_s = -inf
+        self.rules, self.stale_s, self._last_s = tuple(rules), stale_s, -inf
         self._since_s: dict[str, float] = {}  # the rules that are pending or firing
         self._firing: set[str] = set()
 
@@ -155,13 +150,8 @@ class Alerts:
     @property
     def states(self) -> dict[str, str]:
         """ "inactive", "pending" or "firing" for each rule, by its name."""
-        names = [rule.name for rule in self.rules]
-        pending = {name: "pending" for name in names if name in self._since_s}
-        return (
-            dict.fromkeys(names, "inactive")
-            | pending
-            | dict.fromkeys(filter(self._firing.__contains__, names), "firing")
-        )
+        known = dict.fromkeys(self._since_s, "pending") | dict.fromkeys(self._firing, "firing")
+        return {rule.name: known.get(rule.name, "inactive") for rule in self.rules}
 
     def _end(self, time_s: float, rule: AlertRule, value: float) -> AlertEvent:
         state = "resolved" if rule.name in self._firing else "inactive"

@@ -64,15 +64,10 @@ class BoxedTensor(Tensor):
     # ---- the protocol of torch.distributed.checkpoint ----
 
     def __create_write_items__(self, fqn: str, tensor: Any) -> list[WriteItem]:
-        properties = TensorProperties(dtype=self.dtype)
-        return [
-            WriteItem(
-                MetadataIndex(fqn, chunk.offsets),
-                WriteItemType.SHARD,
-                tensor_data=TensorWriteData(chunk, properties, self.shape),
-            )
-            for chunk in (self.__create_chunk_list__() if self.is_saved else ())
-        ]
+        chunks, properties = self.__create_chunk_list__() if self.is_saved else (), TensorProperties(dtype=self.dtype)
+        data = (TensorWriteData(chunk, properties, self.shape) for chunk in chunks)
+        kind = WriteItemType.SHARD
+        return [WriteItem(MetadataIndex(fqn, one.chunk.offsets), kind, tensor_data=one) for one in data]
 
     def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
         return [ChunkStorageMetadata(torch.Size(corner), view.shape) for corner, view in self.boxes]

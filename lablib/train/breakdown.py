@@ -17,6 +17,7 @@ Simplified: one rank's seconds. On the simulator they are the host's: `lab train
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -41,8 +42,7 @@ class TimedPhases:
 
     @checked
     def __init__(self, step: Step, clock: Callable[[], float] = time.perf_counter):
-        self._clock, self._seconds, self._began_s = clock, dict[str, float](), 0.0
-        self._num_steps = 0
+        self._clock, self._seconds, self._began_s, self._num_steps = clock, defaultdict[str, float](float), 0.0, 0
         modules: list[nn.Module] = []
         if isinstance(step, MeshStep):
             modules = list(step.combined.pipeline.pieces.values())
@@ -58,20 +58,20 @@ class TimedPhases:
         self._num_steps += name == "update"
         with label(name):
             yield
-        self._seconds[name] = self._seconds.get(name, 0.0) + self._now() - began_s
+        self._seconds[name] += self._now() - began_s
 
     def take(self) -> dict[str, float]:
         """Mean seconds per step since the last call, by phase in the order of `PHASES`."""
-        found = {name: time_s / max(1, self._num_steps) for name, time_s in self._seconds.items()}
-        self._seconds, self._num_steps = {}, 0
-        found["backward"] = found.pop("gradients", 0.0) - found.setdefault("forward", 0.0)
-        return {name: found.get(name, 0.0) for name in PHASES}
+        found = defaultdict(float, {name: time_s / max(1, self._num_steps) for name, time_s in self._seconds.items()})
+        self._seconds, self._num_steps = defaultdict(float), 0
+        found["backward"] = found["gradients"] - found["forward"]
+        return {name: found[name] for name in PHASES}
 
     def _begin(self, *_: Any) -> None:
         self._began_s = self._now()
 
     def _end(self, *_: Any) -> None:
-        self._seconds["forward"] = self._seconds.get("forward", 0.0) + self._now() - self._began_s
+        self._seconds["forward"] += self._now() - self._began_s
 
     def _now(self) -> float:
         if torch.cuda.is_initialized():

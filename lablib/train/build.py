@@ -74,8 +74,7 @@ def build(
         loader: this rank's batches; with tensor, pipeline or context ranks, the whole batch on each rank.
         scaler, schedule, guard, on_step: as of `Trainer`.
 
-    Raises:
-        ValueError: sizes that do not fit the ranks, or parts that do not fit each other.
+    ValueError: sizes that do not fit the ranks, or parts that do not fit each other.
     """
     config = config.on(dist.get_world_size() if dist.is_initialized() else 1)
     scaler = scaler or make_scaler(config.precision)
@@ -132,27 +131,22 @@ def make_step(config: TrainConfig, model: nn.Module, optimizer_fn: OptimizerFn, 
             reduce: Any = ExpertReduce(model)
             replica = DataParallel(model, same, axes.bucket_bytes, reduce)
             return ExpertStep(replica, optimizer_fn(list(replica.parameters())), spread, micro_batch, products)
-    if axes.zero_stage == 0:
-        return ReplicaStep(_replica(config, model), optimizer_fn(list(model.parameters())), micro_batch, products)
-    if axes.library == "torch":
+    if axes.zero_stage and axes.library == "lablib":
+        if axes.zero_stage < 3:
+            options["bucket_bytes"] = axes.bucket_bytes
+        zero = Zero(model, optimizer_fn, axes.zero_stage, **options)
+        require_steps_on_shards(zero.optimizer, [unit.layout for unit in zero.units])
+        return ZeroStep(zero, micro_batch, products)
+    replica, size = model, axes.bucket_bytes
+    if axes.zero_stage:
         policy = MixedPrecisionPolicy(param_dtype=low) if precision.master else MixedPrecisionPolicy()
         for part in (*blocks, model):
             fully_shard(part, reshard_after_forward=axes.zero_stage == 3, mp_policy=policy)
-        return ReplicaStep(model, optimizer_fn(list(model.parameters())), micro_batch, products)
-    if axes.zero_stage < 3:
-        options["bucket_bytes"] = axes.bucket_bytes
-    zero = Zero(model, optimizer_fn, axes.zero_stage, **options)
-    require_steps_on_shards(zero.optimizer, [unit.layout for unit in zero.units])
-    return ZeroStep(zero, micro_batch, products)
-
-
-def _replica(config: TrainConfig, model: nn.Module) -> nn.Module:
-    if config.parallel.data == 1:
-        return model
-    size = config.parallel.bucket_bytes
-    if config.parallel.library == "torch":
-        return DistributedDataParallel(model, bucket_cap_mb=size / 2**20)  # pyright: ignore[reportArgumentType]
-    return DataParallel(model, bucket_bytes=size)
+    elif axes.data != 1 and axes.library == "torch":
+        replica = DistributedDataParallel(model, bucket_cap_mb=size / 2**20)  # pyright: ignore[reportArgumentType]
+    elif axes.data != 1:
+        replica = DataParallel(model, bucket_bytes=size)
+    return ReplicaStep(replica, optimizer_fn(list(model.parameters())), micro_batch, products)
 
 
 def _combination(config: TrainConfig, low: torch.dtype | None) -> Combination:
@@ -196,15 +190,9 @@ def make_scaler(config: PrecisionConfig) -> LossScaler | None:
         return None
     if config.loss_scale:
         return LossScaler(static_scale(config.loss_scale))
-    return LossScaler(
-        ScaleRule(
-            config.initial_scale,
-            interval=config.scale_interval,
-            hysteresis=config.hysteresis,
-            minimum=config.min_scale,
-            maximum=config.max_scale,
-        )
-    )
+    bounds = {"minimum": config.min_scale, "maximum": config.max_scale}
+    rule = ScaleRule(config.initial_scale, interval=config.scale_interval, hysteresis=config.hysteresis, **bounds)
+    return LossScaler(rule)
 
 
 @checked

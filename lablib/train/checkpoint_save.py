@@ -14,6 +14,7 @@ Source: planner, writer and file formats of torch.distributed.checkpoint (torch 
 import os
 import pickle
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -83,21 +84,19 @@ class Save:
         """True on one rank, which finds the files of all ranks."""
         if not all((self.folder / f".written-{rank}").exists() for rank in range(self._num_ranks)):
             return False
-        try:
+        with suppress(OSError):  # another rank has made it, or has published already
             os.close(os.open(self.folder / ".publisher", os.O_CREAT | os.O_EXCL))
             return True
-        except OSError:  # another rank has made it, or has published already
-            return False
+        return False
 
     def publish(self) -> None:
         """Complete the folder, in which all ranks have written, and make it a checkpoint."""
         parts = [self.folder / f".written-{rank}" for rank in range(self._num_ranks)]
-        written = [pickle.loads(part.read_bytes()) for part in parts]
-        self._writer.finish(self._metadata, [results for results, _ in written])
+        results, of_ranks = zip(*(pickle.loads(part.read_bytes()) for part in parts), strict=True)
+        self._writer.finish(self._metadata, list(results))
         files = {".metadata": size_and_checksum(self.folder / ".metadata")}
-        for _, of_rank in written:
+        for part, of_rank in zip(parts, of_ranks, strict=True):
             files |= of_rank
-        for part in parts:
             part.unlink()
         path = publish(self.folder, Manifest(self.step, self._number, self._num_ranks, self._metric, files))
         (path / ".publisher").unlink(missing_ok=True)  # after the rename: a late rank must not make it again

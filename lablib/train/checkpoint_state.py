@@ -88,10 +88,8 @@ def packed(objects: Mapping[str, Any]) -> bytes:
         torch.save(objects, file)
         torch.load(io.BytesIO(file.getvalue()), weights_only=True)
     except Exception as error:
-        raise ValueError(
-            f"objects in a state must be tensors, numbers, texts, and lists, tuples and dicts of these: "
-            f"{safe_str(error).splitlines()[0]}; convert them."
-        ) from None
+        rule = "objects in a state must be tensors, numbers, texts, and lists, tuples and dicts of these"
+        raise ValueError(f"{rule}: {safe_str(error).splitlines()[0]}; convert them.") from None
     return file.getvalue()
 
 

@@ -17,11 +17,10 @@ Simplified: the model is the plain GPT, perhaps with experts, or the plain Llama
 """
 
 from dataclasses import dataclass, field, fields, replace
-from math import inf, prod
+from math import inf
 from typing import Annotated, Any
 
-from lablib.models.llama_sizes import LlamaConfig
-from lablib.models.sizes import GPTConfig
+from lablib.models import GPTConfig, LlamaConfig
 from lablib.pipeline.schedules import SCHEDULES
 from lablib.signature import (
     Count,
@@ -73,11 +72,8 @@ class ModelConfig(Checked):
     def __post_init__(self) -> None:
         check_fields(self)
         self.sizes  # noqa: B018  checks widths and heads
-        if 0 < self.num_experts < self.num_active:
-            raise _broken(
-                "model.num_active", f"at most num_experts={self.num_experts}", self.num_active, self.num_experts
-            )
-
+        if 0 < (most := self.num_experts) < self.num_active:
+            raise _broken("model.num_active", f"at most num_experts={most}", self.num_active, most)
         for name in ("num_kv_heads", "head_dim", "rope_base") if self.family == "gpt" else ():
             if (value := getattr(self, name)) is not None:
                 raise _broken(f"model.{name}", 'none without model.family="llama"', value, "none")
@@ -125,10 +121,8 @@ class OptimizerConfig(Checked):
     def __post_init__(self) -> None:
         check_fields(self)
         if self.fused and self.name not in (torchs := ("adamw", "adam", "sgd")):
-            raise ValueError(
-                f"optimizer.fused must be false for {self.name}: torch has {', '.join(torchs)}; try "
-                'optimizer.name="adamw"'
-            )
+            rule = f"optimizer.fused must be false for {self.name}: torch has {', '.join(torchs)}"
+            raise ValueError(f'{rule}; try optimizer.name="adamw"')
 
 
 @dataclass(frozen=True)
@@ -151,7 +145,7 @@ class ParallelConfig(Checked):
     @property
     def model_ranks(self) -> int:
         """Ranks that together hold one replica and compute the same sequences."""
-        return prod((self.context, self.tensor, self.pipeline))
+        return self.context * self.tensor * self.pipeline
 
     @property
     def is_mesh(self) -> bool:
@@ -283,9 +277,8 @@ class TrainConfig(Checked):
                 rule = f"{str(is_off).lower()} without {axis} ranks"
                 raise _broken(f"parallel.{name}", rule, value, str(is_off).lower())
         if axes.expert > 1 and (model.num_experts == 0 or model.num_experts % axes.expert):
-            raise _broken(
-                "model.num_experts", f"a multiple of {axes.expert} expert ranks", model.num_experts, 2 * axes.expert
-            )
+            rule = f"a multiple of {axes.expert} expert ranks"
+            raise _broken("model.num_experts", rule, model.num_experts, 2 * axes.expert)
         if axes.expert > 1 and axes.library == "torch":
             raise _broken("parallel.library", "lablib with expert ranks", "torch", "lablib")
         if model.num_experts and axes.sequence_parallel:
@@ -328,21 +321,16 @@ class TrainConfig(Checked):
     def on(self, ranks: Count) -> "TrainConfig":
         """The configuration with data axis and micro-batch filled in for a number of ranks.
 
-        Raises:
-            ValueError: axes that do not multiply to the ranks, or a batch that they do not divide.
+        ValueError: axes that do not multiply to the ranks, or a batch that they do not divide.
         """
         axes, data = self.parallel, self.data
         data_ranks = axes.data or max(1, ranks // (axes.expert * axes.model_ranks))
         replicas = data_ranks * axes.expert  # ranks with different sequences
         if replicas * axes.model_ranks != ranks:
-            sizes = {"data": data_ranks} | {
-                axis: getattr(axes, axis) for axis in ("expert", "context", "tensor", "pipeline")
-            }
-            got = " x ".join(f"{axis} {size}" for axis, size in sizes.items())
-            raise ValueError(
-                f"parallel must be axes with the product {ranks}, the ranks: got {got}; run on "
-                f"{replicas * axes.model_ranks} ranks, or change an axis"
-            )
+            others = [f"{axis} {getattr(axes, axis)}" for axis in ("expert", "context", "tensor", "pipeline")]
+            got = " x ".join([f"data {data_ranks}", *others])
+            rule = f"parallel must be axes with the product {ranks}, the ranks"
+            raise ValueError(f"{rule}: got {got}; run on {replicas * axes.model_ranks} ranks, or change an axis")
         micro = data.micro_batch or max(1, data.batch_size // replicas)
         if data.batch_size % (replicas * micro):
             near = max(1, round(data.batch_size / (replicas * micro))) * replicas * micro

@@ -115,8 +115,7 @@ def deepspeed_tables(
         tables: other sources, as `read_tables` gives them; DeepSpeed's fields replace theirs.
         ranks: of the run; the batch size depends on it.
 
-    Raises:
-        ValueError: batch sizes that do not agree, an impossible value, or a choice that would train differently here.
+    ValueError: batch sizes that do not agree, an impossible value, or a choice that would train differently here.
     """
     fields, base, auto = Fields(without_auto(values), where), parse_config(tables), frozenset(_auto(values))
     omissions, found = list[Omission](), dict[str, Any]()

@@ -18,8 +18,6 @@ import torch
 
 from lablib.signature import checked, shown
 
-_NAMES = ("torch", "numpy", "python")
-
 
 def generator_states() -> dict[str, Any]:
     """The states of this rank's default generators: tensors, numbers and tuples, which `torch.save` can store."""
@@ -36,10 +34,10 @@ def generator_states() -> dict[str, Any]:
 @checked
 def set_generator_states(states: Mapping[str, Any]) -> None:
     """Set this rank's default generators to the states of `generator_states`. ValueError: a state is missing."""
-    if missing := [name for name in _NAMES if name not in states]:
+    if missing := [name for name in ("torch", "numpy", "python") if name not in states]:
         raise ValueError(
-            f"states must have {', '.join(_NAMES)}: {missing[0]} is not among {shown(sorted(states))}; give the result "
-            "of generator_states()."
+            f"states must have torch, numpy, python: {missing[0]} is not among {shown(sorted(states))}; give the "
+            "result of generator_states()."
         )
     of_numpy = states["numpy"]
     key = of_numpy["state"]["key"].numpy().astype(np.uint32)

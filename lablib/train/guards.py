@@ -68,10 +68,8 @@ def replicas_of(step: Step) -> list[Replicas]:
             by_group.setdefault(buffer.unit.group, []).extend((one.name, one.param) for one in buffer.owned)
         return [Replicas(named, group) for group, named in by_group.items()]
     if not isinstance(step, ReplicaStep):
-        raise ValueError(
-            f"the replicas of a step must be known: got {type(step).__name__}; give DriftGuard a function that returns "
-            "them"
-        )
+        remedy = "give DriftGuard a function that returns them"
+        raise ValueError(f"the replicas of a step must be known: got {type(step).__name__}; {remedy}")
     if isinstance(step.model, FSDPModule) or (isinstance(step, ZeroStep) and step.zero.stage == 3):
         return []
     named = list(getattr(step.model, "module", step.model).named_parameters())
@@ -161,13 +159,9 @@ def make_guard(config: HealthConfig, step: Step) -> Guard | None:
     """The guard of a configuration; None: no step is judged."""
     spikes = None
     if config.policy != "off":
-        spikes = SpikeGuard(
-            config.num_deviations,
-            config.window,
-            config.warm_up,
-            most_skips=0 if config.policy == "stop" else config.most_skips,
-            most_roll_backs=config.most_roll_backs if config.policy == "roll_back" else 0,
-        )
+        skips = 0 if config.policy == "stop" else config.most_skips
+        roll_backs = config.most_roll_backs if config.policy == "roll_back" else 0
+        spikes = SpikeGuard(config.num_deviations, config.window, config.warm_up, skips, roll_backs)
     if not config.drift_every:
         return spikes
     action = Action.ROLL_BACK if config.drift == "roll_back" else Action.STOP

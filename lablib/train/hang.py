@@ -48,7 +48,6 @@ class HangWatch:
         self._since_s, self._over = time.monotonic(), threading.Event()
 
     def step_ended(self, metrics: Mapping[str, Any]) -> None:
-        """To be called after each step (`Trainer.on_step`)."""
         self._step, self._since_s = metrics["step"], time.monotonic()
 
     def __enter__(self) -> Self:

@@ -178,13 +178,9 @@ class SpikeGuard:
 
     def state_dict(self) -> dict[str, Any]:
         """History and counts, as plain lists for a checkpoint."""
-        return {
-            "good": {name: list(values) for name, values in self._good.items()},
-            "was_bad": list(self._was_bad),
-            "bad_steps": list(self._bad_steps),
-            "step": self._step,
-            "num_roll_backs": self._num_roll_backs,
-        }
+        good = {name: list(values) for name, values in self._good.items()}
+        bad = {"was_bad": list(self._was_bad), "bad_steps": list(self._bad_steps)}
+        return {"good": good, **bad, "step": self._step, "num_roll_backs": self._num_roll_backs}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after a state of `state_dict`. After a roll back keep the guard as it is: it counts the roll backs."""

@@ -26,9 +26,7 @@ import torch
 from torch import Tensor
 
 from lablib.configs.hugging_face import read_hugging_face
-from lablib.models.gpt import GPT
-from lablib.models.llama_sizes import LlamaConfig
-from lablib.models.sizes import GPTConfig
+from lablib.models import GPT, GPTConfig, LlamaConfig
 from lablib.signature import checked, shown
 from lablib.text.files import write_text
 from lablib.train.safetensors import read_safetensors, write_safetensors
@@ -48,8 +46,7 @@ _OF_LAYER = {  # transformers' name: ours, of which one matrix there holds sever
 @checked
 def export_gpt2(model: GPT, folder: str | Path) -> None:
     """Write a model for `GPT2LMHeadModel.from_pretrained(folder)`. Makes a missing folder."""
-    config, folder = model.config, Path(folder)
-    weights = model.state_dict()
+    config, folder, weights = model.config, Path(folder), model.state_dict()
     stored = {
         theirs: torch.cat([weights[name].T if is_transposed else weights[name] for name in ours], dim=-1)
         for theirs, ours, is_transposed in _names(config)

@@ -29,8 +29,7 @@ from torch import Tensor
 
 from lablib.configs.hugging_face import read_hugging_face
 from lablib.configs.reading import read_json
-from lablib.models.llama import Llama
-from lablib.models.llama_sizes import LlamaConfig
+from lablib.models import Llama, LlamaConfig
 from lablib.signature import checked, fits, shown
 from lablib.text.files import write_text
 from lablib.train.hugging_face import with_weights

@@ -96,10 +96,9 @@ def saved_in(folder: Path) -> dict[Path, Manifest | None]:
     """The checkpoints in a folder, newest first; None: a damaged manifest."""
     found: dict[Path, Manifest | None] = {}
     for path in sorted(folder.glob("step-*"), reverse=True):
-        try:
+        found[path] = None
+        with contextlib.suppress(ValueError):
             found[path] = Manifest.read(path)
-        except ValueError:
-            found[path] = None
     return dict(sorted(found.items(), key=lambda item: item[1].number if item[1] else math.inf, reverse=True))
 
 

@@ -48,7 +48,6 @@ class JsonLines:
         self._file.write(json.dumps(line | {"alerts": alerts}, allow_nan=False) + "\n")
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -75,7 +74,6 @@ class TensorBoard:
         self._add(sample.time_s, sample.step, _field(5, b"".join(_field(1, value) for value in values)))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
     def _add(self, wall_time_s: float, step: int, content: bytes) -> None:
@@ -137,11 +135,9 @@ class PrometheusExporter:
                 yield GaugeMetricFamily(name, f"{name} of the training run", value=float(value))
 
     def write(self, sample: Sample, events: Sequence[AlertEvent]) -> None:
-        """Serve this sample from now on."""
         self._latest = (self._clock(), sample)
 
     def close(self) -> None:
-        """End the server and its thread."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

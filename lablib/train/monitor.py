@@ -110,9 +110,8 @@ class Monitor:
         """
         for name in metrics:
             check_metric(name)
-        sample = Sample(
-            self._clock() if time_s is None else time_s, self._next_step if step is None else step, {**metrics}
-        )
+        time_s = self._clock() if time_s is None else time_s
+        sample = Sample(time_s, self._next_step if step is None else step, {**metrics})
         events = self.alerts.observe(sample.time_s, sample.metrics)
         self._next_step = sample.step + 1
         self.samples.append(sample)
@@ -134,15 +133,12 @@ class Monitor:
         watched = dict.fromkeys(rule.metric for rule in self.alerts.rules)
         given = {name: [s.metrics.get(name, nan) for s in self.samples] for name in watched}
         series = {name: values for name, values in given.items() if any(v == v for v in values)}
-        spans = [
-            (rule.metric, rule.name, start_s - first_s, end_s - first_s)
-            for rule, start_s, end_s in firing_spans(self.events)
-        ]
+        fired = firing_spans(self.events)
+        spans = [(rule.metric, rule.name, start_s - first_s, end_s - first_s) for rule, start_s, end_s in fired]
         thresholds = [(rule.metric, rule.when, rule.threshold) for rule in self.alerts.rules]
         return draw("figure_metrics", times_s, series, thresholds, spans, **options)
 
     def close(self) -> None:
-        """Close the writers."""
         for writer in self.writers:
             writer.close()
 
@@ -167,12 +163,8 @@ def line_of(metrics: Mapping[str, Any]) -> str:
     forms = {"loss": "{:.4f}", "grad_norm": "{:.3f}", "lr": "{:.2e}", "tokens": "{:,}", "loss_scale": "{:g}"}
     parts = [f"{name} {form.format(metrics[name])}" for name, form in forms.items() if metrics[name] is not None]
     if "communication_share" in metrics:
-        parts.append(
-            f"communication {metrics['communication_share']:.1%}  waiting {metrics['synchronization_s']:.3g} s"
-        )
-    return (
-        f"step {metrics['step']:>5}  "
-        + "  ".join(parts)
-        + "  skipped" * metrics["skipped"]
-        + f"  {metrics['action'].value}: {metrics['reason']}" * bool(metrics["reason"])
-    )
+        share, waiting_s = metrics["communication_share"], metrics["synchronization_s"]
+        parts += [f"communication {share:.1%}", f"waiting {waiting_s:.3g} s"]
+    parts += ["skipped"] if metrics["skipped"] else []
+    parts += [f"{metrics['action'].value}: {metrics['reason']}"] if metrics["reason"] else []
+    return "  ".join([f"step {metrics['step']:>5}", *parts])

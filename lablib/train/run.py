@@ -185,9 +185,8 @@ def save_and_resume(
     def roll_back(last_good_step: int) -> None:
         path, at = checkpoints.newest(last_good_step), trainer.num_steps
         if path is None:
-            raise RunStopped(
-                f"a roll back needs a checkpoint of at most step {last_good_step}: none is left; raise checkpoint.keep"
-            )
+            rule = f"a roll back needs a checkpoint of at most step {last_good_step}"
+            raise RunStopped(f"{rule}: none is left; raise checkpoint.keep")
         place, guard = trainer.loader.state_dict(), trainer.guard.state_dict() if trainer.guard else {}
         step, metric = load(path), Manifest.read(path).metric
         if trainer.guard:
@@ -195,10 +194,8 @@ def save_and_resume(
         if config.health.skip_batches:
             trainer.loader.load_state_dict(place)
         checkpoints.save(step, state(), metric)  # the newest now: a resumed run goes on here
-        batches = (
-            f"the batches of steps {step + 1} to {at} are skipped" if config.health.skip_batches else "same batches"
-        )
-        say(f"rolled back from step {at} to step {step}; {batches}")
+        skipped = f"the batches of steps {step + 1} to {at} are skipped"
+        say(f"rolled back from step {at} to step {step}; {skipped if config.health.skip_batches else 'same batches'}")
 
     if config.checkpoint.resume and (path := checkpoints.newest()) is not None:
         _require_same_settings(shared_objects(path), split(state())[1]["shared"])
@@ -214,13 +211,12 @@ def save_and_resume(
 
 def _require_same_settings(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     """Raise ValueError for a setting that a resumed run cannot change, or that its checkpoint would set back."""
-    kept = ["data.corpus", "data.val_fraction", "precision.parameters"]
+    kept = ["model.", "data.corpus", "data.val_fraction", "precision.parameters"]
     kept += [f"optimizer.{name}" for name in ("name", "betas", "eps", "weight_decay", "momentum", "fused")]
     if "float16" in (saved.get("settings.precision.products"), own["settings.precision.products"]):  # its loss scale
         kept.append("precision.products")
-    beginnings = ["settings.model.", *(f"settings.{name}" for name in kept)]
     for name, now in own.items():
-        if name.startswith(tuple(beginnings)) and (was := saved.get(name, now)) != now:
+        if name.startswith(tuple(f"settings.{one}" for one in kept)) and (was := saved.get(name, now)) != now:
             raise ValueError(
                 f"a run resumes with the settings of its checkpoint: got {name.removeprefix('settings.')}={now}, and "
                 f"it was {was}; set it back, or give another checkpoint.folder"
@@ -238,7 +234,6 @@ def _broken_since(found: Sequence[Metrics]) -> int | None:
 
 
 def _newest(config: TrainConfig) -> str:
-    """Where a stopped run can go on."""
     if not config.checkpoint.folder:
         return "nothing is saved without checkpoint.folder"
     saved = [path.name for path, manifest in saved_in(Path(config.checkpoint.folder)).items() if manifest]

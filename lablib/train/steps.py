@@ -87,8 +87,7 @@ class ReplicaStep:
         products: dtype of products, by autocast; None: the parameters' dtype.
         group: of the replicas; None: all ranks.
 
-    Raises:
-        ValueError: several ranks, and a model that does not average.
+    ValueError: several ranks, and a model that does not average.
     """
 
     @checked
@@ -107,10 +106,8 @@ class ReplicaStep:
         if isinstance(model, FSDPModule):
             self._no_sync = partial(_no_sync, model)
         elif self.world_size > 1 and not hasattr(model, "no_sync"):
-            raise ValueError(
-                f"a model on {self.world_size} ranks must average its gradients: got {type(model).__name__}; wrap it "
-                "in DataParallel"
-            )
+            rule = f"a model on {self.world_size} ranks must average its gradients"
+            raise ValueError(f"{rule}: got {type(model).__name__}; wrap it in DataParallel")
         elif self.world_size > 1:
             self._no_sync = model.no_sync  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -120,9 +117,8 @@ class ReplicaStep:
         micro_batches = [Batch(*pair) for pair in zip(batch.inputs.split(size), batch.targets.split(size), strict=True)]
         num_tokens = (batch.targets != IGNORED).sum()
         self._sum(num_tokens)
-        loss = backward_all(
-            self._logits, micro_batches, num_tokens.clamp(min=1), scale * self.world_size, self._no_sync
-        )
+        weight = scale * self.world_size
+        loss = backward_all(self._logits, micro_batches, num_tokens.clamp(min=1), weight, self._no_sync)
         self._sum(loss)
         return loss, num_tokens
 
@@ -147,26 +143,20 @@ class ReplicaStep:
 
     def _held(self) -> list[Held]:
         """The tensors of the module, in boxes where ranks share the experts; then those that are no parameters."""
-        module = self._module
-        held = [
-            Held(param, partial(_expert_part, name, owner, key)) for name, param, owner, key in each_parameter(module)
-        ]
+        # The model without its wrapper.
+        module = self.model if isinstance(self.model, FSDPModule) else getattr(self.model, "module", self.model)
+        parts = each_parameter(module)
+        held = [Held(param, partial(_expert_part, name, owner, key)) for name, param, owner, key in parts]
         params = dict(module.named_parameters(remove_duplicate=False))
         others = [(name, tensor) for name, tensor in module.state_dict().items() if name not in params]
         return held + [Held(tensor, partial(_named, name)) for name, tensor in others]
-
-    @property
-    def _module(self) -> nn.Module:
-        """The model without its wrapper."""
-        return self.model if isinstance(self.model, FSDPModule) else getattr(self.model, "module", self.model)
 
     def _zero_grad(self) -> None:
         self.optimizer.zero_grad()
 
     def _logits(self, inputs: Tensor) -> Tensor:
-        if self.products is None:
-            return self.model(inputs)
-        with autocast("cuda" if inputs.is_cuda else "cpu", self.products):
+        device = "cuda" if inputs.is_cuda else "cpu"
+        with nullcontext() if self.products is None else autocast(device, self.products):
             return self.model(inputs)
 
     def _sum(self, value: Tensor) -> None:

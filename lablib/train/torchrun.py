@@ -37,9 +37,8 @@ def main(arguments: Sequence[str]) -> None:
     if has_gpu:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
         torch.set_default_device("cuda")
-    hang_s = config.health.hang_s
     # Later than the watch, which explains more: torch's own limit for a rank that the watch could not end.
-    limit = timedelta(seconds=2 * hang_s + 60) if hang_s else None
+    limit = timedelta(seconds=2 * config.health.hang_s + 60) if config.health.hang_s else None
     dist.init_process_group("nccl" if has_gpu else "gloo", timeout=limit)
     try:
         if is_first:

@@ -135,9 +135,8 @@ class Trainer:
         # ---- 6. report ----
         tokens, step_s, step = _number(num_tokens), self.clock() - began_s, self.num_steps
         if tokens == 0:
-            raise ValueError(
-                f"a batch must have a token with a loss: the batch of step {step} has none; check the data"
-            )
+            rule = "a batch must have a token with a loss"
+            raise ValueError(f"{rule}: the batch of step {step} has none; check the data")
         tokens_per_s, lr = tokens / step_s if tokens and step_s > 0 else None, self.step.optimizer.param_groups[0]["lr"]
         metrics = {"step": step, "loss": _number(loss), "grad_norm": _number(norm), "loss_scale": scale, "lr": lr}
         metrics |= {"tokens": tokens, "step_s": step_s, "tokens_per_s": tokens_per_s}
