@@ -28,20 +28,10 @@ from lablib.signature import OneOf
 
 @dataclass(frozen=True, kw_only=True)
 class Asymmetric(Blocks):
-    """Codes of 0 to 2^bits - 1; see `Blocks` for the other settings.
+    """Codes of 0 to 2^bits - 1; see `Blocks` for the other settings."""
 
-    `bits`: 8 or 4.
-    """
-
-    bits: Annotated[int, OneOf((4, 8))] = 8  # pyright: ignore[reportIncompatibleMethodOverride]
-
-    @property
-    def code_dtype(self) -> torch.dtype:
-        return torch.uint8
-
-    @property
-    def num_parameters(self) -> int:
-        return 2
+    bits: Annotated[int, OneOf((4, 8))] = 8
+    code_dtype, num_parameters = torch.uint8, 2
 
     def quantize(self, x: Tensor) -> QuantizedMessage:
         rows = in_blocks(x, self.block)

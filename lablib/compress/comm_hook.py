@@ -17,22 +17,20 @@ buckets after the first, which is averaged without compression.
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.futures import Future
 
 from lablib.parallel.data.overlapped import Handle, Reduce, all_reduce_average, reduce_for
 from lablib.torch_compat import queue_callback
 
 
-def comm_hook(
-    reduce: Reduce, group: dist.ProcessGroup | None = None
-) -> Callable[[Any, Any], torch.futures.Future[Tensor]]:
+def comm_hook(reduce: Reduce, group: dist.ProcessGroup | None = None) -> Callable[[Any, Any], Future[Tensor]]:
     """A hook for `register_comm_hook`, called with an unused state and a `dist.GradBucket`. One hook per module.
 
     `reduce` averages a bucket; `group`: DDP's, None for all ranks.
     """
-    started: list[tuple[Handle, Tensor, torch.futures.Future[Tensor]]] = []
+    started: list[tuple[Handle, Tensor, Future[Tensor]]] = []
     num_steps = 0
 
     def end_of_backward() -> None:
@@ -41,13 +39,13 @@ def comm_hook(
             future.set_result(buffer)
         started.clear()
 
-    def hook(_: Any, bucket) -> torch.futures.Future[Tensor]:
+    def hook(_: Any, bucket) -> Future[Tensor]:
         nonlocal num_steps
         if bucket.index() == 0:  # buckets come in order; discard the state of a backward that raised
             started.clear()
             queue_callback(end_of_backward)
             num_steps += 1
-        buffer, future = bucket.buffer(), torch.futures.Future[Tensor]()
+        buffer, future = bucket.buffer(), Future[Tensor]()
         average = reduce_for(reduce, bucket.index(), bucket.parameters())
         if num_steps == 1 and average is not reduce:
             average = all_reduce_average

@@ -22,8 +22,7 @@ from torch import Tensor
 
 from lablib.compress.int8 import scaled, symmetric_scales
 from lablib.compress.quantized import Blocks, QuantizedMessage, in_blocks, out_of_blocks
-from lablib.precision.formats import E4M3, E5M2, Format
-from lablib.precision.rounding import round_to
+from lablib.precision import E4M3, E5M2, Format, round_to
 from lablib.signature import OneOf
 
 

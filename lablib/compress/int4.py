@@ -28,9 +28,7 @@ from lablib.compress.quantized import Blocks, QuantizedMessage, in_blocks, out_o
 class Int4(Blocks):
     """Halves of bytes of -7 to 7; see `Blocks` for the settings."""
 
-    @property
-    def bits(self) -> int:
-        return 4
+    bits = 4
 
     def quantize(self, x: Tensor) -> QuantizedMessage:
         rows = in_blocks(x, self.block)

@@ -88,12 +88,9 @@ class PowerSGD(LossyAverage):
         shapes = [torch.Size((m.shape[1], min(self.rank, *m.shape))) for m in matrices]
         if index not in self.factors:
             generator = torch.Generator().manual_seed(hash((self.seed, index)) % 2**63)
-            self.factors[index] = [
-                torch.randn(shape, generator=generator, device="cpu", dtype=torch.float64).to(
-                    matrix.device, torch.promote_types(matrix.dtype, torch.float32)
-                )
-                for shape, matrix in zip(shapes, matrices, strict=True)
-            ]
+            drawn = [torch.randn(shape, generator=generator, device="cpu", dtype=torch.float64) for shape in shapes]
+            kinds = [(matrix.device, torch.promote_types(matrix.dtype, torch.float32)) for matrix in matrices]
+            self.factors[index] = [q.to(*kind) for q, kind in zip(drawn, kinds, strict=True)]
         if (kept := [q.shape for q in self.factors[index]]) != shapes:
             raise ValueError(
                 f"PowerSGD: bucket {index} must keep its matrices: their factors were {_words(kept)} and would be "

@@ -76,6 +76,8 @@ class Quantizer(Protocol):
 class Blocks:
     """Common settings of the quantizers of this folder, and the layout of their messages."""
 
+    bits, code_dtype = 8, torch.int8  # of a code
+    num_parameters = 1  # 32-bit numbers kept per block
     block: Count = BLOCK  # numbers that share a scale
     rounding: Annotated[str, OneOf(ROUNDINGS)] = "nearest"  # "nearest" (ties to even) or "stochastic"
     generator: torch.Generator | None = None  # source of stochastic rounding; None: torch's default one
@@ -83,39 +85,20 @@ class Blocks:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    @property
-    def bits(self) -> int:
-        """Of a code."""
-        return 8
-
-    @property
-    def code_dtype(self) -> torch.dtype:
-        return torch.int8
-
-    @property
-    def num_parameters(self) -> int:
-        """32-bit numbers kept per block."""
-        return 1
-
     def message_bytes(self, numel: int) -> int:
         """Bytes of a row of `numel` numbers: ceil(P b / 8) for codes, and 4 for each parameter of a block."""
         numel = whole_number("numel", numel, 0, example=1024)
-        return -(-numel * self.bits // 8) + 4 * self.num_parameters * num_blocks(numel, self.block)
+        return -(-numel * self.bits // 8) + 4 * self.num_parameters * -(-numel // self.block)
 
     def from_message(self, message: Tensor, numel: int) -> QuantizedMessage:
-        """A quantized tensor from its message."""
-        sizes = [4 * num_blocks(numel, self.block)] * self.num_parameters
+        blocks = -(-numel // self.block)
+        sizes = [4 * blocks] * self.num_parameters
         *parameters, codes = message.split([*sizes, message.shape[-1] - sum(sizes)], dim=-1)
-        shape = (*message.shape[:-1], sizes[0] // 4)
+        shape = (*message.shape[:-1], blocks)
         # A copy: the bytes of a message may not be aligned for float32.
         copies = (part.clone(memory_format=torch.contiguous_format) for part in parameters)
         scales, *zeros = (part.flatten().view(torch.float32).view(shape) for part in copies)
         return QuantizedMessage(codes.contiguous().view(self.code_dtype), scales, zeros[0] if zeros else None, numel)
-
-
-def num_blocks(numel: int, block: int) -> int:
-    """Blocks of a row of `numel` numbers."""
-    return -(-numel // block)
 
 
 def in_blocks(x: Tensor, block: int) -> Tensor:

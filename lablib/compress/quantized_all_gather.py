@@ -52,9 +52,8 @@ def quantized_all_gather(
 def check_shards(full: Tensor, shard: Tensor, num_ranks: int) -> None:
     """Raise ValueError unless a full buffer has a shard of each rank."""
     if full.numel() != num_ranks * shard.numel():
-        raise ValueError(
-            f"full must hold {num_ranks} shards: got {full.numel()} numbers for shards of {shard.numel()}; pad it."
-        )
+        rule = f"full must hold {num_ranks} shards"
+        raise ValueError(f"{rule}: got {full.numel()} numbers for shards of {shard.numel()}; pad it.")
 
 
 def quantized_on(what: str, x: Tensor, quantizer: Quantizer, group: dist.ProcessGroup | None) -> QuantizedMessage:

@@ -40,8 +40,7 @@ class Rotated:
 
     def quantize(self, x: Tensor) -> QuantizedMessage:
         rows = in_blocks(x, 1)[..., 0]  # float32, or an error
-        missing = self._padded(x.shape[-1]) - x.shape[-1]
-        padded = F.pad(rows, (0, missing)) if missing else rows
+        padded = F.pad(rows, (0, -x.shape[-1] % self.size))
         quantized = self.quantizer.quantize(hadamard_transform(padded, self.size, self._signs()))
         return replace(quantized, numel=x.shape[-1])
 

@@ -49,7 +49,6 @@ class SecondaryShards:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes that this rank keeps."""
         return sum(part.nbytes for part in self._kept.values())
 
     @staged
@@ -65,7 +64,6 @@ class SecondaryShards:
     def backward(self, shard: Tensor, full: Tensor, group: dist.ProcessGroup | None = None) -> Handle:
         """Gather from the node's copy. Communicates inside the node. ValueError: forward has not gathered this unit."""
         if full not in self._kept:
-            raise ValueError(
-                "backward gathers the copy that forward kept: there is none; pass `forward` as all_gather."
-            )
+            rule = "backward gathers the copy that forward kept"
+            raise ValueError(f"{rule}: there is none; pass `forward` as all_gather.")
         return all_gather_shards(self._kept[full], full, self._inside)

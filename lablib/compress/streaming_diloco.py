@@ -83,15 +83,12 @@ class StreamingDiLoCo:
     ):
         self.every, self.overlap, self.keep, self.num_steps = every, overlap, keep, 0
         if every % len(fragments) or overlap >= every:
-            raise ValueError(
-                "StreamingDiLoCo needs `every` to be a multiple of the number of fragments, and `overlap` below it: "
-                f"got {every}, {len(fragments)}, {overlap}; try 16, 2, 1"
-            )
+            rule = "StreamingDiLoCo needs `every` to be a multiple of the number of fragments, and `overlap` below it"
+            raise ValueError(f"{rule}: got {every}, {len(fragments)}, {overlap}; try 16, 2, 1")
         given = [param for fragment in fragments for param in fragment]
         if len(given) != len(set(given)) or set(given) != set(trainable("StreamingDiLoCo", module)):
-            raise ValueError(
-                "fragments must hold every parameter that is trained, and each once; use layer_fragments(...)."
-            )
+            rule = "fragments must hold every parameter that is trained, and each once"
+            raise ValueError(f"{rule}; use layer_fragments(...).")
         broadcast_module(module, group)
         reduces = [reduce_for(reduce, index, params) for index, params in enumerate(fragments)]
         self.fragments = [Fragment(params, outer, group, own) for params, own in zip(fragments, reduces, strict=True)]

@@ -69,11 +69,8 @@ class TopK(LossyAverage):
         own = torch.zeros_like(buffer)
         own.view(-1)[indices.long()] = values
         all_values, all_indices = ([torch.empty_like(part) for _ in range(num_ranks)] for part in (values, indices))
-        works = [
-            dist.all_gather(all_parts, part, group=group, async_op=True)
-            for all_parts, part in ((all_values, values), (all_indices, indices))
-        ]
-        for work in works:
+        pairs = ((all_values, values), (all_indices, indices))
+        for work in [dist.all_gather(all_parts, part, group=group, async_op=True) for all_parts, part in pairs]:
             assert work is not None
             yield work
         buffer.zero_()

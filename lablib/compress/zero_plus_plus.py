@@ -80,11 +80,7 @@ def zero_plus_plus_bytes(
     weights: Quantizer = INT8,
     gradients: Quantizer = INT4,
 ) -> dict[str, LevelBytes]:
-    """The same with qwZ, hpZ and qgZ.
-
-    Arguments as in `zero3_bytes`, and:
-        weights, gradients: quantizers of qwZ and qgZ.
-    """
+    """The same with qwZ, hpZ and qgZ. `weights`, `gradients`: quantizers of qwZ and qgZ."""
     return {
         "forward": _moved(weights.message_bytes(shard_numel), nodes, local),
         "backward": LevelBytes(_moved(shard_numel * number_bytes, nodes, local).inside, 0),
@@ -95,9 +91,7 @@ def zero_plus_plus_bytes(
 def zero_plus_plus_options(mesh: DeviceMesh, weights: Quantizer = INT8, gradients: Quantizer = INT4) -> dict[str, Any]:
     """The three functions as options of `lablib.parallel.Zero` in stage 3, for one module.
 
-    Arguments:
-        mesh: of `lablib.parallel.node_mesh`, over the ranks that share.
-        weights, gradients: quantizers of qwZ and qgZ.
+    `mesh`: of `lablib.parallel.node_mesh`, over the ranks that share. `weights`, `gradients`: quantizers of both.
     """
     kept = SecondaryShards(mesh, partial(quantized_all_gather, quantizer=weights))
 
@@ -110,14 +104,11 @@ def zero_plus_plus_options(mesh: DeviceMesh, weights: Quantizer = INT8, gradient
 @checked
 def level_bytes(traffic: Traffic, local: Size) -> LevelBytes:
     """Bytes sent inside nodes of `local` ranks and across them, by all ranks of a run together."""
-    inside = across = 0.0
+    sent = [0.0, 0.0]
     for transfer in traffic.transfers:
         for (source, to), size in transfer.routes.items():
-            if source // local == to // local:
-                inside += size
-            else:
-                across += size
-    return LevelBytes(inside, across)
+            sent[source // local != to // local] += size
+    return LevelBytes(*sent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +121,6 @@ class Speedup:
 
     @property
     def factor(self) -> float:
-        """Speedup of ZeRO++."""
         return self.zero3_s / self.zero_plus_plus_s
 
 
