@@ -59,10 +59,8 @@ class Board:
         for each in self.entries:
             if each.counts:
                 places[each.brief] = places.get(each.brief, 0) + 1
-            numbers = [
-                "" if value is None else form.format(value)
-                for value, form in ((each.loss, "{:.3f}"), (each.gpu_hours, "{:,.0f}"), (each.factor, "{:.2f}"))
-            ]
+            values = ((each.loss, "{:.3f}"), (each.gpu_hours, "{:,.0f}"), (each.factor, "{:.2f}"))
+            numbers = ["" if value is None else form.format(value) for value, form in values]
             place = str(places[each.brief]) if each.counts else "-"
             rows.append((place, each.file, each.author, each.brief, *numbers, f"{each.points:g}", each.reason))
         return rows

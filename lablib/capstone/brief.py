@@ -20,10 +20,8 @@ from lablib.configs.reading import read_toml
 from lablib.errors import unknown_name
 from lablib.hardware.catalogue import find_cluster
 from lablib.hardware.cluster import Cluster
-from lablib.models.llama_sizes import LlamaConfig
+from lablib.models import Experts, LlamaConfig, Transformer, transformer_parameters
 from lablib.models.scaling_law import REPLICATION
-from lablib.models.transformer import Experts, Transformer
-from lablib.models.transformer_sizes import transformer_parameters
 from lablib.signature import Count, OneOf, Positive, check_fields, check_type, checked, hints_of
 from lablib.signature.fits import without_bounds
 from lablib.train.config import Checked, ModelConfig, TrainConfig
@@ -65,11 +63,9 @@ class Brief:
     def __post_init__(self) -> None:
         check_fields(self)
         find_cluster(self.cluster)
-        if self.min_parameters > self.max_parameters:
-            raise ValueError(
-                f"min_parameters must be at most max_parameters: got {self.min_parameters:g} and "
-                f"{self.max_parameters:g}; exchange them"
-            )
+        if (least := self.min_parameters) > (most := self.max_parameters):
+            got = f"{least:g} and {most:g}"
+            raise ValueError(f"min_parameters must be at most max_parameters: got {got}; exchange them")
 
     @property
     def machine(self) -> Cluster:
@@ -82,16 +78,9 @@ class Brief:
         if not self.min_parameters <= count <= self.max_parameters:
             span = f"{self.min_parameters / 1e9:g} to {self.max_parameters / 1e9:g} billion"
             found.append(f"the model must have {span} parameters: got {count / 1e9:.3g}; change layers or width")
-        if model.vocab_size < self.vocab_size:
-            found.append(
-                f"large.model.vocab_size must be at least the brief's {self.vocab_size}: got {model.vocab_size}; try "
-                f"{self.vocab_size}"
-            )
-        if model.num_experts < self.num_experts:
-            found.append(
-                f"large.model.num_experts must be at least {self.num_experts}: got {model.num_experts}; try "
-                f"{self.num_experts}"
-            )
+        for name, whose in (("vocab_size", "the brief's "), ("num_experts", "")):
+            if (value := getattr(model, name)) < (least := getattr(self, name)):
+                found.append(f"large.model.{name} must be at least {whose}{least}: got {value}; try {least}")
         return found
 
     def loss(self, config: TrainConfig) -> float:
@@ -101,7 +90,6 @@ class Brief:
 
 
 def tokens_of(config: TrainConfig) -> int:
-    """Tokens of a whole run."""
     return config.data.batch_size * config.data.seq_len * config.num_steps
 
 
@@ -124,7 +112,6 @@ def num_parameters(model: ModelConfig) -> int:
 
 
 def brief_names() -> list[str]:
-    """The briefs of the course."""
     return sorted(path.name.removesuffix(".toml") for path in _FOLDER.iterdir() if path.name.endswith(".toml"))
 
 
@@ -134,16 +121,15 @@ def find_brief(name: str | Path, folder: Path | None = None) -> Brief:
 
     `folder`: where a relative path begins. ValueError: no such brief, an unknown field, a missing or a wrong value.
     """
-    text = str(name)
-    if text.endswith(".toml"):
-        path = Path(text) if folder is None else folder / text
-        return _parsed(read_toml(path), str(path))
-    if text not in brief_names():
-        raise unknown_name("brief", text, brief_names())
-    return _parsed(read_toml(Path(str(_FOLDER / f"{text}.toml"))), text)
-
-
-def _parsed(values: dict[str, Any], where: str) -> Brief:
+    where = str(name)
+    if where.endswith(".toml"):
+        path = Path(where) if folder is None else folder / where
+        where = str(path)
+    elif where in brief_names():
+        path = Path(str(_FOLDER / f"{where}.toml"))
+    else:
+        raise unknown_name("brief", where, brief_names())
+    values = read_toml(path)
     try:
         small = values.pop("small", {})
         check_type("small", small, dict)
@@ -161,6 +147,5 @@ def _record(kind: type[Any], values: dict[str, Any]) -> Any:
         raise ValueError(f"a brief must have {', '.join(missing)}: missing; add {missing[0]} = ...")
     for name, value in values.items():
         check_type(name, value, hints[name])
-    return kind(
-        **{name: float(value) if without_bounds(hints[name]) is float else value for name, value in values.items()}
-    )
+    floats = {name: float(value) for name, value in values.items() if without_bounds(hints[name]) is float}
+    return kind(**(values | floats))

@@ -79,15 +79,11 @@ def findings_before(report: Report) -> list[Finding]:
 
 def _missing(report: Report) -> Iterator[str]:
     if short := [name for name in CHOICES if len(report.reasons.get(name, "").split()) < _FEWEST_WORDS]:
-        yield (
-            f"each choice must have a reason of {_FEWEST_WORDS} words or more: got fewer for {', '.join(short)}; write "
-            f"reasons.{short[0]}"
-        )
+        rule = f"each choice must have a reason of {_FEWEST_WORDS} words or more"
+        yield f"{rule}: got fewer for {', '.join(short)}; write reasons.{short[0]}"
     if absent := [name for name in QUANTITIES if getattr(report.predicted, name) is None]:
-        yield (
-            f"all quantities must be predicted: got none for {', '.join(absent)}; write predicted.{absent[0]}, then "
-            "lock again"
-        )
+        rule = "all quantities must be predicted"
+        yield f"{rule}: got none for {', '.join(absent)}; write predicted.{absent[0]}, then lock again"
     if report.lock is None:
         yield "predictions must be locked before the runs: got no lock; run `lab capstone lock`"
     for name in ("small_run", "large_run"):
@@ -113,12 +109,9 @@ def _axes(report: Report) -> list[str]:
 def _predictions(report: Report) -> Iterator[str]:
     said = report.predicted
     if said.step_s is not None and said.gpu_hours is not None:
-        hours = gpu_hours(report, said.step_s)
-        if _differ(said.gpu_hours, hours):
-            yield (
-                "predicted.gpu_hours must be GPUs x steps x predicted.step_s / 3600: got "
-                f"{said.gpu_hours:,.6g}, and the product is {hours:,.6g}; correct one of them"
-            )
+        if _differ(said.gpu_hours, hours := gpu_hours(report, said.step_s)):
+            rule = "predicted.gpu_hours must be GPUs x steps x predicted.step_s / 3600"
+            yield f"{rule}: got {said.gpu_hours:,.6g}, and the product is {hours:,.6g}; correct one of them"
 
 
 def _alternatives(report: Report) -> Iterator[str]:
@@ -134,10 +127,8 @@ def _alternatives(report: Report) -> Iterator[str]:
             continue
         for name, value in (("step_s", planned.step_time_s), ("memory_bytes", planned.peak_memory_bytes)):
             if _differ(said := getattr(each, name), value):
-                yield (
-                    f"{name} of alternative {number} must be the planner's: got {said:.6g}, and it is {value:.6g}; "
-                    "`lab capstone predict` prints it"
-                )
+                rule = f"{name} of alternative {number} must be the planner's"
+                yield f"{rule}: got {said:.6g}, and it is {value:.6g}; `lab capstone predict` prints it"
 
 
 def _order(report: Report) -> Iterator[str]:
@@ -145,10 +136,8 @@ def _order(report: Report) -> Iterator[str]:
     if lock is None:
         return
     if lock.sha256 != digest(report):
-        yield (
-            "choices and predictions must be as they were locked: got others; undo the change, or lock again and "
-            "repeat the runs"
-        )
+        rule = "choices and predictions must be as they were locked"
+        yield f"{rule}: got others; undo the change, or lock again and repeat the runs"
     for name in ("small_run", "large_run"):
         run = getattr(report, name)
         if run is None:
@@ -157,10 +146,8 @@ def _order(report: Report) -> Iterator[str]:
             yield f"{name} must be of the locked predictions: got another digest; run it again"
         began, locked_at = _time(run.at), _time(lock.at)
         if began is None or locked_at is None:
-            yield (
-                f"times must be as 2026-01-31T10:15:00+01:00: got {shown(run.at)} and {shown(lock.at)}; lock and run "
-                "again"
-            )
+            rule = "times must be as 2026-01-31T10:15:00+01:00"
+            yield f"{rule}: got {shown(run.at)} and {shown(lock.at)}; lock and run again"
         elif began < locked_at:
             yield f"{name} must begin after the lock: got {run.at}, and the lock is of {lock.at}; run it again"
 
@@ -170,41 +157,29 @@ def _small_run(report: Report, simulate: bool) -> Iterator[str]:
     if run is None:
         return
     if config.data.corpus not in CORPORA:
-        yield (
-            f"small.data.corpus must be one of {', '.join(CORPORA)}: got {shown(config.data.corpus)}; choose one, lock "
-            "and run again"
-        )
-    if len(run.losses) != config.num_steps:
-        yield (
-            f"small_run.losses must be as many as the steps, {config.num_steps}: got {len(run.losses)}; run it again"
-        )
+        rule = f"small.data.corpus must be one of {', '.join(CORPORA)}"
+        yield f"{rule}: got {shown(config.data.corpus)}; choose one, lock and run again"
+    if (count := len(run.losses)) != config.num_steps:
+        yield f"small_run.losses must be as many as the steps, {config.num_steps}: got {count}; run it again"
     if abs(run.losses[0] - log(config.model.vocab_size)) > 1.0:
         yield (
             "the first loss must be near ln of the vocabulary, as the model has learned nothing: got "
             f"{run.losses[0]:.3f}, and ln {config.model.vocab_size} is {log(config.model.vocab_size):.3f}; run it again"
         )
     if (number := len(set(run.losses))) < _DIFFERENT * len(run.losses):
-        yield (
-            "small_run.losses must differ from step to step, as each step has other text: got "
-            f"{number} different ones in {len(run.losses)} steps; run it again"
-        )
+        rule = "small_run.losses must differ from step to step, as each step has other text"
+        yield f"{rule}: got {number} different ones in {len(run.losses)} steps; run it again"
     pairs = zip(accumulate(run.losses, min), run.losses[1:], strict=False)
     if (fall := max((low - loss for low, loss in pairs), default=0.0)) > _FASTEST_FALL:
-        yield (
-            f"a step of the small run must lower the least loss by at most {_FASTEST_FALL} nats: got {fall:.3f} nats "
-            "in one step; run it again"
-        )
+        rule = f"a step of the small run must lower the least loss by at most {_FASTEST_FALL} nats"
+        yield f"{rule}: got {fall:.3f} nats in one step; run it again"
     flops = 6 * num_parameters(config.model) * tokens_of(config) / config.num_steps / report.small_ranks
     if run.step_s < (least_s := max(_SHORTEST_STEP_S, flops / _MOST_FLOPS_PER_S)):
-        yield (
-            f"small_run.step_s must be at least {least_s:.3g} s, by its operators and FLOPs: got {run.step_s:.3g}; run "
-            "it again"
-        )
+        rule = f"small_run.step_s must be at least {least_s:.3g} s, by its operators and FLOPs"
+        yield f"{rule}: got {run.step_s:.3g}; run it again"
     if (lasted_s := run.step_s * config.num_steps) > _LONGEST_RUN_S:
-        yield (
-            f"the small run must end within {_LONGEST_RUN_S / 86400:g} days: got {config.num_steps} steps of "
-            f"{run.step_s:.3g} s, {lasted_s / 86400:.3g} days; run it again"
-        )
+        rule = f"the small run must end within {_LONGEST_RUN_S / 86400:g} days"
+        yield f"{rule}: got {config.num_steps} steps of {run.step_s:.3g} s, {lasted_s / 86400:.3g} days; run it again"
     if len(set(run.own_code)) < len(run.own_code):
         yield f"small_run.own_code must be different parts: got {list(run.own_code)}; run it again"
     try:  # parts that the configuration cannot have taken; they are only named
@@ -219,11 +194,9 @@ def _small_run(report: Report, simulate: bool) -> Iterator[str]:
     except (ValueError, LaunchError) as error:
         yield f"the small run must be possible: {error}"
         return
-    if _differ(run.memory_bytes, value):
-        yield (
-            f"small_run.memory_bytes must equal the simulated one: got {run.memory_bytes!r}, and it is {value!r} "
-            "today; run it again"
-        )
+    if _differ(said := run.memory_bytes, value):
+        rule = "small_run.memory_bytes must equal the simulated one"
+        yield f"{rule}: got {said!r}, and it is {value!r} today; run it again"
 
 
 def _large_run(report: Report, simulate: bool) -> Iterator[str]:
@@ -237,9 +210,8 @@ def _large_run(report: Report, simulate: bool) -> Iterator[str]:
         return
     for name in ("step_s", "memory_bytes"):
         if _differ(said := getattr(run, name), value := getattr(again, name), _SIMULATED):
-            yield (
-                f"large_run.{name} must equal the simulated one: got {said!r}, and it is {value!r} today; run it again"
-            )
+            rule = f"large_run.{name} must equal the simulated one"
+            yield f"{rule}: got {said!r}, and it is {value!r} today; run it again"
 
 
 def _errors(report: Report) -> Iterator[str]:
@@ -250,10 +222,8 @@ def _errors(report: Report) -> Iterator[str]:
         elif not abs(each.error - found[name]) <= _ERROR * max(1.0, 0.01 * abs(found[name])):
             said, saw = getattr(report.predicted, name), values[name]
             rule = "predicted - measured" if QUANTITIES[name].is_loss else "predicted / measured - 1"
-            yield (
-                f"reconciled.{name}.error must be {rule} = {_digits(found[name])}, of {said:.6g} and {saw:.6g}: got "
-                f"{_digits(each.error)}; correct it"
-            )
+            rule = f"reconciled.{name}.error must be {rule} = {_digits(found[name])}, of {said:.6g} and {saw:.6g}"
+            yield f"{rule}: got {_digits(each.error)}; correct it"
 
 
 def _brief(report: Report) -> Iterator[str]:
@@ -271,8 +241,7 @@ def _brief(report: Report) -> Iterator[str]:
         yield f"the small run must have at most {room} per rank: got {used}; make the small model smaller"
     if (run := report.large_run) is None:
         return
-    room = brief.machine.device.memory_bytes
-    if run.memory_bytes > room:
+    if run.memory_bytes > (room := brief.machine.device.memory_bytes):
         used, has = format_quantity(run.memory_bytes, "B"), format_quantity(room, "B")
         yield f"a GPU of {brief.cluster} has {has}: got {used}; shard or recompute more, or take smaller micro-batches"
     hours, days = gpu_hours(report, run.step_s), gpu_hours(report, run.step_s) / brief.gpus / 24
@@ -290,12 +259,11 @@ def _brief(report: Report) -> Iterator[str]:
 @checked
 def changed(config: TrainConfig, changes: tuple[str, ...] | list[str]) -> TrainConfig:
     """A configuration with overrides of `lab train`, such as "parallel.tensor=4". ValueError as `with_overrides`."""
-    tables = {
-        name: {key: list(each) if isinstance(each, tuple) else each for key, each in table.items() if each is not None}
-        if isinstance(table, dict)
-        else table
-        for name, table in asdict(config).items()
-    }
+    tables = asdict(config)
+    for name, table in tables.items():
+        if isinstance(table, dict):
+            plain = {key: list(each) if isinstance(each, tuple) else each for key, each in table.items()}
+            tables[name] = {key: each for key, each in plain.items() if each is not None}
     return parse_config(with_overrides(tables, list(changes)), "the alternative")
 
 

@@ -31,18 +31,15 @@ def digest(report: Report) -> str:
 
 
 def now() -> str:
-    """The time as text."""
     return datetime.now().astimezone().isoformat(timespec="seconds")
 
 
 @checked
 def locked(report: Report, at: str) -> Report:
     """The report with a lock, and without runs that came before it. ValueError: a prediction is missing."""
-    missing = [name for name, value in asdict(report.predicted).items() if value in (None, "")]
-    if missing:
-        raise ValueError(
-            f"a report is locked with all its predictions: missing {', '.join(missing)}; write predicted.{missing[0]}"
-        )
+    if missing := [name for name, value in asdict(report.predicted).items() if value in (None, "")]:
+        rule = f"a report is locked with all its predictions: missing {', '.join(missing)}"
+        raise ValueError(f"{rule}; write predicted.{missing[0]}")
     return replace(report, lock=Lock(at, digest(report)), small_run=None, large_run=None)
 
 

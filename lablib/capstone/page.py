@@ -77,10 +77,7 @@ def _blocks(report: Report, found: Sequence[Finding]) -> list[_Block]:
         text(brief.text),
         table(("budget", "value"), _budget(report)),
         heading("Choices"),
-        table(
-            ("choice", "value", "reason"),
-            [(name, _choice(report, name), report.reasons.get(name, "")) for name in CHOICES],
-        ),
+        table(("choice", "value", "reason"), _choices(report)),
         heading("Predictions and measurements"),
         text(f"Method: {report.predicted.method.rstrip('. ') or 'not stated'}. {_when(report)}"),
         table(("quantity", "predicted", "measured", "error", "band"), _quantities(report)),
@@ -90,21 +87,17 @@ def _blocks(report: Report, found: Sequence[Finding]) -> list[_Block]:
     if report.small_run:
         own = ", ".join(report.small_run.own_code).replace("_", " ") or "none; the library's parts ran"
         blocks.append(text(f"The learner's own code in the small run: {own}."))
+    named = [(QUANTITIES[name], each) for name, each in report.reconciled.items()]
+    reconciled = [(quantity.title, quantity.error_text(each.error), each.explanation) for quantity, each in named]
+    given = [("", "instructor") if each.points is None else (f"{each.points:g}", "program") for each in criteria]
+    judged = [(c.name, points, str(c.most), by, c.text) for c, (points, by) in zip(criteria, given, strict=True)]
     blocks += [
         heading("Other plans"),
         table(("change", "step by the planner", "memory", "reason against it"), _alternatives(report))
         if report.alternatives
         else text("None compared."),
         heading("Reconciliation"),
-        table(
-            ("quantity", "stated error", "explanation"),
-            [
-                (QUANTITIES[name].title, QUANTITIES[name].error_text(each.error), each.explanation)
-                for name, each in report.reconciled.items()
-            ],
-        )
-        if report.reconciled
-        else text("Nothing reconciled."),
+        table(("quantity", "stated error", "explanation"), reconciled) if reconciled else text("Nothing reconciled."),
         heading("Conclusion"),
         text(report.conclusion or "None."),
         heading("Findings"),
@@ -112,14 +105,7 @@ def _blocks(report: Report, found: Sequence[Finding]) -> list[_Block]:
         if found
         else text("None: every number that can be recomputed agrees."),
         heading("Rubric"),
-        table(
-            ("criterion", "points", "of", "judged by", "why"),
-            [
-                (each.name, "" if each.points is None else f"{each.points:g}", str(each.most), by, each.text)
-                for each in criteria
-                for by in ("instructor" if each.points is None else "program",)
-            ],
-        ),
+        table(("criterion", "points", "of", "judged by", "why"), judged),
         heading("What this page cannot show"),
         text(_LIMITS),
     ]
@@ -150,13 +136,13 @@ def _budget(report: Report) -> list[tuple[str, str]]:
     ]
 
 
-def _choice(report: Report, name: str) -> str:
+def _choices(report: Report) -> list[tuple[str, str, str]]:
     config = report.large
     model, data, rate, axes = config.model, config.data, config.optimizer, config.parallel
     sizes = {axis: getattr(axes, axis) for axis in ("data", "expert", "context", "tensor", "pipeline")}
     split = ", ".join(f"{axis} {size}" for axis, size in sizes.items() if size not in (None, 1))
     experts = f", {model.num_experts} experts, {model.num_active} active" if model.num_experts else ""
-    return {
+    values = {
         "model": f"{num_parameters(model) / 1e9:.3g} billion parameters: {model.num_layers} layers, width "
         f"{model.d_model}{experts}",
         "precision": f"{config.precision.products} products, {config.precision.parameters} parameters",
@@ -166,7 +152,8 @@ def _choice(report: Report, name: str) -> str:
         "recomputation": config.memory.recompute,
         "axes": (split or "data: all GPUs") + (f", ZeRO-{axes.zero_stage}" if axes.zero_stage else ""),
         "schedule": axes.schedule if axes.pipeline > 1 else "none: no pipeline",
-    }[name]
+    }
+    return [(name, values[name], report.reasons.get(name, "")) for name in CHOICES]
 
 
 def _when(report: Report) -> str:
@@ -189,11 +176,12 @@ def _quantities(report: Report) -> list[tuple[str, ...]]:
 
 
 def _alternatives(report: Report) -> list[tuple[str, ...]]:
-    rows = []
-    for each in report.alternatives:
-        step, memory = format_quantity(each.step_s, "s"), format_quantity(each.memory_bytes, "B")
-        rows.append((", ".join(each.changes), step, memory, each.reason))
-    return rows
+    sizes = [
+        (format_quantity(each.step_s, "s"), format_quantity(each.memory_bytes, "B")) for each in report.alternatives
+    ]
+    return [
+        (", ".join(each.changes), *size, each.reason) for each, size in zip(report.alternatives, sizes, strict=True)
+    ]
 
 
 def _html(block: _Block) -> str:
@@ -213,9 +201,8 @@ def _html(block: _Block) -> str:
 def _markdown(block: _Block) -> str:
     if block.kind == "table":
         rows = [block.heading, ["---"] * len(block.heading), *block.rows]
-        return "\n".join(
-            "| " + " | ".join(in_markdown(cell).replace("|", "\\|") for cell in row) + " |" for row in rows
-        )
+        cells = ([in_markdown(cell).replace("|", "\\|") for cell in row] for row in rows)
+        return "\n".join(f"| {' | '.join(row)} |" for row in cells)
     if block.kind == "list":
         return "\n".join(f"- {in_markdown(row[0])}" for row in block.rows)
     if block.figure is not None:

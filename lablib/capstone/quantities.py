@@ -82,9 +82,7 @@ QUANTITIES: Mapping[str, Quantity] = MappingProxyType(
         "step_s": Quantity("a step of the large run", "s", 1.2, _large(lambda _, run: run.step_s)),
         "memory_bytes": Quantity("memory of a GPU", "B", 1.2, _large(lambda _, run: run.memory_bytes)),
         "gpu_hours": Quantity("GPU hours", "h", 1.2, _large(lambda report, run: gpu_hours(report, run.step_s))),
-        "loss": Quantity(
-            "loss of the large run", "nats", 0.05, _large(lambda report, _: report.brief.loss(report.large))
-        ),
+        "loss": Quantity("loss of the large run", "nats", 0.05, _large(lambda of, _: of.brief.loss(of.large))),
         "small_loss": Quantity("loss of the small run", "nats", 0.2, _small(lambda run: final_loss(run.losses))),
         "small_step_s": Quantity("a step of the small run", "s", 2.0, _small(lambda run: run.step_s)),
         "small_memory_bytes": Quantity("memory of the small run", "B", 1.5, _small(lambda run: run.memory_bytes)),

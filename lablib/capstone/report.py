@@ -20,7 +20,7 @@ Source: none; TOML 1.0.
 """
 
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -155,9 +155,8 @@ def parse_report(values: Mapping[str, Any], where: str = "report.toml", folder: 
             _require_table(name, table)
         _require_known(tables["reasons"], CHOICES, "reasons.")
         reasons = {name: _typed(f"reasons.{name}", text, str) for name, text in tables["reasons"].items()}
-        reconciled = {
-            name: _record(Reconciled, table, f"reconciled.{name}") for name, table in tables["reconciled"].items()
-        }
+        stated = tables["reconciled"].items()
+        reconciled = {name: _record(Reconciled, table, f"reconciled.{name}") for name, table in stated}
         _require_known(reconciled, [one.name for one in fields(Predicted) if one.name != "method"], "reconciled.")
         alternatives = _typed("alternatives", values.get("alternatives", []), list)
         report = Report(
@@ -230,16 +229,9 @@ def write_runs(report: Report, path: str | Path) -> None:
 @checked
 def report_toml(report: Report) -> str:
     """The report as TOML: fields of a configuration only where they differ from the defaults."""
-    lines = [
-        f"{name} = {toml_value(value)}"
-        for name, value in (
-            ("title", report.title),
-            ("author", report.author),
-            ("brief", report.brief_name or report.brief.name),
-            ("small_ranks", report.small_ranks),
-            ("conclusion", report.conclusion),
-        )
-    ]
+    names = {name: getattr(report, name) for name in ("title", "author", "brief", "small_ranks", "conclusion")}
+    names["brief"] = report.brief_name or report.brief.name
+    lines = [f"{name} = {toml_value(value)}" for name, value in names.items()]
     lines += [*toml_table("reasons", report.reasons), *choices_toml(report)]
     for each in report.alternatives:
         lines += toml_table("alternatives", asdict(each), "[[{}]]")
@@ -248,15 +240,13 @@ def report_toml(report: Report) -> str:
 
 def choices_toml(report: Report) -> list[str]:
     """The lines of [large], [small] and [predicted]."""
-    lines, default = list[str](), TrainConfig()
+    lines, defaults = list[str](), asdict(TrainConfig())
     for name, config in (("large", report.large), ("small", report.small)):
         lines += toml_table(name, {"num_steps": config.num_steps})
-        for one in fields(config):
-            if is_dataclass(getattr(config, one.name)):
-                plain = asdict(getattr(default, one.name))
-                values = asdict(getattr(config, one.name))
-                kept = {key: value for key, value in values.items() if value != plain[key]}
-                lines += toml_table(f"{name}.{one.name}", kept) if kept else []
+        for section, values in asdict(config).items():
+            if isinstance(values, dict):
+                kept = {key: value for key, value in values.items() if value != defaults[section][key]}
+                lines += toml_table(f"{name}.{section}", kept) if kept else []
     return lines + toml_table("predicted", asdict(report.predicted))
 
 

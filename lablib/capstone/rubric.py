@@ -51,15 +51,9 @@ class Criterion:
 @checked
 def rubric(report: Report, found: Sequence[Finding]) -> list[Criterion]:
     """All criteria, the program's first. `found`: of `findings(report)`."""
-    return [
-        _consistent(found),
-        _within(report, found),
-        _goal(report),
-        _predictions(report),
-        _alternatives(report),
-        _reconciled(report),
-        *(Criterion(name, None, most, text) for name, (most, text) in INSTRUCTOR.items()),
-    ]
+    judged = [_consistent(found), _within(report, found)]
+    judged += [judge(report) for judge in (_goal, _predictions, _alternatives, _reconciled)]
+    return judged + [Criterion(name, None, most, text) for name, (most, text) in INSTRUCTOR.items()]
 
 
 @checked
@@ -79,11 +73,9 @@ def _within(report: Report, found: Sequence[Finding]) -> Criterion:
     """The rules of the brief, except the goal."""
     if report.large_run is None or report.small_run is None:
         return Criterion("within", 0.0, 10, "not run yet")
-    broken = [each for each in found if each.kind == "brief" and "scaling law" not in each.text]
-    text = (
-        f"broken: {plural(len(broken), 'rules')} of the brief" if broken else "sizes, memory, budget and deadline hold"
-    )
-    return Criterion("within", 0.0 if broken else 10.0, 10, text)
+    if broken := [each for each in found if each.kind == "brief" and "scaling law" not in each.text]:
+        return Criterion("within", 0.0, 10, f"broken: {plural(len(broken), 'rules')} of the brief")
+    return Criterion("within", 10.0, 10, "sizes, memory, budget and deadline hold")
 
 
 def _goal(report: Report) -> Criterion:
@@ -128,17 +120,12 @@ def _planned(config: TrainConfig) -> dict[str, Any]:
 
 
 def _reconciled(report: Report) -> Criterion:
-    values = measured(report)
-    beyond = [
-        name for name in errors(report) if not QUANTITIES[name].is_within(getattr(report.predicted, name), values[name])
-    ]
-    explained = [
-        name
-        for name in beyond
-        if name in report.reconciled and len(report.reconciled[name].explanation.split()) >= _FEWEST_WORDS
-    ]
     if report.large_run is None or report.small_run is None:
         return Criterion("reconciled", 0.0, 5, "not run yet")
+    pairs = {name: (getattr(report.predicted, name), value) for name, value in measured(report).items()}
+    beyond = [name for name in errors(report) if not QUANTITIES[name].is_within(*pairs[name])]
+    texts = {name: each.explanation for name, each in report.reconciled.items()}
+    explained = [name for name in beyond if len(texts.get(name, "").split()) >= _FEWEST_WORDS]
     points = 5.0 if len(explained) == len(beyond) else 2.5 if 2 * len(explained) >= len(beyond) else 0.0
     text = f"{len(explained)} of {len(beyond)} errors beyond their band are explained" if beyond else "all within bands"
     return Criterion("reconciled", points, 5, text)

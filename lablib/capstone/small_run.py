@@ -61,7 +61,6 @@ class Parts:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The parts that are given."""
         return tuple(one.name for one in fields(self) if getattr(self, one.name) is not None)
 
 
@@ -69,9 +68,7 @@ class Parts:
 def train_small(report: Report, backend: str = "gloo", parts: Parts | None = None) -> SmallRun:
     """Train the report's small configuration on its ranks.
 
-    Raises:
-        ValueError: predictions that are not locked, parts that the configuration cannot take.
-        LaunchError: the run failed.
+    ValueError: predictions that are not locked, parts that the configuration cannot take. LaunchError: the run failed.
     """
     lock, at = checked_lock(report), now()
     parts, config = parts or Parts(), report.small.on(report.small_ranks)
@@ -105,16 +102,13 @@ def parts_that_fit(report: Report, own: Mapping[str, Callable[..., Any]]) -> tup
 def check_parts(config: TrainConfig, parts: Parts) -> None:
     """Raise ValueError for a part that the configuration cannot take."""
     axes = config.parallel
-    if parts.optimizer_step and config.optimizer.name != "adamw":
-        raise ValueError(
-            f"optimizer.name must be adamw for an optimizer step of lab 05: got {config.optimizer.name}; "
-            'try small.optimizer.name="adamw"'
-        )
-    if parts.schedule and config.optimizer.schedule != "wsd":
-        raise ValueError(
-            f"optimizer.schedule must be wsd for a schedule of lab 04: got {config.optimizer.schedule}; "
-            'try small.optimizer.schedule="wsd"'
-        )
+    for part, name, wanted, words in (
+        (parts.optimizer_step, "name", "adamw", "an optimizer step of lab 05"),
+        (parts.schedule, "schedule", "wsd", "a schedule of lab 04"),
+    ):
+        if part and (got := getattr(config.optimizer, name)) != wanted:
+            rule = f"optimizer.{name} must be {wanted} for {words}"
+            raise ValueError(f'{rule}: got {got}; try small.optimizer.{name}="{wanted}"')
     if parts.all_reduce and parts.average_gradients:
         raise ValueError("a run has one of all_reduce and average_gradients: got both; leave one out")
     plain = (axes.model_ranks, axes.expert, axes.zero_stage, config.memory.recompute) == (1, 1, 0, "none")
@@ -146,14 +140,8 @@ def _trainer(config: TrainConfig, parts: Parts, on_step: Iterable[Callable[[Metr
     products = None if config.precision.products == "float32" else getattr(torch, config.precision.products)
     model = make_model(config)
     step = AveragedStep(model, optimizer_fn(list(model.parameters())), config.data.micro_batch, products, average)
-    return Trainer(
-        step,
-        make_loader(config),
-        schedule=schedule,
-        scaler=make_scaler(config.precision),
-        max_norm=rate.max_norm,
-        on_step=on_step,
-    )
+    parts_of_run = {"schedule": schedule, "scaler": make_scaler(config.precision), "max_norm": rate.max_norm}
+    return Trainer(step, make_loader(config), on_step=on_step, **parts_of_run)
 
 
 def _factor(of: Callable[[int, int, int, int], float], *sizes_and_step: int) -> float:
@@ -185,7 +173,6 @@ class AveragedStep(ReplicaStep):
 
 
 def _averaged_by(all_reduce: Callable[[Tensor], Any], module: nn.Module) -> None:
-    """Average the gradients with a sum in place."""
     for param in module.parameters():
         if param.grad is not None:
             param.grad.div_(dist.get_world_size())
