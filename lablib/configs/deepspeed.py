@@ -29,47 +29,32 @@ from lablib.errors import unknown_name
 from lablib.signature import checked
 
 _WITHOUT_COST = frozenset(
-    {
-        "scheduler", "gradient_clipping", "prescale_gradients", "gradient_predivide_factor", "steps_per_print",
-        "wall_clock_breakdown", "dump_state", "zero_allow_untested_optimizer", "tensorboard", "wandb", "csv_monitor",
-        "monitor_config", "comms_logger", "flops_profiler", "checkpoint", "data_types", "elasticity", "autotuning",
-        "disable_allgather", "sparse_gradients", "zero_force_ds_cpu_optimizer", "memory_breakdown", "seed",
-    }
-)  # fmt: skip
+    "scheduler gradient_clipping prescale_gradients gradient_predivide_factor steps_per_print wall_clock_breakdown "
+    "dump_state zero_allow_untested_optimizer tensorboard wandb csv_monitor monitor_config comms_logger flops_profiler "
+    "checkpoint data_types elasticity autotuning disable_allgather sparse_gradients zero_force_ds_cpu_optimizer "
+    "memory_breakdown seed".split()
+)
 ZERO_WITHOUT_COST = frozenset(
-    {
-        "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "allgather_partitions", "allgather_bucket_size",
-        "round_robin_gradients", "load_from_fp32_weights", "elastic_checkpoint", "sub_group_size", "legacy_stage1",
-        "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold", "stage3_max_live_parameters",
-        "stage3_max_reuse_distance", "stage3_model_persistence_threshold", "ignore_unused_parameters",
-        "stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save",
-        "stage3_use_all_reduce_for_fetch_params", "stage3_module_granularity_threshold", "memory_efficient_linear",
-        "use_multi_rank_bucket_allreduce", "cpu_offload_use_pin_memory",
-    }
-)  # fmt: skip
+    "contiguous_gradients reduce_scatter reduce_bucket_size allgather_partitions allgather_bucket_size "
+    "round_robin_gradients load_from_fp32_weights elastic_checkpoint sub_group_size legacy_stage1 "
+    "stage3_prefetch_bucket_size stage3_param_persistence_threshold stage3_max_live_parameters "
+    "stage3_max_reuse_distance stage3_model_persistence_threshold ignore_unused_parameters "
+    "stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save "
+    "stage3_use_all_reduce_for_fetch_params stage3_module_granularity_threshold memory_efficient_linear "
+    "use_multi_rank_bucket_allreduce cpu_offload_use_pin_memory".split()
+)
 CHECKPOINTING_WITHOUT_COST = frozenset(
     {"contiguous_memory_optimization", "number_checkpoints", "synchronize_checkpoint_boundary", "profile"}
 )
-_OPTIMIZERS = {
-    "adam": "adam",
-    "adamw": "adamw",
-    "fusedadam": "adamw",
-    "deepspeedcpuadam": "adamw",
-    "lamb": "lamb",
-    "fusedlamb": "lamb",
-    "lion": "lion",
-    "fusedlion": "lion",
-    "sgd": "sgd",
-    "muon": "muon",
-}
+_OPTIMIZERS = {name: name for name in ("adam", "adamw", "lamb", "lion", "sgd", "muon")}
+_OPTIMIZERS |= {"fusedadam": "adamw", "deepspeedcpuadam": "adamw", "fusedlamb": "lamb", "fusedlion": "lion"}
 
 
 @checked
 def read_deepspeed(path: str | Path) -> Reading[dict[str, Any]]:
     """The settings in a DeepSpeed configuration file.
 
-    Raises:
-        ValueError: a missing file, an impossible value, or a choice that the planner cannot price.
+    ValueError: a missing file, an impossible value, or a choice that the planner cannot price.
     """
     return parse_deepspeed(read_json(path), str(path))
 
@@ -86,9 +71,7 @@ def parse_deepspeed(values: dict[str, Any], where: str = "ds_config.json") -> Re
         settings["optimizer"] = _OPTIMIZERS[str(kind).lower()]
     zero = fields.inner("zero_optimization")
     settings |= _zero(zero, omissions)
-    offload = ["optimizer"] if offloads_optimizer(zero) else []
-    if _offloads_parameters(zero):
-        offload.append("parameters")
+    offload = ["optimizer"] * _offloads_optimizer(zero) + ["parameters"] * _offloads_parameters(zero)
     checkpointing = fields.inner("activation_checkpointing")
     if checkpointing.flag("cpu_checkpointing", False):
         offload.append("activations")
@@ -98,8 +81,7 @@ def parse_deepspeed(values: dict[str, Any], where: str = "ds_config.json") -> Re
     settings["offload"] = tuple(offload)
     if fields.inner("pipeline").get("stages") not in (None, "auto"):
         omissions.append(Omission("pipeline.stages: give --pipeline"))
-    dtype = fields.get("communication_data_type")
-    if dtype is not None:
+    if (dtype := fields.get("communication_data_type")) is not None:
         omissions.append(Omission(f"communication_data_type {dtype!r}: gradients travel in the training precision"))
     fields.skip(_WITHOUT_COST)
     zero.skip(ZERO_WITHOUT_COST)
@@ -123,10 +105,8 @@ def _batches(fields: Fields) -> dict[str, Any]:
     settings: dict[str, Any] = {"batch": batch, "micro_batch": [micro]}
     if batch and micro and steps:
         if batch % (micro * steps):
-            raise ValueError(
-                "train_batch_size must be a multiple of train_micro_batch_size_per_gpu * gradient_accumulation_steps: "
-                f"got {batch} and {micro} * {steps}"
-            )
+            rule = "train_batch_size must be a multiple of train_micro_batch_size_per_gpu * gradient_accumulation_steps"
+            raise ValueError(f"{rule}: got {batch} and {micro} * {steps}")
         settings["data"] = [batch // (micro * steps)]
     return {name: value for name, value in settings.items() if value not in (0, [0])}
 
@@ -166,7 +146,7 @@ def _offloads_parameters(zero: Fields) -> bool:
     return device == "cpu"
 
 
-def offloads_optimizer(zero: Fields) -> bool:
+def _offloads_optimizer(zero: Fields) -> bool:
     """Whether the optimizer state is on the host, by today's field or the old flag. Raises ValueError for NVMe."""
     device = zero.inner("offload_optimizer").text("device", "none")
     if device not in ("none", "cpu"):

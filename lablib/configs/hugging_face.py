@@ -19,6 +19,7 @@ Source: the configuration and model classes of transformers 5.24 (github.com/hug
 src/transformers/models). tests/configs/test_hugging_face.py has the parameters that these classes make.
 """
 
+import operator
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,32 +30,25 @@ from lablib.errors import unknown_name
 from lablib.models.transformer import Experts, Latent, Transformer, Window
 from lablib.signature import checked
 
-# These change neither time nor memory of a training step by a part that the planner has.
+# These change neither time nor memory of a training step by a part that the planner has. An explicit list, layer_types
+# or moe_layers, goes before the last ones, from max_window_layers on.
 _WITHOUT_COST = frozenset(
-    {
-        "_name_or_path", "architectures", "torch_dtype", "dtype", "transformers_version", "use_cache",
-        "auto_map", "bos_token_id", "eos_token_id", "pad_token_id", "chunk_size_feed_forward",
-        "is_encoder_decoder", "initializer_range", "initializer_factor", "rms_norm_eps", "layer_norm_epsilon",
-        "layer_norm_eps", "rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq",
-        "rope_interleave", "partial_rotary_factor", "pretraining_tp", "output_attentions",
-        "output_hidden_states", "return_dict", "id2label", "label2id", "problem_type", "cache_implementation",
-        "hidden_activation", "activation_function", "activation", "hidden_act", "attention_dropout",
-        "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "use_mrope", "summary_activation",
-        "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
-        "task_specific_params", "n_ctx", "scale_attn_weights", "scale_attn_by_inverse_layer_idx",
-        "reorder_and_upcast_attn", "query_pre_attn_scalar", "logit_scale", "floor_scale", "attn_scale",
-        "attn_temperature_tuning", "swiglu_alpha", "swiglu_limit", "original_max_position_embeddings",
-        "rotary_dim", "rotary_pct", "rotary_emb_base", "rotary", "initial_context_length", "model_max_length",
-        "tokenizer_class", "experts_per_token", "sliding_window_size", "for_llm_compressor",
-        "attention_probs_dropout_prob", "hidden_dropout_prob", "classifier_dropout",
-        "apply_residual_connection_post_layernorm", "is_decoder", "router_aux_loss_coef", "router_jitter_noise",
-        "output_router_logits", "norm_topk_prob", "aux_loss_alpha", "scoring_func", "topk_method", "topk_group",
-        "n_group", "routed_scaling_factor", "seq_aux", "ep_size",
-        # An explicit list, layer_types or moe_layers, goes before these.
-        "max_window_layers", "sliding_window_pattern", "_sliding_window_pattern", "no_rope_layers",
-        "no_rope_layer_interval", "interleave_moe_layer_step",
-    }
-)  # fmt: skip
+    "_name_or_path architectures torch_dtype dtype transformers_version use_cache auto_map bos_token_id eos_token_id "
+    "pad_token_id chunk_size_feed_forward is_encoder_decoder initializer_range initializer_factor rms_norm_eps "
+    "layer_norm_epsilon layer_norm_eps rope_theta rope_scaling rope_parameters rope_local_base_freq rope_interleave "
+    "partial_rotary_factor pretraining_tp output_attentions output_hidden_states return_dict id2label label2id "
+    "problem_type cache_implementation hidden_activation activation_function activation hidden_act attention_dropout "
+    "attn_pdrop embd_pdrop resid_pdrop hidden_dropout use_mrope summary_activation summary_first_dropout "
+    "summary_proj_to_labels summary_type summary_use_proj task_specific_params n_ctx scale_attn_weights "
+    "scale_attn_by_inverse_layer_idx reorder_and_upcast_attn query_pre_attn_scalar logit_scale floor_scale attn_scale "
+    "attn_temperature_tuning swiglu_alpha swiglu_limit original_max_position_embeddings rotary_dim rotary_pct "
+    "rotary_emb_base rotary initial_context_length model_max_length tokenizer_class experts_per_token "
+    "sliding_window_size for_llm_compressor attention_probs_dropout_prob hidden_dropout_prob classifier_dropout "
+    "apply_residual_connection_post_layernorm is_decoder router_aux_loss_coef router_jitter_noise output_router_logits "
+    "norm_topk_prob aux_loss_alpha scoring_func topk_method topk_group n_group routed_scaling_factor seq_aux ep_size "
+    "max_window_layers sliding_window_pattern _sliding_window_pattern no_rope_layers no_rope_layer_interval "
+    "interleave_moe_layer_step".split()
+)
 _DECODERS_ONLY = ("add_cross_attention", "is_encoder_decoder", "use_bidirectional_attention")
 _NEAR, _FAR = ("sliding_attention", "chunked_attention"), "full_attention"
 # Which layers attend to the nearest tokens only: of layer i, and `max_window_layers`.
@@ -66,10 +60,6 @@ def _all(i: int, limit: int) -> bool:
     return True
 
 
-def _above(i: int, limit: int) -> bool:
-    return i >= limit
-
-
 def _every(n: int) -> Near:
     """All but every n-th layer."""
     return lambda i, limit: (i + 1) % n > 0
@@ -79,9 +69,8 @@ def _every(n: int) -> Near:
 def read_hugging_face(path: str | Path) -> Reading[Transformer]:
     """The transformer of a config.json, or of a folder with one.
 
-    Raises:
-        ValueError: a missing file, a model type without a reader, a missing size, or an arrangement that `Transformer`
-            cannot describe.
+    ValueError: a missing file, a model type without a reader, a missing size, or an arrangement that `Transformer`
+    cannot describe.
     """
     path = Path(path)
     if path.is_dir():
@@ -114,17 +103,9 @@ def parse_hugging_face(values: dict[str, Any], name: str, where: str = "config.j
 
 
 def _gpt2(fields: Fields, name: str, _: list[Omission], tied: bool = True) -> Transformer:
-    return Transformer(
-        name,
-        num_layers=fields.count("n_layer"),
-        d_model=fields.count("n_embd"),
-        num_heads=fields.count("n_head"),
-        vocab_size=fields.count("vocab_size"),
-        max_seq_len=fields.count("n_positions"),
-        d_ff=fields.optional_count("n_inner"),
-        tied_head=fields.flag("tie_word_embeddings", tied),
-        source=f"config.json, {fields.get('model_type')}",
-    )
+    sizes = [fields.count(one) for one in ("n_layer", "n_embd", "n_head", "vocab_size", "n_positions")]
+    hidden, is_tied = fields.optional_count("n_inner"), fields.flag("tie_word_embeddings", tied)
+    return Transformer(name, *sizes, hidden, tied_head=is_tied, source=f"config.json, {fields.get('model_type')}")
 
 
 def _common(fields: Fields, tied: bool = False) -> dict[str, Any]:
@@ -298,14 +279,11 @@ def _llama4(fields: Fields, name: str, omissions: list[Omission]) -> Transformer
 
 
 def _qwen_experts(fields: Fields, sizes: dict[str, Any]) -> Experts:
-    d_ff, shared = (
-        fields.count("moe_intermediate_size"),
-        fields.count("shared_expert_intermediate_size", 0, minimum=0),
-    )
+    d_ff = fields.count("moe_intermediate_size")
+    shared = fields.count("shared_expert_intermediate_size", 0, minimum=0)
     if shared % d_ff:
-        raise ValueError(
-            f"shared_expert_intermediate_size must be a multiple of moe_intermediate_size: got {shared} and {d_ff}"
-        )
+        rule = "shared_expert_intermediate_size must be a multiple of moe_intermediate_size"
+        raise ValueError(f"{rule}: got {shared} and {d_ff}")
     every, without = fields.count("decoder_sparse_step", 1), fields.items("mlp_only_layers", int)
     dense = sum(i in without or (i + 1) % every > 0 for i in range(sizes["num_layers"]))
     num_experts = fields.count("num_experts" if "num_experts" in fields else "num_local_experts")
@@ -352,8 +330,8 @@ _READERS: dict[str, Callable[[Fields, str, list[Omission]], Transformer]] = {
     "mistral": _model(near=_all, tokens=4096),
     "phi3": _model(near=_all),
     "mixtral": _model(near=_all, experts=_local_experts),
-    "qwen2": _model(near=_above, is_used=False, qkv_bias=True),
-    "qwen3": _model(near=_above, is_used=False, head_norms=True),
+    "qwen2": _model(near=operator.ge, is_used=False, qkv_bias=True),
+    "qwen3": _model(near=operator.ge, is_used=False, head_norms=True),
     "qwen2_moe": _model(
         False, lambda i, limit: i % 2 == 0 and i < limit, 4096, False, experts=_qwen_experts, qkv_bias=True
     ),

@@ -27,6 +27,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from lablib.configs.reading import Fields, Omission, Reading
@@ -34,16 +35,14 @@ from lablib.models.transformer import Experts, Latent, Transformer, Window
 from lablib.signature import checked
 
 # These change neither time nor memory by a part that the planner has: data, logs, checkpoints, rates, seeds.
-_WITHOUT_COST = (
-    "adam-", "adlr-", "attention-dropout", "ckpt-", "clip-grad", "data-", "dataloader-", "decoupled-", "dist-", "eod-",
-    "eval-", "exit-", "hidden-dropout", "hysteresis", "init-method", "initial-loss-scale", "log-", "loss-scale", "lr",
-    "merge-file", "min-loss-scale", "min-lr", "mock-data", "moe-aux-loss", "moe-z-loss", "no-load", "no-save",
-    "norm-epsilon", "num-workers", "override-", "rotary-", "save", "load", "seed", "sgd-", "split",
-    "start-weight-decay", "end-weight-decay", "tensorboard", "timing-", "tokenizer-", "train-", "vocab-file", "wandb",
-    "weight-decay",
-    "transformer-impl", "use-mcore-models", "use-flash-attn", "attention-backend", "no-masked-softmax-fusion",
-    "attention-softmax-in-fp32", "distributed-", "local-rank", "manual-gc", "cross-entropy-", "deterministic-",
-)  # fmt: skip
+_WITHOUT_COST = tuple(
+    "adam- adlr- attention-dropout ckpt- clip-grad data- dataloader- decoupled- dist- eod- eval- exit- hidden-dropout "
+    "hysteresis init-method initial-loss-scale log- loss-scale lr merge-file min-loss-scale min-lr mock-data "
+    "moe-aux-loss moe-z-loss no-load no-save norm-epsilon num-workers override- rotary- save load seed sgd- split "
+    "start-weight-decay end-weight-decay tensorboard timing- tokenizer- train- vocab-file wandb weight-decay "
+    "transformer-impl use-mcore-models use-flash-attn attention-backend no-masked-softmax-fusion "
+    "attention-softmax-in-fp32 distributed- local-rank manual-gc cross-entropy- deterministic-".split()
+)
 OPTIMIZERS = {"adam": "adamw", "sgd": "sgd-momentum", "muon": "muon"}
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")  # of Megatron-FSDP, by ZeRO stage
 
@@ -52,14 +51,12 @@ STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")  # of Me
 def parse_megatron(command: str) -> Reading[dict[str, Any]]:
     """Keyword arguments of `lablib.plan.search`, with the model, from the options of a command line.
 
-    Raises:
-        ValueError: a missing or impossible size, or a choice that the planner cannot price.
+    ValueError: a missing or impossible size, or a choice that the planner cannot price.
     """
-    values = {name: value for name, value in _options(command).items() if _has_cost(name)}
-    fields = Fields(values, "the arguments of Megatron-LM")
-    omissions = list[Omission]()
-    tensor = fields.count("tensor-model-parallel-size", 1)
-    pipeline = fields.count("pipeline-model-parallel-size", 1)
+    given, kept = _options(command).items(), "data-parallel-sharding-strategy"
+    options = {name: value for name, value in given if name == kept or not name.startswith(_WITHOUT_COST)}
+    fields, omissions = Fields(options, "the arguments of Megatron-LM"), list[Omission]()
+    tensor, pipeline = (fields.count(f"{axis}-model-parallel-size", 1) for axis in ("tensor", "pipeline"))
     model = _model(fields, tensor, omissions)
     settings: dict[str, Any] = {
         "model": model,
@@ -93,14 +90,9 @@ def parse_megatron(command: str) -> Reading[dict[str, Any]]:
     return Reading(settings, tuple(omissions), tuple(f"--{name}" for name in fields.unread()))
 
 
-def _has_cost(name: str) -> bool:
-    return name == "data-parallel-sharding-strategy" or not name.startswith(_WITHOUT_COST)
-
-
 def _options(command: str) -> dict[str, Any]:
     """Option -> value: True without a value, a number where it is one, otherwise text."""
-    found: dict[str, Any] = {}
-    name = ""
+    found, name = dict[str, Any](), ""
     try:
         words = shlex.split(command)
     except ValueError as error:
@@ -119,14 +111,10 @@ def _one_of(fields: Fields, name: str, known: tuple[str, ...]) -> str:
 
 
 def _value(word: str) -> Any:
-    try:
-        return int(word)
-    except ValueError:
-        pass
-    try:
-        return float(word)
-    except ValueError:
-        return word
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(word)
+    return word
 
 
 def _model(fields: Fields, tensor: int, omissions: list[Omission]) -> Transformer:
@@ -189,9 +177,8 @@ def _experts(fields: Fields, d_ff: int, layers: int) -> Experts:
     own = fields.count("moe-ffn-hidden-size", d_ff)
     shared = fields.count("moe-shared-expert-intermediate-size", 0, minimum=0)
     if shared % own:
-        raise ValueError(
-            f"--moe-shared-expert-intermediate-size must be a multiple of the experts' width: got {shared} and {own}"
-        )
+        rule = "--moe-shared-expert-intermediate-size must be a multiple of the experts' width"
+        raise ValueError(f"{rule}: got {shared} and {own}")
     dense = layers - sum(_of_layers(fields, "moe-layer-freq", layers, lambda i, every: i % every == 0))
     numbers = fields.count("num-experts"), fields.count("moe-router-topk", 2), own, shared // own, dense
     # A rank has at most as many tokens as its experts take, and with padding always.
@@ -222,9 +209,8 @@ def _of_layers(fields: Fields, name: str, layers: int, is_on: Callable[[int, int
     except (SyntaxError, RecursionError, MemoryError):
         found = []
     if not isinstance(found, list) or len(found) != layers:
-        raise ValueError(
-            f"--{name} must be a number of at least 1, or a list of 0 and 1 for all {layers} layers: got {given}"
-        )
+        rule = f"--{name} must be a number of at least 1, or a list of 0 and 1 for all {layers} layers"
+        raise ValueError(f"{rule}: got {given}")
     return [bool(each) for each in found]
 
 

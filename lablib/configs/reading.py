@@ -1,7 +1,7 @@
 """Result of reading a configuration file: the record, the parts that it leaves out, and the fields that are unknown."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -65,8 +65,7 @@ class Fields:
     def count(self, name: str, default: int | None = None, minimum: int = 1) -> int:
         """A whole number of at least `minimum`.
 
-        Raises:
-            ValueError: another value, or a missing field without default.
+        ValueError: another value, or a missing field without default.
         """
         value = self.get(name, default)
         if value is None:
@@ -107,8 +106,7 @@ class Fields:
     def one_of(self, name: str, known: Sequence[str], label: str = "") -> str:
         """One of these words; the first by default. `label`: the field's name in the error.
 
-        Raises:
-            ValueError: another value, with the nearest words.
+        ValueError: another value, with the nearest words.
         """
         value = self.get(name, known[0])
         if value not in known:
@@ -126,9 +124,9 @@ class Fields:
         """The fields of a field; none if it is missing."""
         return Fields(self.get(name, {}), f"{name} of {self._where}")
 
-    def skip(self, names: frozenset[str]) -> None:
+    def skip(self, names: Iterable[str]) -> None:
         """Count these as read: they change no time and no memory."""
-        self._read |= names
+        self._read.update(names)
 
     def unread(self) -> tuple[str, ...]:
         return tuple(sorted(self._values.keys() - self._read))
@@ -138,9 +136,8 @@ class Fields:
 def read_json(path: str | Path) -> dict[str, Any]:
     """The object in a JSON file.
 
-    Raises:
-        ValueError: no such file (the nearest names in its folder are given), no JSON object, or a name twice in one,
-            which DeepSpeed refuses, too.
+    ValueError: no such file (the nearest names in its folder are given), no JSON object, or a name twice in one, which
+    DeepSpeed refuses, too.
     """
     values = _parsed(path, partial(parse_json, object_pairs_hook=_object), "JSON")
     if not isinstance(values, dict):

@@ -1,14 +1,9 @@
 """A model in one sentence, as a reader understood it: layers, heads, windows, MLP or experts, parameters."""
 
-from lablib.models.transformer import Transformer
-from lablib.models.transformer_sizes import transformer_parameters
+from lablib.models import Transformer, transformer_parameters
 
 _MATRICES = {"gelu": "two matrices", "swiglu": "three matrices"}
-_BLOCKS = {
-    "sequential": "",
-    "parallel": ", attention next to the MLP, each with a norm",
-    "shared norm": ", attention next to the MLP on one norm",
-}
+_NORMS = {"sequential": "", "parallel": ", each with a norm", "shared norm": " on one norm"}
 
 
 def summary(model: Transformer) -> str:
@@ -19,7 +14,8 @@ def summary(model: Transformer) -> str:
         heads += f" (keys and values from a latent of {latent.kv_rank})"
     elif model.kv_heads < model.num_heads:
         heads += f" ({model.kv_heads} of keys and values)"
-    parts = [f"{model.num_layers} layers of width {model.d_model:,}{_BLOCKS[model.block]}", heads]
+    block = f", attention next to the MLP{_NORMS[model.block]}" if model.block != "sequential" else ""
+    parts = [f"{model.num_layers} layers of width {model.d_model:,}{block}", heads]
     if model.window and model.num_window_layers:
         near = "within chunks of" if model.window.is_chunked else "to the last"
         parts.append(f"attention {near} {model.window.tokens:,} tokens in {model.num_window_layers} layers")

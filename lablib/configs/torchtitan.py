@@ -45,46 +45,33 @@ SCHEDULES = {
 OPTIMIZERS = {"AdamW": "adamw", "Adam": "adam"}
 # Sections and fields that change neither time nor memory by a part that the planner has.
 _WITHOUT_COST = frozenset(
-    {
-        "job", "profiling", "metrics", "lr_scheduler", "checkpoint", "comm", "memory_estimation", "experimental",
-        "validation", "debug",
-    }
-)  # fmt: skip
+    "job profiling metrics lr_scheduler checkpoint comm memory_estimation experimental validation debug".split()
+)
 _FIELDS_WITHOUT_COST = {
     "model": frozenset({"hf_assets_path", "tokenizer_path", "print_after_conversion", "norm_type"}),
     "training": frozenset(
-        {
-            "dataset", "dataset_path", "max_norm", "steps", "mixed_precision_reduce", "gc_freq", "gc_debug",
-            "dataloader", "seed", "deterministic", "disable_cuda_graphs",
-        }
+        "dataset dataset_path max_norm steps mixed_precision_reduce gc_freq gc_debug dataloader seed deterministic "
+        "disable_cuda_graphs".split()
     ),
     "parallelism": frozenset(
-        {
-            "pipeline_parallel_expert_parallel_overlap", "context_parallel_load_balancer", "enable_compiled_autograd",
-            "spmd_backend", "enable_fsdp_symm_mem", "context_parallel_ptrr_mask_key",
-        }
+        "pipeline_parallel_expert_parallel_overlap context_parallel_load_balancer enable_compiled_autograd "
+        "spmd_backend enable_fsdp_symm_mem context_parallel_ptrr_mask_key".split()
     ),
     "activation_checkpoint": frozenset(
-        {
-            "per_op_sac_force_recompute_mm_shapes_by_fqns", "early_stop", "preserve_rng_state", "determinism_check",
-            "debug", "memory_budget", "visualize_memory_budget_pareto",
-        }
+        "per_op_sac_force_recompute_mm_shapes_by_fqns early_stop preserve_rng_state determinism_check debug "
+        "memory_budget visualize_memory_budget_pareto".split()
     ),
     "compile": frozenset({"backend"}),
     "optimizer": frozenset({"lr", "beta1", "beta2", "eps", "weight_decay"}),
     "fault_tolerance": frozenset(
-        {
-            "process_group", "process_group_timeout_ms", "replica_id", "group_size", "min_replica_size",
-            "semi_sync_method", "sync_steps", "should_quantize", "fragment_sync_delay", "fragment_update_alpha",
-        }
+        "process_group process_group_timeout_ms replica_id group_size min_replica_size semi_sync_method sync_steps "
+        "should_quantize fragment_sync_delay fragment_update_alpha".split()
     ),
-}  # fmt: skip
+}
 _NARROW_WITHOUT_COST = frozenset(
-    {
-        "enable_fsdp_float8_all_gather", "precompute_float8_dynamic_scale_for_fsdp", "recipe_name", "emulate",
-        "force_recompute_fp8_weight_in_bwd", "moe_fqns_prototype", "mxfp8_dim1_cast_kernel_choice",
-    }
-)  # fmt: skip
+    "enable_fsdp_float8_all_gather precompute_float8_dynamic_scale_for_fsdp recipe_name emulate "
+    "force_recompute_fp8_weight_in_bwd moe_fqns_prototype mxfp8_dim1_cast_kernel_choice".split()
+)
 _NARROW = ("quantize.linear.float8", "quantize.linear.mx", "float8", "mx")
 _NARROW_EXPERTS = ("quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
 
@@ -96,8 +83,7 @@ def read_torchtitan(path: str | Path, gpus: int | None = None) -> Reading[dict[s
     Arguments:
         gpus: number of GPUs, for degrees of -1; None: unknown, and the plan has no `data` and perhaps no `batch`.
 
-    Raises:
-        ValueError: a missing file, an impossible value, or a choice that the planner cannot price.
+    ValueError: a missing file, an impossible value, or a choice that the planner cannot price.
     """
     if ".py" in Path(path).suffix:
         tables, unread = read_python(path)
@@ -213,9 +199,8 @@ def _pipeline(parallelism: Fields, model: Transformer, pipeline: int) -> dict[st
     elif per_stage:
         pieces = -(-(model.num_layers + ends) // per_stage)
     if pieces % pipeline:
-        raise ValueError(
-            f"the pieces of the pipeline must be a multiple of pipeline_parallel_degree: got {pieces} and {pipeline}"
-        )
+        rule = "the pieces of the pipeline must be a multiple of pipeline_parallel_degree"
+        raise ValueError(f"{rule}: got {pieces} and {pipeline}")
     return {"schedule": [SCHEDULES[name]], "chunks": [pieces // pipeline], "is_pipeline": True}
 
 
@@ -226,20 +211,16 @@ def _batches(
     batch = training.count("global_batch_size", -1, minimum=-1)
     micro = parallelism.count("pipeline_parallel_microbatch_size", 1)
     if is_pipeline and local % micro:
-        raise ValueError(
-            "training.local_batch_size must be a multiple of parallelism.pipeline_parallel_microbatch_size: got "
-            f"{local} and {micro}"
-        )
+        rule = "training.local_batch_size must be a multiple of parallelism.pipeline_parallel_microbatch_size"
+        raise ValueError(f"{rule}: got {local} and {micro}")
     settings: dict[str, Any] = {"micro_batch": [micro if is_pipeline else local]}
     if batch > 0:
         settings["batch"] = batch
     elif "data" in split:
         settings["batch"] = local * split["data"][0]
     if "data" in split and settings["batch"] % (local * split["data"][0]):
-        raise ValueError(
-            "training.global_batch_size must be a multiple of training.local_batch_size * data ranks: got "
-            f"{batch} and {local} * {split['data'][0]}"
-        )
+        rule = "training.global_batch_size must be a multiple of training.local_batch_size * data ranks"
+        raise ValueError(f"{rule}: got {batch} and {local} * {split['data'][0]}")
     if is_pipeline and "data" in split and settings["batch"] > local * split["data"][0]:
         omissions.append(Omission("gradient accumulation: priced as one pass of the pipeline with all micro-batches"))
     return settings
@@ -295,8 +276,7 @@ def _recompute(checkpoint: Fields, layers: int, stack: str, omissions: list[Omis
 def _optimizer(optimizer: Fields, omissions: list[Omission]) -> str:
     name = optimizer.one_of("name", tuple(OPTIMIZERS))
     kind = optimizer.one_of("implementation", ("fused", "foreach", "for-loop"))
-    is_fused = optimizer.flag("fused", kind == "fused")
-    if not is_fused:
+    if not optimizer.flag("fused", kind == "fused"):
         omissions.append(Omission("optimizer.implementation: the update is priced as fused"))
     if optimizer.flag("early_step_in_backward", False):
         omissions.append(Omission("optimizer.early_step_in_backward: the update is priced after backward"))

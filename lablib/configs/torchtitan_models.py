@@ -17,22 +17,14 @@ from typing import Any
 
 from lablib.configs.reading import Omission
 from lablib.errors import unknown_name
-from lablib.models.published import find_transformer
-from lablib.models.transformer import Experts, Latent, Transformer
+from lablib.models import Experts, Latent, Transformer, find_transformer
 
 _KERNELS = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
 _CATALOGUE: Mapping[tuple[str, str], str] = MappingProxyType(
-    {
-        ("llama3", "8B"): "llama-3-8b",
-        ("llama3", "70B"): "llama-3-70b",
-        ("llama3", "405B"): "llama-3-405b",
-        ("qwen3", "8B"): "qwen3-8b",
-        ("qwen3", "30B-A3B"): "qwen3-30b-a3b",
-        ("qwen3", "235B-A22B"): "qwen3-235b-a22b",
-        ("deepseek_v3", "16B"): "deepseek-v2-lite",
-        ("deepseek_v3", "236B"): "deepseek-v2",
-        ("deepseek_v3", "671B"): "deepseek-v3",
-    }
+    {("llama3", size): f"llama-3-{size.lower()}" for size in ("8B", "70B", "405B")}
+    | {("qwen3", size): f"qwen3-{size.lower()}" for size in ("8B", "30B-A3B", "235B-A22B")}
+    | {("deepseek_v3", "16B"): "deepseek-v2-lite", ("deepseek_v3", "236B"): "deepseek-v2"}
+    | {("deepseek_v3", "671B"): "deepseek-v3"}
 )
 _DEBUG_LATENT = Latent(query_rank=0, kv_rank=512, d_rotary=64, d_plain=128, d_value=128)
 _SMALL = {"num_kv_heads": 8, "d_head": 128, "tied_head": True}
@@ -66,8 +58,7 @@ _USUAL = {"activation": "swiglu", "positions": "rotary", "norm": "rms", "has_bia
 def model_of(name: str, flavor: str, omissions: list[Omission]) -> Transformer:
     """The sizes of a flavor; parts that they leave out are appended to `omissions`.
 
-    Raises:
-        ValueError: an unknown name or flavor (the nearest ones are given).
+    ValueError: an unknown name or flavor (the nearest ones are given).
     """
     if name not in {known for known, _ in FLAVORS}:
         raise unknown_name("model.name", name, sorted({known for known, _ in FLAVORS}))

@@ -33,11 +33,9 @@ _ARITHMETIC: Mapping[type, Callable[[Any, Any], Any]] = MappingProxyType(
 _PRICED = ("training", "parallelism", "activation_checkpoint", "compile", "optimizer", "model_spec")
 _ADAMW = ("default_adamw", "OptimizersContainer.Config", "")
 _WITHOUT_COST = frozenset(
-    {
-        "hf_assets_path", "dump_folder", "profiler", "metrics", "tokenizer", "dataloader", "lr_scheduler", "checkpoint",
-        "comm", "validator", "debug", "loss", "model_converters",
-    }
-)  # fmt: skip
+    "hf_assets_path dump_folder profiler metrics tokenizer dataloader lr_scheduler checkpoint comm validator debug "
+    "loss model_converters".split()
+)
 _UNREAD = object()  # the value of an expression that is not read
 _DEPTH = 8  # of calls
 
@@ -122,8 +120,7 @@ class _File:
 def read_python(path: str | Path) -> tuple[dict[str, Any], list[Omission]]:
     """The tables of FILE.py, or of FILE.py:FUNCTION, and what could not be read.
 
-    Raises:
-        ValueError: a missing file, no Python, no such function, or one that returns no configuration.
+    ValueError: a missing file, no Python, no such function, or one that returns no configuration.
     """
     file, _, name = str(path).partition(".py:")
     file = Path(file if file.endswith(".py") else f"{file}.py")

@@ -29,22 +29,19 @@ def write_deepspeed(plan: Draft, gpus_per_node: int | None = None) -> Written:
     if outside := plan.named(*axes, "schedule", "recompute", "seq_len"):
         plan.remark(f"DeepSpeed's file does not hold, as the program chooses it: {outside}.")
     zero = {"stage": stage, "overlap_comm": True}
-    if "optimizer" in plan["offload"]:
+    if {"optimizer", "parameters"} & set(plan["offload"]):
         zero["offload_optimizer"] = {"device": "cpu"}
     if "parameters" in plan["offload"]:
-        zero |= {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}}
+        zero["offload_param"] = {"device": "cpu"}
     flags = {"qwZ": "zero_quantized_weights", "qgZ": "zero_quantized_gradients"}
     zero |= {flag: True for name, flag in flags.items() if name in parts}
     if "hpZ" in parts:
         zero["zero_hpz_partition_size"] = gpus_per_node
-    config = {
-        "train_batch_size": plan["batch"],
-        "train_micro_batch_size_per_gpu": plan["micro_batch"],
-        "gradient_accumulation_steps": plan["batch"] // (plan["data"] * plan["micro_batch"]),
-        **({half: {"enabled": True}} if half else {}),
-        "optimizer": {"type": optimizer},
-        "zero_optimization": zero,
-    }
+    batch, micro_batch = plan["batch"], plan["micro_batch"]
+    config = {"train_batch_size": batch, "train_micro_batch_size_per_gpu": micro_batch}
+    config["gradient_accumulation_steps"] = batch // (plan["data"] * micro_batch)
+    config |= {half: {"enabled": True}} if half else {}
+    config |= {"optimizer": {"type": optimizer}, "zero_optimization": zero}
     if "activations" in plan["offload"]:
         config["activation_checkpointing"] = {"cpu_checkpointing": True}
     return plan.done(lambda: json.dumps(config, indent=2) + "\n")

@@ -12,13 +12,8 @@ from lablib.configs.megatron import OPTIMIZERS, STRATEGIES
 from lablib.configs.writing import Draft, Written
 from lablib.models.transformer import Transformer
 
-_PRECISIONS = {
-    "float32": (),
-    "bfloat16": ("--bf16",),
-    "float16": ("--fp16",),
-    "float8": ("--bf16", "--fp8-format hybrid"),
-    "float4": ("--bf16", "--fp4-format e2m1"),
-}
+_PRECISIONS = {"float32": (), "bfloat16": ("--bf16",), "float16": ("--fp16",)}
+_PRECISIONS |= {"float8": ("--bf16", "--fp8-format hybrid"), "float4": ("--bf16", "--fp4-format e2m1")}
 
 
 def write_megatron(plan: Draft) -> Written:

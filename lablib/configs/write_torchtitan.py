@@ -21,7 +21,7 @@ def write_torchtitan(plan: Draft) -> Written:
     model = plan["model"]
     if not isinstance(model, Transformer):
         raise ValueError(f"torchtitan needs the sizes of the model: got {model!r}; give a Transformer")
-    name, flavor = next((each for each in FLAVORS if _is_same(sizes_of(*each), model)), ("", ""))
+    name, flavor = next((each for each in FLAVORS if _sizes(sizes_of(*each)) == _sizes(model)), ("", ""))
     if not name:
         known = ", ".join(" ".join(each) for each in FLAVORS)
         plan.refuse(f"the model {model.name} (it has {known})")
@@ -69,15 +69,10 @@ def write_torchtitan(plan: Draft) -> Written:
     return plan.done(lambda: "\n".join(lines))
 
 
-def _is_same(one: Transformer, other: Transformer) -> bool:
-    """Whether two models have the same sizes."""
-    alike = {"name": "", "source": "", "max_seq_len": 1}
-    return _plain(replace(one, **alike)) == _plain(replace(other, **alike))
-
-
-def _plain(model: Transformer) -> Transformer:
-    """With the defaults of its sizes written out."""
-    return replace(model, d_ff=model.hidden_size, num_kv_heads=model.kv_heads, d_head=model.head_size)
+def _sizes(model: Transformer) -> Transformer:
+    """The model with its sizes alone, their defaults written out."""
+    heads = {"num_kv_heads": model.kv_heads, "d_head": model.head_size}
+    return replace(model, name="", source="", max_seq_len=1, d_ff=model.hidden_size, **heads)
 
 
 def _is_unsharded(plan: Draft) -> bool:
@@ -95,13 +90,8 @@ def _parallelism(plan: Draft) -> dict[str, Any]:
         replicas = data
         if plan["context"] > 1 or plan["tensor"] * plan["pipeline"] > 1:
             plan.refuse("zero_stage 0 with other axes than data")
-    config = {
-        "data_parallel_replicate_degree": replicas,
-        "data_parallel_shard_degree": data // replicas,
-        "tensor_parallel_degree": plan["tensor"],
-        "context_parallel_degree": plan["context"],
-        "pipeline_parallel_degree": plan["pipeline"],
-    }
+    config = {"data_parallel_replicate_degree": replicas, "data_parallel_shard_degree": data // replicas}
+    config |= {f"{axis}_parallel_degree": plan[axis] for axis in ("tensor", "context", "pipeline")}
     if not _is_unsharded(plan):
         config["fsdp_reshard_after_forward"] = "always" if plan["reshard_after_forward"] else "never"
     if plan["expert"] > 1:

@@ -68,7 +68,6 @@ class Draft:
         self._refused += [reason] if reason else []
 
     def remark(self, sentence: str) -> None:
-        """Add a remark."""
         self._remarks.append(sentence)
 
     def done(self, text: Callable[[], str]) -> Written:
@@ -86,8 +85,7 @@ def write(plan: Mapping[str, Any], tool: str, gpus_per_node: int | None = None) 
         plan: name of a setting -> its value; `model` is a `Transformer`.
         gpus_per_node: for DeepSpeed's second copy of the parameters in each node (hpZ).
 
-    Raises:
-        ValueError: an unknown tool or setting, or choices that the tool does not have.
+    ValueError: an unknown tool or setting, or choices that the tool does not have.
     """
     from lablib.configs.write_deepspeed import write_deepspeed
     from lablib.configs.write_megatron import write_megatron
