@@ -66,9 +66,8 @@ def calibrate(backend: str = "gloo", ranks: int = 4, quick: bool = False, progre
 
     Returns a cluster named "this-machine"; `profile` has the date and conditions of the measurement, and its residuals.
 
-    Raises:
-        ValueError: an unknown backend, too few ranks, or measurements that are impossible or that no fit explains.
-        LaunchError: the processes could not be started.
+    ValueError: an unknown backend, too few ranks, or measurements that are impossible or that no fit explains.
+    LaunchError: the processes could not be started.
     """
     check_ranks(backend, ranks)
     return _Calibration(backend, ranks_with_own_gpu(backend, ranks), quick, progress or (lambda *step: None)).run()
@@ -89,6 +88,7 @@ class _Calibration:
     def __init__(self, backend: str, ranks: int, quick: bool, progress: Progress):
         self.backend, self.ranks, self.quick, self.progress = backend, ranks, quick, progress
         self.on_gpu = backend == "nccl"
+        self.source = f"measured by `lab calibrate` with {plural(ranks, 'ranks')} on {backend}"
         self.block_s, self.blocks = (0.015, 3) if quick else (0.05, 5)
         self.done = self.total = 0
 
@@ -102,15 +102,17 @@ class _Calibration:
         by_clock = [case for case in cases if case not in kernels]
         traced = [] if self.on_gpu else programs  # on a GPU the profiler would be most of a launch
         self.total = sum(-(-len(some) // _BATCH) for some in (by_clock, kernels, traced, messages)) + 1
-        timings = (
-            self._by_clock(by_clock, "launches", time_launches, 3 * self.blocks)
-            if self.on_gpu
-            else self._time_cases(by_clock)
-        )
-        measured = timings + self._time_kernels(kernels)
-        if traced:
+        if self.on_gpu:
+            timings = self._by_clock(by_clock, "launches", time_launches, 3 * self.blocks)
+            seconds_of = partial(case_seconds, blocks=self.blocks)
+            found = self._by_spans(kernels, None, run_cases, (_TRACED_BLOCK_S, self.blocks), seconds_of)
+            measured = timings + [Timing(case, seconds) for case, seconds in found]
+            spans = self._by_spans(messages, "communication", run_messages, (4 * self.block_s, 60), message_seconds)
+            times = [MessageTiming(case.name, case.size_bytes, self.ranks, seconds) for case, seconds in spans]
+        else:
+            timings = self._time_cases(by_clock)
             measured = [t for t in timings if t.case.part != "program"] + self._time_cases(traced, trace=True)
-        times = self._time_kernels_of_messages(messages) if self.on_gpu else self._time_messages(messages)
+            times = self._time_messages(messages)
         self.progress(self.done, self.total, "fitting")
         device = fit_device(measured, self._base_device(), of_kernels=self.on_gpu)
         cluster, residuals = self._with_links(device.device, times)
@@ -125,7 +127,7 @@ class _Calibration:
         base = self._base_cluster(device)
         if self.ranks == 1:
             return with_catalogue_links(base), ()
-        network = fit_network(times, base, f"{self.backend}, measured", self._source())
+        network = fit_network(times, base, f"{self.backend}, measured", self.source)
         profile = {"link_between_nodes": "not measured: that inside a node"}
         return network.cluster.replace(profile=profile), network.residuals
 
@@ -155,18 +157,9 @@ class _Calibration:
         for batch in self._batches(cases, "communication"):
             by_rank = self._run(time_messages, batch, 8 * self.block_s, 60, trace=True).values
             for case, *stamps in zip(batch, *by_rank, strict=True):
-                calls = [_call_s(call) for call in zip(*stamps, strict=True)]
-                timings.append(MessageTiming(case.name, case.size_bytes, self.ranks, median(calls)))
+                seconds = median(map(_call_s, zip(*stamps, strict=True)))
+                timings.append(MessageTiming(case.name, case.size_bytes, self.ranks, seconds))
         return timings
-
-    def _time_kernels(self, cases: Sequence[BenchmarkCase]) -> list[Timing]:
-        seconds_of = partial(case_seconds, blocks=self.blocks)
-        found = self._by_spans(cases, None, run_cases, (_TRACED_BLOCK_S, self.blocks), seconds_of)
-        return [Timing(case, seconds) for case, seconds in found]
-
-    def _time_kernels_of_messages(self, cases: Sequence[MessageCase]) -> list[MessageTiming]:
-        found = self._by_spans(cases, "communication", run_messages, (4 * self.block_s, 60), message_seconds)
-        return [MessageTiming(case.name, case.size_bytes, self.ranks, seconds) for case, seconds in found]
 
     def _by_spans(
         self, cases: Sequence[Any], what: str | None, fn: Callable[..., Any], args: tuple, seconds_of: Callable
@@ -175,7 +168,12 @@ class _Calibration:
         for batch in self._batches(cases, what):
             run = self._run(fn, batch, *args, trace=True)
             for number, (case, calls) in enumerate(zip(batch, run.values[0], strict=True)):
-                yield case, _median(seconds_of(run.timeline, number, calls), case, run)
+                seconds = seconds_of(run.timeline, number, calls)
+                if not seconds:
+                    why = "; ".join(run.notes) or "none has its label"
+                    rule = "a calibration of GPUs needs the times of kernels"
+                    raise ValueError(f"{rule}: the run recorded none of {case} ({why})")
+                yield case, median(seconds)
 
     def _batches(self, cases: Sequence[Any], what: str | None) -> Iterator[list[Any]]:
         for first in range(0, len(cases), _BATCH):
@@ -192,58 +190,39 @@ class _Calibration:
 
     # ---- figures that need no measurement ----
 
-    def _source(self) -> str:
-        return f"measured by `lab calibrate` with {plural(self.ranks, 'ranks')} on {self.backend}"
-
     def _base_device(self) -> Device:
         if self.on_gpu:
             memory_bytes, cores = self._run(gpu_sizes).values[0]  # asked on a rank: CUDA is already initialised there
         else:  # one process has its share of the memory, and one thread (lablib/process/rank_state.py)
             memory_bytes, cores = total_memory_bytes() / self.ranks, 1
         name = machine_text(self.on_gpu) + ("" if self.on_gpu else f", one of {plural(self.ranks, 'ranks')}")
-        return Device(name, {"float32": 1.0}, memory_bytes, 1.0, num_cores=cores, source=self._source())
+        return Device(name, {"float32": 1.0}, memory_bytes, 1.0, num_cores=cores, source=self.source)
 
     def _base_cluster(self, device: Device) -> Cluster:
         link = Link("not measured", 0.0, 1.0)
         # All processes of one CPU are on one node.
-        devices = torch.cuda.device_count() if self.on_gpu else 64
-        library = "" if self.on_gpu else self.backend
-        cores = 0 if self.on_gpu else num_cores()
-        devices = max(devices, self.ranks)
-        return Cluster(NAME, device, devices, link, link, source=self._source(), library=library, shared_cores=cores)
+        devices = max(torch.cuda.device_count() if self.on_gpu else 64, self.ranks)
+        library, cores = ("", 0) if self.on_gpu else (self.backend, num_cores())
+        return Cluster(NAME, device, devices, link, link, source=self.source, library=library, shared_cores=cores)
 
     def _profile(self, bare_overhead_s: float, residuals: Sequence[Any]) -> dict[str, str]:
-        about = versions() | {
-            "machine": machine_text(self.on_gpu),
-            "backend": self.backend,
-            "ranks": str(self.ranks),
-            "quick": str(self.quick).lower(),
-            "kernel_overhead_s_without_profiler": f"{bare_overhead_s:.3g}",
-        }
+        about = versions() | {"machine": machine_text(self.on_gpu), "backend": self.backend, "ranks": str(self.ranks)}
+        about["quick"] = str(self.quick).lower()
+        about["kernel_overhead_s_without_profiler"] = f"{bare_overhead_s:.3g}"
         return about | {f"error_of_{one.part}": str(one) for one in residuals}
 
 
 def check_residuals(residuals: Sequence[Residual]) -> None:
     """Refuse figures that do not explain their own measurements.
 
-    Raises:
-        ValueError: half of the measurements of one part are off by more than `MOST_RESIDUAL`; all such parts are named.
+    ValueError: half of the measurements of one part are off by more than `MOST_RESIDUAL`; all such parts are named.
     """
-    beyond = [f"{one.part}: {one}" for one in residuals if one.median > MOST_RESIDUAL]
-    if beyond:
+    if beyond := [f"{one.part}: {one}" for one in residuals if one.median > MOST_RESIDUAL]:
         raise ValueError(
             f"a profile must explain each part of its measurements to within {MOST_RESIDUAL:.0%} in the median: "
             f"got {'; '.join(beyond)}. Close other programs and measure again, without `quick`; or use a cluster of "
             "the catalogue"
         )
-
-
-def _median(seconds: Sequence[float], case: Any, run: Run) -> float:
-    """Median of a run's measurements of a case. Raises ValueError if there are none."""
-    if not seconds:
-        why = "; ".join(run.notes) or "none has its label"
-        raise ValueError(f"a calibration of GPUs needs the times of kernels: the run recorded none of {case} ({why})")
-    return median(seconds)
 
 
 def _call_s(stamps: Sequence[tuple[int, int]]) -> float:

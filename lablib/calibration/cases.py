@@ -65,7 +65,6 @@ def priced_ops(case: BenchmarkCase) -> list[PricedOp]:
 
 
 def predicted_s(ops: list[PricedOp], device: Device) -> float:
-    """The simulator's price of these operators."""
     return sum(op_time_s(*op, device) for op in ops)
 
 
@@ -141,26 +140,17 @@ def _layer_norm_backward(case: BenchmarkCase, device: torch.device) -> Callable[
 
 def _attention(case: BenchmarkCase, device: torch.device) -> Callable[[], Any]:
     """Attention of [B, H, T, d], as computed by the CPU."""
-    return _in_turns(
-        lambda *qkv: flash_attention_for_cpu(*qkv, 0.0, True),
-        lambda: [_tensor(case.shape, case, device) for _ in range(3)],
-        device,
-    )
+    return _on(lambda *qkv: flash_attention_for_cpu(*qkv, 0.0, True), operands=3)(case, device)
 
 
 def _attention_backward(case: BenchmarkCase, device: torch.device) -> Callable[[], Any]:
     def operands() -> list[torch.Tensor]:
         q, k, v = (_tensor(case.shape, case, device) for _ in range(3))
-        return [q, q, k, v, *(torch.empty_like(q), torch.empty(q.shape[:3], device=device))]
+        if device.type == "meta":
+            return [q, q, k, v, torch.empty_like(q), torch.empty(q.shape[:3], device=device)]
+        return [q, q, k, v, *flash_attention_for_cpu(q, k, v, 0.0, True)]
 
-    def call(*given: torch.Tensor) -> Any:
-        return flash_attention_for_cpu_backward(*given, 0.0, True)
-
-    def finished() -> list[torch.Tensor]:
-        grad, q, k, v, *_ = operands()
-        return [grad, q, k, v, *flash_attention_for_cpu(q, k, v, 0.0, True)]
-
-    return _in_turns(call, operands if device.type == "meta" else finished, device)
+    return _in_turns(lambda *given: flash_attention_for_cpu_backward(*given, 0.0, True), operands, device)
 
 
 def _matmul(case: BenchmarkCase, device: torch.device) -> Callable[[], Any]:

@@ -16,13 +16,8 @@ def with_catalogue_links(cluster: Cluster) -> Cluster:
     """The cluster with nodes, links and topology of the catalogue; its profile names the entry."""
     entry = nearest_entry(cluster.device.name, cluster.device.memory_bytes)
     links = f"of {entry.name} in the catalogue, not measured: {entry.intra.name} and {entry.inter.name}"
-    return cluster.replace(
-        devices_per_node=entry.devices_per_node,
-        intra=entry.intra,
-        inter=entry.inter,
-        topology=entry.topology,
-        profile={"links": links},
-    )
+    found = {name: getattr(entry, name) for name in ("devices_per_node", "intra", "inter", "topology")}
+    return cluster.replace(**found, profile={"links": links})
 
 
 def nearest_entry(gpu: str, memory_bytes: float) -> Cluster:

@@ -82,7 +82,6 @@ class _Measured:
         return self.predicted_s(replace(FREE, memory_bandwidth_bytes_per_s=1.0))
 
     def beyond_s(self, device: Device) -> float:
-        """The time beyond its launches."""
         return self.time_s - self.launches * device.kernel_overhead_s
 
 
@@ -109,20 +108,20 @@ def fit_device(timings: Iterable[Timing], base: Device, of_kernels: bool = False
         of_program = replace(FREE, kernel_overhead_s=overhead_s)  # only the host, which does not wait for kernels
     else:
         whole = of_program = replace(device, kernel_overhead_s=overhead_s)
-    residuals = [
-        _residual(part, measured, of_program if part == "program" else device)
-        for part, measured in _by_dtype(parts).items()
-        if measured
-    ]
+    residuals = []
+    for part, measured in _by_dtype(parts).items():
+        predictions = [m.predicted_s(of_program if part == "program" else device) for m in measured]
+        cases, times_s = [str(m.case) for m in measured], [m.time_s for m in measured]
+        residuals += [residual(part, cases, predictions, times_s)] if measured else []
     return DeviceFit(whole, tuple(residuals))
 
 
 def _by_dtype(parts: Mapping[str, Sequence[_Measured]]) -> dict[str, Sequence[_Measured]]:
     """The parts, with products separated by dtype: each has its own peak, which may be wrong independently."""
-    products = {f"matmul_{m.case.dtype}": [] for m in parts["matmul"]}
+    found = {part: list(measured) for part, measured in parts.items() if part != "matmul"}
     for m in parts["matmul"]:
-        products[f"matmul_{m.case.dtype}"].append(m)
-    return {part: measured for part, measured in parts.items() if part != "matmul"} | products
+        found.setdefault(f"matmul_{m.case.dtype}", []).append(m)
+    return found
 
 
 def _parts(timings: Iterable[Timing]) -> dict[str, list[_Measured]]:
@@ -162,8 +161,8 @@ def _with_memory(device: Device, measured: Sequence[_Measured]) -> Device:
         inside = _rate([m for m in sized if m.size_bytes <= cache_bytes], device)
         outside = _rate([m for m in sized if m.size_bytes > cache_bytes], device)
         if inside > _FASTER * outside:
-            trial = replace(device, memory_bandwidth_bytes_per_s=outside)
-            trial = replace(trial, cache_bytes=cache_bytes, cache_bandwidth_bytes_per_s=inside)
+            cache = {"cache_bytes": cache_bytes, "cache_bandwidth_bytes_per_s": inside}
+            trial = replace(device, memory_bandwidth_bytes_per_s=outside, **cache)
             if (error := _error(measured, trial)) < best_error:
                 best, best_error = trial, error
     return best
@@ -191,16 +190,14 @@ def _best_depth(device: Device, measured: Sequence[_Measured]) -> tuple[Device, 
         trial = _with_peaks(replace(device, matmul_half_depth=half_depth), measured)
         return trial, _error(measured, trial)
 
-    found = {half_depth: at(half_depth) for half_depth in _HALF_DEPTHS}
-    shallow = found[0.0]
-    factor = 2.0
+    found, factor = {half_depth: at(half_depth) for half_depth in _HALF_DEPTHS}, 2.0
     while factor > 1.02:
         center = min((d for d in found if d), key=lambda d: found[d][1])
         factor = sqrt(factor)
         for depth in (center / factor, center * factor):
             found.setdefault(depth, at(depth))
     deep = min((pair for depth, pair in found.items() if depth), key=lambda pair: pair[1])
-    return deep if deep[1] < _BETTER * shallow[1] else shallow
+    return deep if deep[1] < _BETTER * found[0.0][1] else found[0.0]
 
 
 def _with_peaks(device: Device, measured: Sequence[_Measured]) -> Device:
@@ -244,8 +241,3 @@ def _with_functions(device: Device, measured: Sequence[_Measured]) -> Device:
 
 def _error(measured: Sequence[_Measured], device: Device) -> float:
     return log_error([m.predicted_s(device) for m in measured], [m.time_s for m in measured])
-
-
-def _residual(part: str, measured: Sequence[_Measured], device: Device) -> Residual:
-    predictions = [m.predicted_s(device) for m in measured]
-    return residual(part, [str(m.case) for m in measured], predictions, [m.time_s for m in measured])

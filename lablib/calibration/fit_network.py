@@ -82,11 +82,15 @@ def fit_network(
         if beta <= 0:
             raise ValueError("times of communication must grow with size: these do not; measure larger sizes")
         cluster = _with(base, overhead_s, alpha, 1 / beta, name, source)
-    return NetworkFit(cluster, tuple(_residuals(timings, cluster)))
+    residuals = []
+    for kind in dict.fromkeys(timing.name for timing in timings):
+        those = [timing for timing in timings if timing.name == kind]
+        predictions, measured_s = [predicted_s(t, cluster) for t in those], [t.time_s for t in those]
+        residuals.append(residual(kind, list(map(str, those)), predictions, measured_s))
+    return NetworkFit(cluster, tuple(residuals))
 
 
 def predicted_s(timing: MessageTiming, cluster: Cluster, algorithm: str = "auto") -> float:
-    """The simulator's price of this communication."""
     if timing.name in MESSAGES:
         return cluster.edge(0, 1).transfer_s(timing.size_bytes)
     return collective_cost(timing.name, timing.size_bytes, GroupNetwork(cluster, range(timing.ranks)), algorithm).time_s
@@ -121,16 +125,7 @@ def _check(timings: Sequence[MessageTiming], base: Cluster) -> None:
         if not (isfinite(timing.time_s) and timing.time_s > 0):
             raise ValueError(f"a measured time must be positive seconds: got {timing.time_s} for {timing}")
         if not 2 <= timing.ranks <= base.devices_per_node:
-            raise ValueError(
-                f"communication is measured inside a node, among 2 to {base.devices_per_node} ranks: "
-                f"got {timing.ranks} for {timing}"
-            )
+            rule = f"communication is measured inside a node, among 2 to {base.devices_per_node} ranks"
+            raise ValueError(f"{rule}: got {timing.ranks} for {timing}")
     if len(timings) < _FEWEST:
         raise ValueError(f"a fit needs {_FEWEST} or more measured communications: got {len(timings)}; measure more")
-
-
-def _residuals(timings: Sequence[MessageTiming], cluster: Cluster) -> Iterable[Residual]:
-    for name in dict.fromkeys(timing.name for timing in timings):
-        those = [timing for timing in timings if timing.name == name]
-        predictions = [predicted_s(timing, cluster) for timing in those]
-        yield residual(name, [str(timing) for timing in those], predictions, [timing.time_s for timing in those])

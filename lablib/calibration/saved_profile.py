@@ -37,23 +37,23 @@ def this_machine(ranks: int = 4, backend: str = "gloo", progress: Progress | Non
     """
     check_ranks(backend, ranks)
     ranks = ranks_with_own_gpu(backend, ranks)  # no two share one, as they would time each other
-    places = _places(ranks, backend)
-    saved = next((cluster for path in places if (cluster := _fitting(path, ranks, backend)) is not None), None)
+    first = profile_path()
+    own = first.with_name(f"{first.stem}-{backend}-{ranks}{first.suffix}")
+    saved = next((cluster for path in (first, own) if (cluster := _fitting(path, ranks, backend)) is not None), None)
     if saved is not None:
         return saved
     line = _Line(ranks, backend)
     cluster = calibrate(backend, ranks, quick=True, progress=progress or line)
-    path = places[1] if places[0].exists() else places[0]
-    is_saved = _save(cluster, path)
-    if progress is None:
+    path = own if first.exists() else first
+    try:
+        save_cluster(cluster, path)  # in one step: no other lab reads half of it
+        told = f"Saved in {path}"
+    except (OSError, ValueError):  # also implausible figures, which `load_cluster` would refuse
         remedy = "set LAB_MACHINE to a .toml file that can be written, or use save_cluster on what this call returns"
-        line.end(f"Saved in {path}" if is_saved else f"It cannot be saved in {path.parent}: {remedy}")
+        told = f"It cannot be saved in {path.parent}: {remedy}"
+    if progress is None:
+        line.end(told)
     return cluster
-
-
-def _places(ranks: int, backend: str) -> tuple[Path, Path]:
-    path = profile_path()
-    return path, path.with_name(f"{path.stem}-{backend}-{ranks}{path.suffix}")
 
 
 def _fitting(path: Path, ranks: int, backend: str) -> Cluster | None:
@@ -68,15 +68,6 @@ def _fitting(path: Path, ranks: int, backend: str) -> Cluster | None:
     # Before the simulator shared cores, figures of a CPU were measured on ranks that shared them in part.
     is_current = backend != "gloo" or cluster.shared_cores > 0
     return cluster if is_current and wanted.items() <= cluster.profile.items() else None
-
-
-def _save(cluster: Cluster, path: Path) -> bool:
-    """Write the profile in one step, so that no other lab reads half of it. False if nothing can be written there."""
-    try:
-        save_cluster(cluster, path)
-    except (OSError, ValueError):  # also implausible figures, which `load_cluster` would refuse
-        return False
-    return True
 
 
 class _Line:

@@ -18,6 +18,7 @@ This applies to CPUs. On GPUs a host clock also counts launch and synchronizatio
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -178,16 +179,12 @@ def _exchange(outgoing: torch.Tensor, incoming: torch.Tensor, to_rank: int, from
 
 def supported_dtypes() -> tuple[str, ...]:
     """The dtypes in which this rank's device multiplies matrices."""
-    device = torch.get_default_device()
-    names = ["float32", "float64", "bfloat16", "float16"]
-    found = []
-    for name in names:
-        try:
+    device, found = torch.get_default_device(), list[str]()
+    for name in ("float32", "float64", "bfloat16", "float16"):
+        with suppress(RuntimeError):
             x = torch.ones(8, 8, device=device).to(getattr(torch, name))
             torch.mm(x, x)
-        except RuntimeError:
-            continue
-        found.append(name)
+            found.append(name)
     if device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
         found.append("tfloat32")
     return tuple(found)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -78,11 +79,14 @@ class Fields:
             raise ValueError(f"{name} of {self._where} must be a whole number of at least {minimum}: got {value!r}")
         return value
 
+    def _of_kind(self, name: str, default: Any, is_right: Callable[[Any], bool], words: str) -> Any:
+        if not is_right(value := self.get(name, default)):
+            raise ValueError(f"{name} of {self._where} must be {words}: got {value!r}")
+        return value
+
     def number(self, name: str, default: float) -> float:
         """A positive number. Raises ValueError: another value."""
-        value = self.get(name, default)
-        if type(value) not in (int, float) or not 0 < value < float("inf"):
-            raise ValueError(f"{name} of {self._where} must be a positive number: got {value!r}")
+        value = self._of_kind(name, default, lambda x: type(x) in (int, float) and 0 < x < inf, "a positive number")
         return float(value)
 
     def optional_count(self, name: str) -> int | None:
@@ -91,17 +95,11 @@ class Fields:
 
     def flag(self, name: str, default: bool) -> bool:
         """A boolean. Raises ValueError: another value."""
-        value = self.get(name, default)
-        if not isinstance(value, bool):
-            raise ValueError(f"{name} of {self._where} must be true or false: got {value!r}")
-        return value
+        return self._of_kind(name, default, lambda value: isinstance(value, bool), "true or false")
 
     def text(self, name: str, default: str = "") -> str:
         """A text. Raises ValueError: another value."""
-        value = self.get(name, default)
-        if not isinstance(value, str):
-            raise ValueError(f"{name} of {self._where} must be a text: got {value!r}")
-        return value
+        return self._of_kind(name, default, lambda value: isinstance(value, str), "a text")
 
     def one_of(self, name: str, known: Sequence[str], label: str = "") -> str:
         """One of these words; the first by default. `label`: the field's name in the error.

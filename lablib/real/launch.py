@@ -38,30 +38,15 @@ def run_real(
     trace: bool = True,
     share_gpus: bool = False,
 ) -> Run:
-    """Call `fn(*args, **kwargs)` on `ranks` processes of this machine, each a rank of the default process group.
+    """Call `fn(*args, **kwargs)` on `ranks` processes of this machine. Arguments and errors as of `lablib.launch`.
 
     The processes stay for the next launch of the same size and backend, which finds them in the state of new ones; on
     gloo they are forked after their imports, unless the environment has LAB_FORK=off (processes.py). On "nccl" each
     rank's tensors are created on its GPU (lablib/process/default_device.py), and its arguments are moved there; tensors
     from a global or a closure are not (lablib/process/arguments.py). The ranks' stderr is printed here.
 
-    Args:
-        fn: the program: a function, from a notebook cell or any module.
-        args, kwargs: its arguments, copied to every rank.
-        backend: "gloo" or "nccl".
-        timeout_s: seconds after which a program still running is ended; None: never.
-        trace: measure times; without, the timeline is empty and the traffic has bytes but no seconds.
-        share_gpus: on "nccl", let several ranks share a GPU if there are fewer GPUs than ranks (gpu/sharing.py).
-
-    Returns the run. Tensors in its values are on the CPU; those with a graph come detached.
-
-    Raises:
-        ValueError: fewer than 1 rank, an unknown backend, or a program that cannot be copied to another process.
-        RankError: an exception on a rank; its `__cause__` is the original. Also when a value cannot be sent back.
-        WorkerError: a process died or could not be started; or there are too few GPUs for "nccl".
-        LaunchTimeoutError: the program outlived `timeout_s`.
-        After each but ValueError, all processes of this size and backend have been ended, and the next launch starts
-        new ones; so it does after KeyboardInterrupt.
+    Returns the run. Tensors in its values are on the CPU; those with a graph come detached. After an error other than
+    ValueError, or KeyboardInterrupt, all processes of this size and backend have been ended.
     """
     started = time.perf_counter()
     if ranks < 1:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lablib.capstone import plan_step, simulate_large, simulate_step
-from lablib.capstone.large_run import _SETUP, _run, _two_steps
+from lablib.capstone.large_run import _SETUP, _step, _two_steps
 from lablib.capstone.repeated_layers import SimulatedStep
 from lablib.launch import launch
 from lablib.train.config import DataConfig, ModelConfig, ParallelConfig, PrecisionConfig, TrainConfig
@@ -26,7 +26,7 @@ def config(batch_size: int, **fields: Any) -> TrainConfig:
 def test_a_step_of_many_micro_batches_is_that_of_few_on_a_line(axes: dict[str, int]):
     """16 micro-batches, simulated whole and extended: 1F1B's further micro-batches take equal times."""
     whole = config(16 * 4 // (axes.get("pipeline", 1) * axes.get("tensor", 1)), **axes).on(4)
-    extended, full = simulate_step(whole, "dgx-h100", 4), _run(whole, "dgx-h100", 4)
+    extended, full = simulate_step(whole, "dgx-h100", 4), _step(whole, "dgx-h100", 4).cost
     assert extended.step_s == pytest.approx(full.step_s, rel=0.02)
     assert extended.memory_bytes == pytest.approx(full.memory_bytes, rel=0.02)
     assert dict(extended.terms) == pytest.approx(full.terms, rel=0.02, abs=0.02 * full.step_s)
@@ -35,7 +35,7 @@ def test_a_step_of_many_micro_batches_is_that_of_few_on_a_line(axes: dict[str, i
 
 def test_a_simulated_step_is_the_same_every_time():
     one = config(8, zero_stage=1)
-    assert _run(one.on(4), "dgx-h100", 4) == _run(one.on(4), "dgx-h100", 4)
+    assert _step(one.on(4), "dgx-h100", 4).cost == _step(one.on(4), "dgx-h100", 4).cost
 
 
 def test_float16_is_simulated_with_the_bytes_and_rates_of_bfloat16():
@@ -69,7 +69,7 @@ def test_experts_combine_with_other_axes(axes: dict[str, Any]):
     data, precision = DataConfig(batch_size=16, micro_batch=2, seq_len=2048), PrecisionConfig(products="bfloat16")
     one = TrainConfig(sizes, data, parallel=ParallelConfig(expert=2, **axes), precision=precision).on(8)
     run = launch(_two_steps, one, False, ranks=8, cluster="dgx-h100", fidelity="shapes")
-    found, whole = _run(one, "dgx-h100", 8), SimulatedStep(run.timeline.without(_SETUP), run.memory).cost
+    found, whole = _step(one, "dgx-h100", 8).cost, SimulatedStep(run.timeline.without(_SETUP), run.memory).cost
     assert found.step_s == pytest.approx(whole.step_s, rel=1e-9)
     assert found.memory_bytes == pytest.approx(whole.memory_bytes, rel=1e-6)
     assert plan_step(one, "dgx-h100", 8).step_time_s == pytest.approx(found.step_s, rel=0.25)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lablib.capstone.large_run import _of_few_layers, _run, simulate_step
+from lablib.capstone.large_run import _of_few_layers, _step, simulate_step
 from lablib.train.config import DataConfig, MemoryConfig, ModelConfig, ParallelConfig, PrecisionConfig, TrainConfig
 
 MODEL = ModelConfig(num_layers=10, d_model=512, num_heads=8, vocab_size=8192, max_seq_len=4096)
@@ -36,7 +36,7 @@ def test_further_layers_and_micro_batches_cost_what_the_whole_step_costs(
 ):
     """To the rounding of sums; the bytes but for a few numbers that a micro-batch leaves, such as its loss."""
     one = config(batches, recompute, **axes)
-    found, whole = _of_few_layers(one, 8, cluster, 16), _run(one, cluster, 16)
+    found, whole = _of_few_layers(one, 8, cluster, 16), _step(one, cluster, 16).cost
     assert found is not None
     assert found.step_s == pytest.approx(whole.step_s, rel=1e-8)
     assert found.memory_bytes == pytest.approx(whole.memory_bytes, rel=1e-6)
@@ -47,7 +47,7 @@ def test_layers_that_do_not_repeat_yet_are_simulated_whole():
     """On NVLink a rank runs ahead for more than 8 of these layers, as its messages take so little of their time."""
     one = config(3)
     assert _of_few_layers(one, 8, "dgx-h100", 16) is None
-    assert simulate_step(one, "dgx-h100", 16).step_s == _run(one, "dgx-h100", 16).step_s
+    assert simulate_step(one, "dgx-h100", 16).step_s == _step(one, "dgx-h100", 16).cost.step_s
 
 
 def test_too_few_layers_are_not_compared():

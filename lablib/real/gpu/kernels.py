@@ -74,13 +74,9 @@ class Kernels:
 def gpu_spans(
     events: list[ProfilerEvent], calls: list[Call], phases: Phases, default_stream: int | None = None
 ) -> list[RawSpan]:
-    """The spans of one rank on a GPU, without its calls. Changes `calls`: phase and times.
-
-    `default_stream`: the number of the rank's default stream; None: the lowest used one.
-    """
+    """The spans of one rank on a GPU, without its calls. Changes `calls`. Arguments as in `spans_of` (spans.py)."""
     spans: list[RawSpan] = []
-    if default_stream is None:
-        default_stream = lowest_stream(events)
+    default_stream = lowest_stream(events) if default_stream is None else default_stream
     kernels, queues = Kernels(events), UnmatchedCalls(calls)
     operations = list(walk(e for e in events if not e.on_device))
     batches: dict[int, list[Call]] = defaultdict(list)
