@@ -3,6 +3,7 @@
 settings       per-process settings of Python and torch, which each rank owns
 rank_state     seeds and threads of a rank
 arguments      tensors in a program's arguments, moved to the rank's GPU
+tensor_pickle  a dense tensor as parts of a pickle
 default_device the device on which a program's tensors are created
 torchrun       the environment variables of torchrun
 fork_server    a server that forks worker processes

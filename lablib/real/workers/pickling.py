@@ -27,6 +27,7 @@ from cloudpickle import cloudpickle as cloudpickle_internals
 from torch import Tensor, nn
 
 from lablib.process.default_device import places
+from lablib.process.tensor_pickle import reduce_tensor
 from lablib.torch_compat import loaded
 
 
@@ -62,7 +63,7 @@ def forget_classes() -> None:
 class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) in (Tensor, nn.Parameter) and obj.layout == torch.strided and obj.device.type != "meta":
-            return _reduce_tensor(obj)
+            return reduce_tensor(obj, is_whole=False)
         if isinstance(obj, torch.UntypedStorage) and obj.device.type != "meta":
             memory: Any = torch.empty(0, dtype=torch.uint8, device=obj.device).set_(obj).cpu().numpy()  # pyright: ignore
             return _rebuild_storage, (pickle.PickleBuffer(memory),)
@@ -88,33 +89,6 @@ class _Unpickler(pickle.Unpickler):
         if name == "_class_setstate" and module.startswith("cloudpickle"):
             return lambda cls, state: cls if cls in self._known else found(cls, state)
         return found
-
-
-def _reduce_tensor(x: Tensor) -> tuple[Any, ...]:
-    """Parts from which a dense tensor is rebuilt: storage, geometry, gradient, and attributes set by the program."""
-    plain = x.detach().resolve_conj().resolve_neg()
-    if plain.numel() * plain.element_size() < plain.untyped_storage().nbytes():
-        plain = plain.clone()
-    geometry = (plain.dtype, plain.storage_offset(), tuple(plain.size()), plain.stride())
-    requires_grad = x.requires_grad and x.is_leaf
-    gradient = x.grad if x.is_leaf else None
-    args = (type(x) is nn.Parameter, plain.untyped_storage(), geometry, requires_grad, gradient)
-    return _rebuild_tensor, args, x.__dict__ or None, None, None, _set_attributes
-
-
-def _rebuild_tensor(
-    is_parameter: bool, storage: torch.UntypedStorage, geometry: tuple, requires_grad: bool, gradient: Tensor | None
-) -> Tensor:
-    dtype, offset, size, stride = geometry
-    x = torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, size, stride)  # pyright: ignore
-    x = nn.Parameter(x, requires_grad) if is_parameter else x.requires_grad_(requires_grad)
-    x.grad = gradient
-    return x
-
-
-def _set_attributes(x: Tensor, attributes: dict[str, Any]) -> None:
-    for name, value in attributes.items():
-        setattr(x, name, value)
 
 
 def _rebuild_storage(buffer: Any) -> torch.UntypedStorage:

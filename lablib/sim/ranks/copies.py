@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lablib.process.tensor_pickle import reduce_tensor
 from lablib.torch_compat import lazy_clone, storage_id
 
 _CODE = (FunctionType, ModuleType, type)
@@ -92,7 +93,7 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         is_plain = type(obj) in (Tensor, nn.Parameter) and obj.layout == torch.strided
         if is_plain and obj.device.type != "meta" and not obj.is_quantized:
-            return _reduce_tensor(obj)
+            return reduce_tensor(obj)
         return NotImplemented
 
 
@@ -119,27 +120,3 @@ class _Memory:
 
     def clone(self) -> torch.UntypedStorage:
         return lazy_clone(self._bytes).untyped_storage()
-
-
-def _reduce_tensor(x: Tensor) -> tuple[Any, ...]:
-    """Parts from which a dense tensor is rebuilt: storage, geometry, gradient, and attributes set by the program."""
-    plain = x.detach().resolve_conj().resolve_neg()
-    geometry = (plain.dtype, plain.storage_offset(), tuple(plain.size()), plain.stride())
-    gradient = x.grad if x.is_leaf else None
-    args = (type(x), plain.untyped_storage(), geometry, x.requires_grad and x.is_leaf, gradient)
-    return _rebuild_tensor, args, x.__dict__ or None, None, None, _set_attributes
-
-
-def _rebuild_tensor(
-    kind: type, storage: torch.UntypedStorage, geometry: tuple, requires_grad: bool, gradient: Tensor | None
-) -> Tensor:
-    dtype, offset, size, stride = geometry
-    x = torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)  # pyright: ignore
-    x = nn.Parameter(x, requires_grad) if kind is nn.Parameter else x.requires_grad_(requires_grad)
-    x.grad = gradient
-    return x
-
-
-def _set_attributes(x: Tensor, attributes: dict[str, Any]) -> None:
-    for name, value in attributes.items():
-        setattr(x, name, value)
