@@ -18,19 +18,16 @@ Simplified: every micro-batch and every rank has the same number of sequences; `
 
 from dataclasses import dataclass
 
-from lablib.signature import Count, check_fields
+from lablib.signature import Checked, Count
 
 
 @dataclass(frozen=True, slots=True)
-class BatchSize:
+class BatchSize(Checked):
     """A global batch and its parts."""
 
     micro_batch: Count  # sequences that one device works on at a time
     num_accumulations: Count = 1  # micro-batches of one device per step, one after another
     data_ranks: Count = 1  # devices that work in parallel on different sequences
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def global_batch(self) -> int:

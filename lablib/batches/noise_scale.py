@@ -40,7 +40,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lablib.signature import Count, NonEmpty, Positive, check_fields, checked
+from lablib.signature import Checked, Count, NonEmpty, Positive, checked
 
 Some = Annotated[Sequence[float], NonEmpty()]
 Fitted = Annotated[Positive, "measure at more sizes, from far below the noise scale to far above"]
@@ -115,14 +115,11 @@ def average_noise(estimates: Iterable[GradientNoise]) -> GradientNoise:
 
 
 @dataclass(frozen=True, slots=True)
-class StepsLaw:
+class StepsLaw(Checked):
     """Steps and examples to a given loss, by batch size."""
 
     min_steps: Fitted  # S_min, steps of an infinite batch
     critical_batch: Fitted  # B_crit, where steps and examples are both twice their minimum
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def min_examples(self) -> float:

@@ -22,9 +22,9 @@ from lablib.hardware.catalogue import find_cluster
 from lablib.hardware.cluster import Cluster
 from lablib.models import Experts, LlamaConfig, Transformer, transformer_parameters
 from lablib.models.scaling_law import REPLICATION
-from lablib.signature import Count, OneOf, Positive, check_fields, check_type, checked, hints_of
+from lablib.signature import Checked, Count, OneOf, Positive, check_fields, check_type, checked, hints_of
 from lablib.signature.fits import without_bounds
-from lablib.train.config import Checked, ModelConfig, TrainConfig
+from lablib.train.config import ModelConfig, TrainConfig
 
 MEASURES = {"loss": "the lowest loss by the scaling law", "gpu_hours": "the fewest GPU hours"}
 _FOLDER = files("lablib.capstone") / "briefs"

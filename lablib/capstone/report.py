@@ -27,10 +27,10 @@ from typing import Annotated, Any
 from lablib.capstone.brief import Brief, find_brief
 from lablib.configs.reading import read_toml, text_of
 from lablib.errors import unknown_name
-from lablib.signature import Count, Finite, NonEmpty, OneOf, Range, check_type, checked, hints_of, shown
+from lablib.signature import Checked, Count, Finite, NonEmpty, OneOf, Range, check_type, checked, hints_of, shown
 from lablib.text.files import write_text
 from lablib.text.toml import toml_table, toml_value, with_tables
-from lablib.train.config import Checked, TrainConfig
+from lablib.train.config import TrainConfig
 from lablib.train.read_config import parse_config
 
 CHOICES = ("model", "precision", "optimizer", "batch", "recomputation", "axes", "schedule")

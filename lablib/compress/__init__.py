@@ -17,7 +17,6 @@ Quantized collectives:
     hierarchical_reduce_scatter   inside the node, then across (qgZ)
     secondary_shards              a copy on each node for backward's gather (hpZ)
     zero_plus_plus                bytes on each level, and the speedup
-    when_it_pays                  seconds saved on the network against seconds of packing
     comm_hook                     any of them as torch DDP's communication hook
 
 Lossy messages:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from lablib.precision.rounding import ROUNDINGS
-from lablib.signature import Count, OneOf, check_fields, whole_number
+from lablib.signature import Checked, Count, OneOf, whole_number
 
 BLOCK = 256  # numbers that share a scale
 TINY, MAX = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
@@ -73,7 +73,7 @@ class Quantizer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Blocks:
+class Blocks(Checked):
     """Common settings of the quantizers of this folder, and the layout of their messages."""
 
     bits, code_dtype = 8, torch.int8  # of a code
@@ -81,9 +81,6 @@ class Blocks:
     block: Count = BLOCK  # numbers that share a scale
     rounding: Annotated[str, OneOf(ROUNDINGS)] = "nearest"  # "nearest" (ties to even) or "stochastic"
     generator: torch.Generator | None = None  # source of stochastic rounding; None: torch's default one
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def message_bytes(self, numel: int) -> int:
         """Bytes of a row of `numel` numbers: ceil(P b / 8) for codes, and 4 for each parameter of a block."""

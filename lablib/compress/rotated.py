@@ -24,19 +24,16 @@ from torch import Tensor
 from lablib.compress.int4 import Int4
 from lablib.compress.quantized import QuantizedMessage, Quantizer, in_blocks
 from lablib.precision.hadamard import hadamard_matrix, hadamard_transform
-from lablib.signature import NonNegativeInt, PowerOfTwo, check_fields, whole_number
+from lablib.signature import Checked, NonNegativeInt, PowerOfTwo, whole_number
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rotated:
+class Rotated(Checked):
     """A quantizer of rotated numbers."""
 
     quantizer: Quantizer = field(default_factory=Int4)  # of the rotated numbers
     size: Annotated[int, PowerOfTwo(le=4096)] = 64  # n, numbers that are mixed; a power of two
     seed: NonNegativeInt = 0  # of the signs, the same on all ranks
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def quantize(self, x: Tensor) -> QuantizedMessage:
         rows = in_blocks(x, 1)[..., 0]  # float32, or an error

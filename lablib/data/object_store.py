@@ -27,22 +27,19 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from lablib.signature import Count, NonNegative, Positive, check_fields, checked
+from lablib.signature import Checked, Count, NonNegative, Positive, checked
 
 BytesPerSecond = Annotated[Positive, "for transfers that take no time give a large rate, 1e15"]
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectStore:
+class ObjectStore(Checked):
     """An object store and the link of one machine."""
 
     latency_s: NonNegative  # mean seconds l to a request's first byte
     request_bytes_per_s: BytesPerSecond  # rate b of one request
     link_bytes_per_s: BytesPerSecond  # rate B of all together
     max_in_flight: Count = 1024  # requests that the store or the client allows at once
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def rate(self, num_transfers: int) -> float:
         """Bytes per second of `num_transfers` together."""

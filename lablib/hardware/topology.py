@@ -19,7 +19,7 @@ from math import prod
 from typing import Annotated, Protocol
 
 from lablib.hardware.checks import Seconds, check_places
-from lablib.signature import Count, PositiveFraction, Range, check_fields
+from lablib.signature import Checked, Count, PositiveFraction, Range
 
 
 class Topology(Protocol):
@@ -41,7 +41,7 @@ class Topology(Protocol):
 
 
 @dataclass(frozen=True)
-class FatTree:
+class FatTree(Checked):
     """Three levels of switches. `oversubscription` 2.0 means: half the uplinks that a full bisection would have."""
 
     nodes_per_leaf: Count = 16
@@ -49,9 +49,6 @@ class FatTree:
     oversubscription: Annotated[float, Range(ge=1), "1 is full bisection"] = 1.0
     switch_latency_s: Seconds = 150e-9
     name: str = "fat tree"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def hops(self, node_a: int, node_b: int) -> int:
         check_places("a node", node_a, node_b)
@@ -65,7 +62,7 @@ class FatTree:
 
 
 @dataclass(frozen=True)
-class Dragonfly:
+class Dragonfly(Checked):
     """Groups of routers, all-to-all inside and between. `global_taper` is the share of bandwidth of the long links."""
 
     nodes_per_router: Count = 4
@@ -73,9 +70,6 @@ class Dragonfly:
     global_taper: PositiveFraction = 0.5
     switch_latency_s: Seconds = 150e-9
     name: str = "dragonfly"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def hops(self, node_a: int, node_b: int) -> int:
         check_places("a node", node_a, node_b)
@@ -89,15 +83,12 @@ class Dragonfly:
 
 
 @dataclass(frozen=True)
-class Torus:
+class Torus(Checked):
     """A wrapped grid of `shape` nodes, in row-major order. Neighbours have a wire between them; others share wires."""
 
     shape: tuple[Count, ...] = (4, 4, 4)
     switch_latency_s: Seconds = 100e-9
     name: str = "torus"
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def coordinates(self, node: int) -> tuple[int, ...]:
         """Position of a node on the grid. Raises ValueError when the grid has no such node."""

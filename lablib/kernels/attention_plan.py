@@ -30,18 +30,15 @@ import torch
 from torch import Tensor
 
 from lablib.kernels.jit import TileSize, cdiv
-from lablib.signature import NonNegativeInt, check_fields, checked
+from lablib.signature import Checked, NonNegativeInt, check_fields, checked
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionTiles:
+class AttentionTiles(Checked):
     """Rows of a tile: powers of two; a GPU's matrix units need at least 16."""
 
     queries: TileSize = 64
     keys: TileSize = 64
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 class Tile(NamedTuple):

@@ -25,20 +25,17 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from lablib.kernels.jit import TileSize, cdiv
-from lablib.signature import Count, NonNegativeInt, check_fields, checked
+from lablib.signature import Checked, Count, NonNegativeInt, checked
 
 
 @dataclass(frozen=True, slots=True)
-class MatmulTiles:
+class MatmulTiles(Checked):
     """Numbers of a tile's sides, powers of two, and how many rows of tiles are a group in the order of programs."""
 
     m: TileSize = 64
     n: TileSize = 64
     k: TileSize = 32
     group: Annotated[Count, "1 is row by row"] = 8
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @checked

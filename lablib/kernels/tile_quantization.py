@@ -34,7 +34,7 @@ from typing import Annotated
 from lablib.cost.matmul import Tiling, alignment_share, matmul_compute_s, matmul_flops, matmul_time_s, tiling
 from lablib.cost.precision import bytes_per_number
 from lablib.hardware.device import Device
-from lablib.signature import Count, OneOf, Range, check_fields, checked
+from lablib.signature import Checked, Count, OneOf, Range, checked
 
 Axis = Annotated[str, OneOf(("M", "N", "K"))]
 Multiple = Annotated[int, Range(ge=1, example=128)]
@@ -43,7 +43,7 @@ HeadWidth = Annotated[int, Range(ge=1, le=_HEAD_WIDTHS[-1], example=64)]
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class Product(Checked):
     """A matrix product [M, K] x [K, N], and where it runs."""
 
     M: Count  # M, N, K: rows, columns and depth
@@ -51,9 +51,6 @@ class Product:
     K: Count
     dtype: str  # a name in `Device.peak_flops_per_s`
     device: Device  # with cores and tiles, as in `lablib.hardware.DEVICES`
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @checked
     def at(self, axis: Axis, size: int) -> "Product":

@@ -32,22 +32,19 @@ import numpy as np
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lablib.signature import Count, NonEmpty, NonNegative, Positive, check_fields, checked
+from lablib.signature import Checked, Count, NonEmpty, NonNegative, Positive, checked
 
 KEEP = 0  # a choice; any other number is the layer after a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
-class ChainLayer:
+class ChainLayer(Checked):
     """A layer of a chain: seconds forward and backward, bytes kept besides input and output, output bytes."""
 
     forward_s: NonNegative
     backward_s: NonNegative
     kept_bytes: NonNegative
     output_bytes: NonNegative
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,13 +14,13 @@ from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 
 from lablib.pipeline.plan import Plan
-from lablib.signature import Fraction, NonNegative, check_fields
+from lablib.signature import Checked, Fraction, NonNegative
 
 Each = NonNegative | Sequence[NonNegative]  # one number for all, or one for each
 
 
 @dataclass(frozen=True)
-class Costs:
+class Costs(Checked):
     """Seconds and bytes of one micro-batch."""
 
     forward_s: Each = 1.0  # F of a piece
@@ -38,9 +38,6 @@ class Costs:
     activation_bytes: Each = 1.0  # of a piece and micro-batch, from the start of F to the end of B, or of W
     released_at_input: Fraction = 0.0  # the share of it that is already freed after I
     static_bytes: Each = 0.0  # held by a rank all the time; one number or one for each rank
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def of_pieces(self, plan: Plan) -> "PieceCosts":
         """The costs written out for the pieces of a plan. Raises ValueError if the lengths do not match."""

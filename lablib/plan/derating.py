@@ -8,11 +8,11 @@ physical bounds (lablib/validation/constants.py), and compared with the fit that
 from dataclasses import dataclass
 
 from lablib.hardware.device import Device
-from lablib.signature import NonNegative, PositiveFraction, check_fields
+from lablib.signature import Checked, NonNegative, PositiveFraction
 
 
 @dataclass(frozen=True, slots=True)
-class Derating:
+class Derating(Checked):
     """Losses of a real machine."""
 
     # rate of products in a training step relative to the same product alone and repeated, where power does not limit
@@ -56,9 +56,6 @@ class Derating:
     # driver, kernels and communication library: 1.3 GB for the first two (bigscience's chronicle of BLOOM, 1,271 MiB),
     # the rest an estimate of NCCL's buffers
     driver_bytes: NonNegative = 2.8e9
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def sustained_share(self, dtype: str, device: Device) -> float:
         """The share of the rate of large products that a device sustains under its power limit.

@@ -29,13 +29,13 @@ from typing import Annotated
 
 from lablib.cost.arrays import Numbers, ceil_div, minimum
 from lablib.errors import unknown_name
-from lablib.signature import Count, NonNegativeInt, OneOf, PositiveFraction, check_fields
+from lablib.signature import Checked, Count, NonNegativeInt, OneOf, PositiveFraction
 
 ALL_REDUCE, ALL_GATHER, TWO_PHASE = "all_reduce", "all_gather", "two_phase"
 
 
 @dataclass(frozen=True, slots=True)
-class GradientCompression:
+class GradientCompression(Checked):
     """One method of gradient compression."""
 
     name: str  # its name in the catalogue
@@ -49,9 +49,6 @@ class GradientCompression:
     rank: Count | None = None  # of the two factors that are sent for a matrix; None: the matrix
     has_error_feedback: bool = False  # whether the residual is kept for the next step
     choice_reads: NonNegativeInt = 0  # readings of the gradients to select the ones to send
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def is_none(self) -> bool:

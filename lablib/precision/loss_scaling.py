@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lablib.signature import (
+    Checked,
     Count,
     NonNegative,
     NonNegativeInt,
@@ -48,15 +49,12 @@ LARGEST_SCALE = 2.0**24
 
 
 @dataclass(frozen=True, slots=True)
-class ScaleState:
+class ScaleState(Checked):
     """State of a loss scale: the scale, steps in a row without overflow, overflows left until it is lowered."""
 
     scale: NonNegative
     good_steps: NonNegativeInt
     overflows_left: NonNegativeInt
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from .bounds import (
     Range as Range,
 )
 from .call import (
+    Checked as Checked,
     WrongType as WrongType,
     check_arguments as check_arguments,
     check_fields as check_fields,

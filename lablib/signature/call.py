@@ -106,6 +106,15 @@ def check_fields(record: Any, name: str = "") -> None:
         check_type(f"{label}: {field.name}", value, hint, field.default)
 
 
+class Checked:
+    """Base of a dataclass whose fields are checked when a record is made."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
 def check_arguments(whose: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Check values against the annotations of the parameters with these names; others pass."""
     tests = tests_of(function)

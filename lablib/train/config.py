@@ -23,6 +23,7 @@ from typing import Annotated, Any
 from lablib.models import GPTConfig, LlamaConfig
 from lablib.pipeline.schedules import SCHEDULES
 from lablib.signature import (
+    Checked,
     Count,
     Fraction,
     FractionBelow1,
@@ -35,17 +36,8 @@ from lablib.signature import (
     checked,
 )
 
-OPTIMIZERS = ("adamw", "adam", "sgd", "lion", "lamb")
-_LLAMA = 'give none, or with model.family="llama" another number'
-POLICIES = ("off", "skip", "roll_back", "stop")
 RATES = ("constant", "linear", "cosine", "wsd", "deepspeed-log", "deepspeed-linear")
-
-
-class Checked:
-    """A record with checked fields."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
+_LLAMA = 'give none, or with model.family="llama" another number'
 
 
 @dataclass(frozen=True)
@@ -103,7 +95,7 @@ class DataConfig(Checked):
 class OptimizerConfig(Checked):
     """Update rule, learning rate and clipping."""
 
-    name: Annotated[str, OneOf(OPTIMIZERS)] = "adamw"
+    name: Annotated[str, OneOf(("adamw", "adam", "sgd", "lion", "lamb"))] = "adamw"
     lr: NonNegative = 1e-3  # the peak
     betas: tuple[FractionBelow1, FractionBelow1] = (0.9, 0.999)
     eps: NonNegative = 1e-8
@@ -220,7 +212,7 @@ class HealthConfig(Checked):
              stop       the first bad step stops the run
     """
 
-    policy: Annotated[str, OneOf(POLICIES)] = "off"
+    policy: Annotated[str, OneOf(("off", "skip", "roll_back", "stop"))] = "off"
     num_deviations: Positive = 8.0  # standard deviations above the median that make a spike
     window: Count = 100  # last steps that count
     warm_up: Count = 20  # good steps before anything finite can be a spike

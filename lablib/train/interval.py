@@ -25,8 +25,7 @@ import math
 from dataclasses import dataclass
 from random import Random
 
-from lablib.signature import Count, NonNegative, Positive, checked
-from lablib.train.config import Checked
+from lablib.signature import Checked, Count, NonNegative, Positive, checked
 
 DAY_S = 86_400.0
 

@@ -29,9 +29,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from lablib.signature import Checked
 from lablib.text.files import parse_json, read_text, write_text
 from lablib.text.messages import safe_str
-from lablib.train.config import Checked
 
 MANIFEST = "manifest.json"
 SAVING, REMOVED = ".saving-", ".removed-"  # beginnings of the names of folders that are no checkpoints

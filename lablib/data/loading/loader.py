@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from lablib.signature import Count, NonNegative, NonNegativeInt, Range, check_fields, checked
+from lablib.signature import Checked, Count, NonNegative, NonNegativeInt, Range, checked
 
 Spread = Annotated[float, Range(ge=0, le=1e6)]  # its square is a float; hardly a draw is near the mean of such times
 
@@ -38,7 +38,7 @@ class Jitter(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Loader:
+class Loader(Checked):
     """Settings of a loader."""
 
     workers: NonNegativeInt = 0  # processes that load; 0: the loop loads by itself
@@ -51,9 +51,6 @@ class Loader:
     batch_bytes: NonNegative = 0.0  # bytes of a batch
     copy_bytes_per_s: Annotated[float, Range(gt=0)] = 25e9  # bandwidth between host and device
     reads_loss: bool = True  # the loop waits for the end of each step (`loss.item()`); if False, it is one step ahead
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def copy_s(self) -> float:

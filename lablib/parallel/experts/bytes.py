@@ -37,7 +37,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lablib.parallel.experts.exchange import check_experts
-from lablib.signature import Count, NonNegativeInt, check_fields, checked
+from lablib.signature import Checked, Count, NonNegativeInt, check_fields, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +58,13 @@ class ExpertSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertRanks:
+class ExpertRanks(Checked):
     """How ranks share a mixture."""
 
     expert: Count  # expert, data, tensor: e, d and t
     data: Count = 1
     tensor: Count = 1
     cuts_experts: bool = True  # whether tensor ranks cut each expert; otherwise each is whole on one of them
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def sharing(self) -> int:

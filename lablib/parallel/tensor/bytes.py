@@ -39,13 +39,13 @@ from dataclasses import dataclass
 from math import isqrt
 from typing import Annotated
 
-from lablib.signature import Count, NonNegativeInt, Range, check_fields, checked
+from lablib.signature import Checked, Count, NonNegativeInt, Range, checked
 
 Square = Annotated[int, Range(ge=4)]  # of ranks, q x q
 
 
 @dataclass(frozen=True, slots=True)
-class LayerSizes:
+class LayerSizes(Checked):
     """A layer of a GPT and its micro-batch."""
 
     batch: Count  # batch, seq_len: B and T
@@ -55,9 +55,6 @@ class LayerSizes:
     hidden: NonNegativeInt = 0  # F; 0 means 4 D
     element_bytes: Count = 2  # w, of activations; 2 for 16 bits
     statistic_bytes: Count = 4  # s, of a norm's mean and of a logsumexp; 4, with float64 8
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def tokens(self) -> int:

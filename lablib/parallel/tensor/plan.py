@@ -36,7 +36,7 @@ from torch import nn
 from lablib.parallel.tensor.regions import TENSOR, Region
 from lablib.parallel.tensor.sequence_parallel import SEQUENCE
 from lablib.parallel.tensor.vocabulary import padded_vocabulary
-from lablib.signature import Count, OneOf, check_fields, check_type, checked
+from lablib.signature import Checked, Count, OneOf, check_fields, check_type, checked
 from lablib.text.units import largest_divisor
 
 Uneven = Annotated[str, OneOf(("refuse", "chunk", "pad"))]
@@ -58,14 +58,11 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class Row(Checked):
     """A Linear by rows. Attributes as `Column`; the region says how the sum leaves."""
 
     region: Region = TENSOR
     units: str | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +71,7 @@ class SharedInput:
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class Vocabulary(Checked):
     """An Embedding or the head, by words."""
 
     region: Region = TENSOR  # exit of rows from the embedding, entrance of the head's input
@@ -82,9 +79,6 @@ class Vocabulary:
     # of zeros)
     uneven: Uneven = "refuse"
     gathers: bool = False  # of a head: whether the logits are made whole
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)

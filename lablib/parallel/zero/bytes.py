@@ -22,13 +22,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from lablib.signature import Count, NonNegativeInt, Range, check_fields, checked
+from lablib.signature import Checked, Count, NonNegativeInt, Range, checked
 
 Stage = Annotated[int, Range(ge=0, le=3), "use 0 (plain data parallelism), 1, 2 or 3"]
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingPrecision:
+class TrainingPrecision(Checked):
     """Bytes per parameter, by purpose."""
 
     parameter: NonNegativeInt  # p, of computing and gathering
@@ -36,9 +36,6 @@ class TrainingPrecision:
     master: NonNegativeInt  # m, of the copy that the optimizer updates; 0: it updates the parameters
     state: NonNegativeInt  # k, of the optimizer's state
     step_counter: NonNegativeInt = 0  # bytes per tensor of the optimizer; torch's Adam counts its steps in 4
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def total(self) -> int:
