@@ -116,7 +116,7 @@ def fit_device(timings: Iterable[Timing], base: Device, of_kernels: bool = False
     return DeviceFit(whole, tuple(residuals))
 
 
-def _by_dtype(parts: Mapping[str, Sequence[_Measured]]) -> dict[str, Sequence[_Measured]]:
+def _by_dtype(parts: Mapping[str, Sequence[_Measured]]) -> dict[str, list[_Measured]]:
     """The parts, with products separated by dtype: each has its own peak, which may be wrong independently."""
     found = {part: list(measured) for part, measured in parts.items() if part != "matmul"}
     for m in parts["matmul"]:

@@ -62,10 +62,10 @@ def plan_step(config: TrainConfig, cluster: str, gpus: Count) -> Prediction:
     sequence_parallel = axes.sequence_parallel if axes.tensor > 1 else None
     others = {"chunks": axes.num_chunks, "zero_stage": stage, "sequence_parallel": sequence_parallel}
     split = Parallel(data=axes.data * axes.expert, **sizes, **others)
-    data, how = config.data, {"precision": config.precision.products, "optimizer": config.optimizer.name}
+    data, how = config.data, dict[str, Any](precision=config.precision.products, optimizer=config.optimizer.name)
     how |= {"recompute": config.memory.recompute, "schedule": axes.schedule}
-    sizes: dict[str, Any] = {"micro_batch": data.micro_batch, "seq_len": data.seq_len}
-    return predict(model, cluster, split, data.batch_size, **sizes, **how)
+    how |= {"micro_batch": data.micro_batch, "seq_len": data.seq_len}
+    return predict(model, cluster, split, data.batch_size, **how)
 
 
 @checked

@@ -105,7 +105,7 @@ def parse_hugging_face(values: dict[str, Any], name: str, where: str = "config.j
 def _gpt2(fields: Fields, name: str, _: list[Omission], tied: bool = True) -> Transformer:
     sizes = [fields.count(one) for one in ("n_layer", "n_embd", "n_head", "vocab_size", "n_positions")]
     hidden, is_tied = fields.optional_count("n_inner"), fields.flag("tie_word_embeddings", tied)
-    return Transformer(name, *sizes, hidden, tied_head=is_tied, source=f"config.json, {fields.get('model_type')}")
+    return Transformer(name, *sizes, d_ff=hidden, tied_head=is_tied, source=f"config.json, {fields.get('model_type')}")
 
 
 def _common(fields: Fields, tied: bool = False) -> dict[str, Any]:

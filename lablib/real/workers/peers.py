@@ -138,6 +138,6 @@ def connections(lines: Sequence[str], having: Collection[str]) -> list[Connectio
         if any(text in line for text in having):
             _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
             # An IPv4 address of an IPv6 socket has the form of an IPv4 socket.
-            ends = (address.removeprefix(_IPV4_IN_IPV6) for address in (local, remote))
-            found.append(Connection(*ends, state, int(uid), inode))
+            local, remote = (address.removeprefix(_IPV4_IN_IPV6) for address in (local, remote))
+            found.append(Connection(local, remote, state, int(uid), inode))
     return found
