@@ -16,6 +16,7 @@ import io
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import lablib
@@ -79,5 +80,7 @@ def _gpus_for_everything() -> Iterator[None]:
 
     answers = ((real, "run_real", run), (calibration, "this_machine", lambda **given: machine))
     answers += ((calibration, "batch_for", lambda cluster, batch, flops: batch),)  # computed on a CPU
-    with cuda_by_default(), replaced(*answers, (lablib, "reconcile", reconcile_with_itself)):
+    owners = lablib, import_module("lablib.reconcile")  # lablib.labs imports it from its module
+    answers += tuple((owner, "reconcile", reconcile_with_itself) for owner in owners)
+    with cuda_by_default(), replaced(*answers):
         yield
