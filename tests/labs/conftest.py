@@ -3,14 +3,18 @@
 A test that takes `lab` runs once for each master; one that takes `lab` and `exercise_name`, once for each exercise.
 """
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from lablib.calibration import this_machine
+from lablib.calibration.machine import machine_text, versions
 from lablib.course.building.master import read_master
 from lablib.course.places import Lab, find_labs
+from lablib.hardware import find_cluster, save_cluster
+from lablib.hardware.catalogue import THIS_MACHINE
+from tests.labs.forks import Forks, forks
 
 ROOT = Path(__file__).parents[2]
 LABS = [lab for lab in find_labs(ROOT / "labs") if lab.master.exists()]
@@ -44,10 +48,23 @@ def nobodys_progress(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def nobodys_profile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Labs measure this machine once for all tests, and leave the profile of whoever runs them alone."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # which all test processes share
+    """Labs find a typical laptop's figures, and not the profile of whoever runs them, for each number of real ranks.
+
+    A calibration takes 40 s of a core: only one lab measures (test_labs_run.py).
+    """
+    first = tmp_path_factory.mktemp("profile") / "this-machine.toml"
+    for ranks, path in {2: first, 4: first.with_name(f"{first.stem}-gloo-4.toml")}.items():
+        profile = versions() | {"machine": machine_text(on_gpu=False), "backend": "gloo", "ranks": str(ranks)}
+        save_cluster(find_cluster("laptop").replace(name=THIS_MACHINE, shared_cores=2, profile=profile), path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LAB_MACHINE", str(folder / "this-machine.toml"))
+        patch.setenv("LAB_MACHINE", str(first))
+        assert all(this_machine(ranks).source.startswith("the machine at hand") for ranks in (2, 4)), "not measured"
         yield
+
+
+@pytest.fixture(scope="session")
+def notebooks() -> Iterator[Forks]:
+    """With the libraries of notebooks, and without lablib: a notebook's first cell imports it, as for a learner."""
+    runners = "nbval", "papermill", "nbconvert"
+    with forks("torch._dynamo", "pandas", "plotly.graph_objects", "ipywidgets", "ipykernel.kernelapp", *runners) as one:
+        yield one

@@ -11,13 +11,16 @@ import gc
 import importlib
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partialmethod
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from lablib.process.lifetime import die_with_parent
 
@@ -57,6 +60,7 @@ def run_on_gpu(name: str) -> None:
     from lablib.course.places import find_lab, find_labs_folder
     from lablib.course.running.on_gpu import cells_on_gpu
 
+    fork_server_of_workers()
     refused = list(cells_on_gpu(read_master(find_lab(name, find_labs_folder())), ranks=2))
     sys.exit("\n\n".join(refused) or 0)
 
@@ -75,59 +79,94 @@ def run_in_nbval(notebook: str, outputs: str) -> None:
             cells = [{"tags": item.cell.metadata.get("tags", []), "outputs": item.test_outputs} for item in items]
             Path(outputs).write_text(json.dumps(cells, default=str))
 
-    local_provisioner.launch_kernel = ForkedKernel().launch  # pyright: ignore[reportPrivateImportUsage]
+    local_provisioner.launch_kernel = Forked(become_kernel).launch  # pyright: ignore[reportPrivateImportUsage]
     words = ["-c", os.devnull, "--rootdir", os.path.dirname(notebook), "-p", "no:cacheprovider", "-q", notebook]
     sys.exit(pytest.main([*words, "--nbval-lax", "--nbval-current-env"], plugins=[Outputs()]))
 
 
-class ForkedKernel:
-    """A kernel's process, with the methods of `subprocess.Popen` that Jupyter uses.
+def run_in_papermill(number: str, folder: str, mine: str) -> None:
+    """Run the learner's copy of a lab as `lab run` does, with their own functions if `mine` is not empty."""
+    from jupyter_client.provisioning import local_provisioner
 
-    It is forked before pytest starts threads, since a fork keeps one thread, and waits for its command.
-    """
+    local_provisioner.launch_kernel = Forked(become_kernel).launch  # pyright: ignore[reportPrivateImportUsage]
+    from lablib.course.places import find_lab, find_labs_folder
+    from lablib.course.running.execute import run_lab
+
+    run_lab(find_lab(number, find_labs_folder()), {}, out=Path(folder), mine=bool(mine))
+
+
+class Forked:
+    """A process that waits for its task, with methods of `subprocess.Popen`. Fork it before any thread is started."""
 
     stdin = stdout = stderr = None
 
-    def __init__(self) -> None:
-        reading, self._writing = os.pipe()
+    def __init__(self, run: Callable[[Any, list[int]], None]):
+        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._status: int | None = None
         parent = os.getpid()
         self.pid = os.fork()
         if not self.pid:
-            os.close(self._writing)
-            self._become_kernel(reading, parent)
-        os.close(reading)
+            self._ours.close()
+            os.setsid()
+            die_with_parent(parent)
+            with theirs:
+                message, descriptors, *_ = socket.recv_fds(theirs, 1 << 20, 2)
+            if message:  # otherwise the other process ended before it had a task
+                task, environment, folder = json.loads(message)
+                become(environment, folder)
+                run(task, descriptors)
+            sys.exit()
+        theirs.close()
 
-    def launch(self, command: list[str], *, env: Mapping[str, str], cwd: str, **_: Any) -> "ForkedKernel":
-        with os.fdopen(self._writing, "w") as file:
-            json.dump([command, dict(env), cwd], file)
+    def launch(self, task: Any, *, env: Mapping[str, str], cwd: str = "", fds: Sequence[int] = (), **_: Any) -> Any:
+        with self._ours:
+            socket.send_fds(self._ours, [json.dumps([task, dict(env), cwd or os.getcwd()]).encode()], fds)
         return self
-
-    def poll(self) -> int | None:
-        return self.wait(os.WNOHANG)
 
     def wait(self, options: int = 0) -> int | None:
         if self._status is None:
-            pid, status = os.waitpid(self.pid, options)
+            try:
+                pid, status = os.waitpid(self.pid, options)
+            except ChildProcessError:  # another thread has just waited for it
+                return self._status or 0
             self._status = os.waitstatus_to_exitcode(status) if pid else None
         return self._status
 
-    def send_signal(self, number: int) -> None:
+    def send_signal(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
 
-    @staticmethod
-    def _become_kernel(reading: int, parent: int) -> NoReturn:
-        os.setsid()
-        die_with_parent(parent)
-        with os.fdopen(reading) as file:
-            text = file.read()
-        if not text:  # pytest ended before a cell ran
-            sys.exit()
-        command, environment, folder = json.loads(text)
-        become(environment, folder)
-        from ipykernel.kernelapp import launch_new_instance
+    kill, poll = send_signal, partialmethod(wait, os.WNOHANG)
 
-        sys.exit(launch_new_instance(argv=command[command.index("-f") :]))
+
+def become_kernel(command: list[str], _: list[int]) -> None:
+    fork_server_of_workers()
+    from ipykernel.kernelapp import launch_new_instance
+
+    sys.exit(launch_new_instance(argv=command[command.index("-f") :]))
+
+
+def become_server(task: tuple[str, int], descriptors: list[int]) -> None:
+    """Run this code, which knows the first descriptor by its number; the second one is stderr."""
+    code, number = task
+    os.dup2(descriptors[1], 2)
+    os.dup2(descriptors[0], number)
+    for other in set(descriptors) - {number}:  # of which a worker would get a copy
+        os.close(other)
+    exec(code, {})
+
+
+def fork_server_of_workers() -> None:
+    """Fork the server of this process's first real workers, which would be a new interpreter and import torch."""
+    servers = [Forked(become_server)]
+
+    class Popen(subprocess.Popen):
+        def __new__(cls, command: Any, *_: Any, pass_fds: Sequence[int] = (), **options: Any) -> Any:
+            if not servers or not re.search(r"import serve; .*True", str(command[-1])):
+                return super().__new__(cls)
+            fds = [*pass_fds, options["stderr"].fileno()]
+            return servers.pop().launch([command[-1], *pass_fds], fds=fds, **options)
+
+    subprocess.Popen = Popen
 
 
 def become(environment: Mapping[str, str], folder: str) -> None:

@@ -20,12 +20,12 @@ from lablib.course.building.notebook import Version, make_notebook
 from lablib.course.building.solution import without_markers
 from lablib.course.checks.exercise import exercises_of
 from lablib.course.places import find_lab, find_labs_folder
-from lablib.course.running.execute import run_lab
 from lablib.labs.mine import stand_ins
 from lablib.parallel import Mesh
 from lablib.parallel.data.bucketed import BUCKET_BYTES
 from lablib.pipeline.schedules import SCHEDULES
 from lablib.precision.loss_scaling import LossScaler, ScaleRule, ScaleState
+from tests.labs.forks import Forks
 
 ROWS = stand_ins()
 
@@ -182,21 +182,23 @@ def write_copy(number: str, *starts: str, more: str = "", version: Version = Ver
     nbformat.write(notebook, lab.work)
 
 
-def printed(number: str, folder: Path, **options: Any) -> str:
+def printed(processes: Forks, number: str, folder: Path, mine: bool = False) -> str:
     """Run the copy; the text that it shows."""
-    notebook, _ = run_lab(find_lab(number, find_labs_folder()), {}, out=folder, **options)
+    out = folder / f"runs{len(list(folder.iterdir()))}"
+    failed = processes.run("run_in_papermill", number, str(out), "mine" * mine, output=folder / "said")
+    assert not failed, failed
+    (notebook,) = out.glob("*.ipynb")
     outputs = [output for cell in nbformat.read(notebook, as_version=4).cells for output in cell.get("outputs", [])]
     return "\n".join(one.get("text") or one.get("data", {}).get("text/plain", "") for one in outputs)
 
 
-@pytest.mark.filterwarnings("default")  # warnings of papermill and nbconvert are theirs to mend
 @pytest.mark.timeout(300)
-def test_an_answer_of_lab_13_runs_in_lab_14(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_answer_of_lab_13_runs_in_lab_14(notebooks: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LAB_PROGRESS", str(tmp_path / "progress.json"))
     work = tmp_path / "work"
     parts = ("from lablib.labs", "ranks: int", "check = ", "def one_f_one_b", "check.one_f_one_b")
     write_copy("13", *parts, version=Version.INSTRUCTOR)
-    said = printed("13", tmp_path)
+    said = printed(notebooks, "13", tmp_path)
     assert "passed: 1F1B" in said and "saved: `from mine import one_f_one_b` in work/" in said
     saved = work / "mine" / "lab13_one_f_one_b.py"
     assert sorted(path.name for path in saved.parent.glob("*.py")) == ["__init__.py", saved.name]
@@ -208,14 +210,14 @@ def test_an_answer_of_lab_13_runs_in_lab_14(tmp_path: Path, monkeypatch: pytest.
     saved.write_text(saved.read_text().replace("\n    ahead =", counting))
     write_copy("14", "from lablib.labs", "cluster: str", "check = ", "SMALL =", more=_STEPS.format(calls=str(calls)))
     own = "Your code on simulated ranks: one_f_one_b (lab 13)"
-    plain = printed("14", tmp_path)
+    plain = printed(notebooks, "14", tmp_path)
     assert "calls: False" in plain and "Your code" not in plain and calls.read_text() == ""
-    mine = printed("14", tmp_path, mine=True)
+    mine = printed(notebooks, "14", tmp_path, mine=True)
     assert "calls: True" in mine and own in mine and mine.split("steps:")[1] == plain.split("steps:")[1]
 
     # An answer that no longer passes is left out, and the lab runs.
     saved.write_text(saved.read_text().replace("ahead = min(", "ahead = max("))
-    broken = printed("14", tmp_path, mine=True)
+    broken = printed(notebooks, "14", tmp_path, mine=True)
     assert "calls: False" in broken and "Your code: none, the library's runs" in broken
     assert "one_f_one_b of lab 13 is left out, as its check does not pass: failed: 1F1B" in broken
     assert broken.split("steps:")[1] == plain.split("steps:")[1]
@@ -230,10 +232,11 @@ print("steps:", losses)
 """
 
 
-@pytest.mark.filterwarnings("default")  # warnings of papermill and nbconvert are theirs to mend
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("later", "name"), [("11", "plan_buckets"), ("17", "average_gradients")])
-def test_an_answer_of_lab_09_runs_in_later_labs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str, name: str):
+def test_an_answer_of_lab_09_runs_in_later_labs(
+    notebooks: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, later: str, name: str
+):
     monkeypatch.setenv("LAB_PROGRESS", str(tmp_path / "progress.json"))
     parts, program = _OF_LAB[later]
     write_copy(
@@ -249,9 +252,9 @@ def test_an_answer_of_lab_09_runs_in_later_labs(tmp_path: Path, monkeypatch: pyt
     saved.parent.mkdir()
     saved.write_text(_COUNTING.format(answer=without_markers(source), name=name, calls=str(calls)))
 
-    plain = printed(later, tmp_path)
+    plain = printed(notebooks, later, tmp_path)
     assert "calls: 0\n" in plain and "Your code" not in plain and calls.read_text() == ""
-    mine = printed(later, tmp_path, mine=True)
+    mine = printed(notebooks, later, tmp_path, mine=True)
     assert f"Your code on simulated ranks: {name} (lab 09)" in mine
     num_calls = int(mine.split("calls: ")[1].split()[0])
     assert num_calls == {"11": 8, "17": 20}[later]  # on each of 8 ranks; on 2 ranks, in each of 10 steps
