@@ -42,6 +42,8 @@ from lablib import launch, parallel, phase
 from lablib.models import GPT, next_token_loss
 
 check = lab09.checks_for("09")
+
+# %%
 model = GPT(lab09.CONFIG, seed=0)
 gradient_bytes = sum(param.nbytes for param in model.parameters())
 print(f"{len(list(model.parameters()))} tensors, {gradient_bytes // 4:,} parameters")

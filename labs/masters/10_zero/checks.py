@@ -346,7 +346,6 @@ def _expect_sharded(
         return kept
 
     run = expect.launch(program, modules, batches, answer, ranks=ranks)
-    best = launch(program, modules, batches, _sharded, ranks=ranks)
     at = 0
     for number, module in enumerate(modules):
         for micro_batches in batches:
@@ -362,6 +361,7 @@ def _expect_sharded(
     least = (ranks - 1) / ranks * calls / num_modules * sum(p.nbytes for m in modules for p in m.parameters())
     sent_bytes_within(expect, run, at_most=needed + HALF, at_least=least)
     largest = max(param.nbytes for module in modules for param in module.parameters())
+    best = launch(program, modules, batches, _sharded, ranks=ranks)
     peaks = [max(one.memory.peak_bytes(rank) for rank in range(ranks)) for one in (run, best)]
     rule = f"peak memory of a rank: full gradients are freed in backward ({plural(ranks, 'ranks')})"
     expect.budget(rule, peaks[0], peaks[1] + 2.5 * largest, "B")
@@ -496,7 +496,6 @@ def _expect_gathered(expect: Expect, answer: Callable, ranks: int, num_units: in
 
     on = {"ranks": ranks, "cluster": _slow_machine()}
     run = expect.launch(program, units, x, answer, **on)
-    best, naive = (launch(program, units, x, one, **on) for one in (_gathered, _blocking))
     what = f"{plural(num_units, 'units')} on {plural(ranks, 'ranks')}"
     wanted = x
     for i, unit in enumerate(units):
@@ -518,11 +517,13 @@ def _expect_gathered(expect: Expect, answer: Callable, ranks: int, num_units: in
             changes_nothing(expect, calls)
     needed = 2 * (ranks - 1) * sum(size // ranks * dtype.itemsize for size in sizes)
     sent_bytes_within(expect, run, at_most=needed + HALF, at_least=needed)
+    best = launch(program, units, x, _gathered, **on)
     peaks = [max(one.memory.peak_bytes(rank) for rank in range(ranks)) for one in (run, best)]
     room = 0.5 * dtype.itemsize * min(sizes)
     expect.budget(f"peak memory of a rank: two units at a time ({what})", peaks[0], peaks[1] + room, "B")
     if ranks == 1 or num_units == 1:
         return  # no communication
+    naive = launch(program, units, x, _blocking, **on)
     took_s, best_s, naive_s = (one.timeline.without("setup").makespan_s for one in (run, best, naive))
     limits = f"{1e3 * naive_s:.3g} ms without gathering ahead, {1e3 * best_s:.3g} ms at best"
     expect.budget(f"simulated seconds of two calls, {what} ({limits})", took_s, 1.01 * best_s, "s")
@@ -622,8 +623,6 @@ def _expect_backward(expect: Expect, answer: Callable, ranks: int, num_units: in
 
     on = {"ranks": ranks, "cluster": _slow_machine()}
     run = expect.launch(program, units, kept, batches, answer, **on)
-    best = launch(program, units, kept, batches, _backward, **on)
-    naive = launch(program, units, kept, batches, partial(_backward, ahead=False), **on)
     what = f"{plural(num_units, 'units')} on {plural(ranks, 'ranks')}"
     whole, firsts = _gradients(units, batches, compute)
     with expect.grouped(
@@ -663,6 +662,7 @@ def _expect_backward(expect: Expect, answer: Callable, ranks: int, num_units: in
             changes_nothing(expect, [call])
     needed = 2 * (ranks - 1) * sum(size // ranks * dtype.itemsize for size in sizes)
     sent_bytes_within(expect, run, at_most=needed + HALF, at_least=needed)
+    best = launch(program, units, kept, batches, _backward, **on)
     peaks = [max(one.memory.peak_bytes(rank) for rank in range(ranks)) for one in (run, best)]
     room = 0.5 * dtype.itemsize * min(sizes)
     if ranks > 1:  # without the shards: an answer may make their gradients one by one
@@ -674,6 +674,7 @@ def _expect_backward(expect: Expect, answer: Callable, ranks: int, num_units: in
     expect.budget(f"peak memory of a rank: two units and two gradients ({what})", peaks[0], peaks[1] + room, "B")
     if ranks == 1 or num_units == 1:
         return  # no communication, or nothing to hide it
+    naive = launch(program, units, kept, batches, partial(_backward, ahead=False), **on)
     took_s, best_s, naive_s = (one.timeline.without("setup").makespan_s for one in (run, best, naive))
     limits = f"{1e3 * naive_s:.3g} ms without overlap, {1e3 * best_s:.3g} ms at best"
     expect.budget(f"simulated seconds, {what} ({limits})", took_s, 1.02 * best_s, "s")
@@ -767,7 +768,6 @@ def _expect_clipped(expect: Expect, answer: Callable, ranks: int, share: float, 
             expect.that(rule, is_seen, short_repr(returned), "inf or nan")
         return
     run = expect.launch(program, per_rank, answer, ranks=ranks)
-    best = launch(program, per_rank, _clipped, ranks=ranks)
     with expect.grouped(f"norm and shards on every rank ({plural(ranks, 'ranks')}, {kind})", "right"):
         for rank, (returned, shards, in_place) in enumerate(run.values):
             where = f" ({plural(ranks, 'ranks')}, {kind}, rank {rank})"
@@ -781,6 +781,7 @@ def _expect_clipped(expect: Expect, answer: Callable, ranks: int, share: float, 
             rule = f"all shards are scaled by max_norm / norm if the norm is too long, otherwise not changed{where}"
             for saw, before in zip(shards, per_rank[rank], strict=True):
                 expect.close(rule, saw, scale * before, rtol=1e-5)
+    best = launch(program, per_rank, _clipped, ranks=ranks)
     sent = [sum(one.traffic.sent_bytes(rank) for rank in range(ranks)) / ranks for one in (run, best)]
     rule, least = f"bytes a rank sends in the mean ({plural(ranks, 'ranks')})", 8 * (ranks - 1) / ranks
     expect.budget(rule, sent[0], sent[1] + HALF, "B", at_least=least)

@@ -180,7 +180,6 @@ def _expect_mlp(expect: Expect, answer: Callable[..., Any], ranks: int, dtype: t
         shard = MLPShard(up.t(), up_bias, down.t(), down_bias)
         return _library_mlp(x, shard, None, TENSOR)
 
-    best = launch(program, batches, wholes, reference, ranks=ranks)
     weights = [part.clone().requires_grad_() for whole in wholes for part in whole]
     wanted = [_two_mlps(x, grad, weights) for x, grad in batches]
     on = f" ({plural(ranks, 'ranks')}, {str(dtype).removeprefix('torch.')}"
@@ -206,6 +205,7 @@ def _expect_mlp(expect: Expect, answer: Callable[..., Any], ranks: int, dtype: t
             for i in (7, 4, 5, 6, 8, 10, 3, 0, 1, 2, 9, 11):
                 name, saw, right, alone = listed[i]
                 _expect_gradient(expect, name, where, saw, right, alone, rtol, ranks)
+    best = launch(program, batches, wholes, reference, ranks=ranks)
     _expect_calls(expect, run, best, {"all-reduce": 8}, f" of two MLPs, for two batches{on})")
 
 
@@ -446,7 +446,6 @@ def _expect_sequence(expect: Expect, answer: Callable[..., Any], ranks: int, dty
         return calls, [x.grad for x, _ in own], [part.grad for part in weights]
 
     run = expect.launch(program, batches, gain, whole, answer, ranks=ranks)
-    best = launch(program, batches, gain, whole, _library_sequence, ranks=ranks)
     weights = [part.clone().requires_grad_() for part in (gain, *whole)]
     xs = [x.clone().requires_grad_() for x, _ in batches]
     ys = [_mlp(F.rms_norm(x, (width,), weights[0]), *weights[1:]) for x in xs]
@@ -474,6 +473,7 @@ def _expect_sequence(expect: Expect, answer: Callable[..., Any], ranks: int, dty
             for found, x in zip(of_x, xs, strict=True):
                 _expect_gradient(expect, "x", where, found, _gradient(x).chunk(ranks)[rank], None, rtol, ranks)
     allowed = {"all-gather": 4, "reduce-scatter": 4, "all-reduce": 4}
+    best = launch(program, batches, gain, whole, _library_sequence, ranks=ranks)
     _expect_calls(expect, run, best, allowed, f" for two batches{on})", least=0.9)
     if ranks > 1:
         peaks = [max(one.memory.peak_bytes(rank) for rank in range(ranks)) for one in (run, best)]
