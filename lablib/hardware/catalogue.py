@@ -15,7 +15,7 @@ from typing import Any
 
 from lablib.errors import unknown_name
 from lablib.hardware.cluster import Cluster
-from lablib.hardware.devices import DEVICES
+from lablib.hardware.devices import DEVICES, NEURON
 from lablib.hardware.links import LINKS
 from lablib.hardware.toml_file import load_cluster
 from lablib.hardware.topology import Dragonfly, FatTree, Torus
@@ -107,8 +107,7 @@ CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
             ),
             _cluster(
                 *("trn1", "Trainium-NeuronCore-v2", "neuronlink-v2", "efa-trn1"),
-                "AWS trn1.32xlarge: 16 chips of two cores in a torus of 4 x 4, EFA at 800 Gb/s (aws-neuron/"
-                "aws-neuron-sdk, about-neuron/arch/neuron-hardware/trn1-arch.rst, 81ce03a)",
+                f"AWS trn1.32xlarge: 16 chips of two cores, a torus of 4 x 4, EFA at 800 Gb/s ({NEURON}trn1-arch.rst)",
                 devices_per_node=32,
             ),
             *(

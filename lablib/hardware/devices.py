@@ -61,6 +61,12 @@ def _gpu(**figures: Any) -> Device:
     return Device(**defaults | figures)
 
 
+def _sizes(name: str, memory_gb: float, tb_per_s: float, power_w: float | None = None) -> dict[str, Any]:
+    """Name, memory and its bandwidth, and the power if the generation does not state it."""
+    sizes = {"name": name, "memory_bytes": memory_gb * GB, "memory_bandwidth_bytes_per_s": tb_per_s * 1e12}
+    return sizes | ({"power_w": power_w} if power_w else {})
+
+
 def _peaks(*, half: float, **tflops: float) -> dict[str, float]:
     """Peaks in FLOP/s from TFLOP/s by dtype; `half`: of float16 and bfloat16."""
     order = ("float64", "float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
@@ -107,14 +113,10 @@ _HOPPER_TILES = {
     "attention_generation": 3,
     "compute_capability": (9, 0),
 }
-_HOPPER_80GB = _HOPPER_TILES | {
+_HOPPER = _HOPPER_TILES | {"cache_bytes": 50 * MIB, "cache_bandwidth_bytes_per_s": 5.5e12}
+_HOPPER_80GB = _HOPPER | {
     "matmul_efficiency": _efficiency(794.5, 989, 160),
     "matmul_efficiency_by_dtype": {"float8": _efficiency(1402.6, 1979, 320)},
-    "memory_bytes": 80 * GB,
-    "memory_bandwidth_bytes_per_s": 3.35e12,
-    "cache_bytes": 50 * MIB,
-    "cache_bandwidth_bytes_per_s": 5.5e12,
-    "power_w": 700.0,
 }
 _AMPERE = {
     "peak_flops_per_s": _AMPERE_PEAKS,
@@ -136,9 +138,9 @@ _AMPERE_NOTES = f"{_UNVERIFIED} L2 at 5,120 bytes a clock of 1.41 GHz (NVIDIA A1
 # A product of 8192 x 8192 x 8192 in bfloat16 on a v6e, in its profiler's trace: 827 of 918 TFLOP/s
 # (AI-Hypercomputer/tpu-recipes, microbenchmarks/README.md, c8cfe2f).
 _TPU_EFFICIENCY = 0.90
-# With it six published training runs on Trn1 of 2023 (aws-neuron/aws-neuron-sdk, about-neuron/benchmarks/trn1/
-# trn1_trn1n_nlp_data.csv, 81ce03a; GPT 23B, 46B, 175B and Llama 2, none of them in lablib/validation) take 1% less than
-# measured in the median; two runs of Llama 2 with four stages take 1.3 and 1.7 times as long.
+NEURON = "aws-neuron/aws-neuron-sdk, 81ce03a, about-neuron/arch/neuron-hardware/"
+# With it six other training runs on Trn1 (about-neuron/benchmarks/trn1/trn1_trn1n_nlp_data.csv; none is in
+# lablib/validation) take 1% less than measured in the median; two of Llama 2 in four stages, 24% and 41% less.
 _TRAINIUM_EFFICIENCY = 0.55
 
 
@@ -197,16 +199,13 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
         device.name: device
         for device in (
             _gpu(
-                name="V100-32GB-SXM2",
+                **_sizes("V100-32GB-SXM2", 32, 0.9, 300.0),
                 peak_flops_per_s={"float64": 7.8 * TFLOPS, "float32": 15.7 * TFLOPS, "float16": 125 * TFLOPS},
                 matmul_efficiency=0.8,
                 num_cores=80,
                 matmul_tile=(128, 256),
                 matmul_half_depth=64.0,
                 row_alignment_bytes=16,
-                memory_bytes=32 * GB,
-                memory_bandwidth_bytes_per_s=0.9e12,
-                power_w=300.0,
                 compute_capability=(7, 0),
                 source=(
                     "float16: bigscience experiments/gpt2.md, about 125 TFLOPS; no unit for bfloat16; "
@@ -215,34 +214,28 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 ),
             ),
             _gpu(
-                name="A100-40GB-SXM",
+                **_sizes("A100-40GB-SXM", 40, 1.555),
                 **_AMPERE,
-                memory_bytes=40 * GB,
-                memory_bandwidth_bytes_per_s=1.555e12,
                 source=(
                     f"{_ACCELERATORS}; float64 tensor cores: NVIDIA A100 datasheet; "
                     f"{_UNVERIFIED} 40 GB at 1.555 TB/s; {_AMPERE_NOTES}"
                 ),
             ),
             _gpu(
-                name="A100-80GB-SXM",
+                **_sizes("A100-80GB-SXM", 80, 2.0),
                 **_AMPERE,
-                memory_bytes=80 * GB,
-                memory_bandwidth_bytes_per_s=2.0e12,
                 source=f"{_ACCELERATORS}; float64 tensor cores: NVIDIA A100 datasheet; {_AMPERE_NOTES}",
             ),
             _gpu(
-                name="A800-80GB-SXM",
+                **_sizes("A800-80GB-SXM", 80, 2.0),
                 **_AMPERE,
-                memory_bytes=80 * GB,
-                memory_bandwidth_bytes_per_s=2.0e12,
                 source=(
                     "an A100-80GB-SXM but for its NVLink (Reuters, 2022-11-08, on NVIDIA's A800; links.py): "
                     f"{_ACCELERATORS}; {_AMPERE_NOTES}"
                 ),
             ),
             _gpu(
-                name="H100-80GB-SXM",
+                **_sizes("H100-80GB-SXM", 80, 3.35, 700.0),
                 peak_flops_per_s=_HOPPER_PEAKS,
                 **_HOPPER_80GB,
                 source=(
@@ -251,7 +244,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 ),
             ),
             _gpu(
-                name="H800-80GB-SXM",
+                **_sizes("H800-80GB-SXM", 80, 3.35, 700.0),
                 peak_flops_per_s=_HOPPER_PEAKS | {"float64": 1 * TFLOPS},
                 **_HOPPER_80GB,
                 source=(
@@ -260,17 +253,12 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 ),
             ),
             _gpu(
-                name="H100-96GB-SXM-500W",
+                **_sizes("H100-96GB-SXM-500W", 96, 2.4, 500.0),
                 peak_flops_per_s=_HOPPER_PEAKS,
-                **(_HOPPER_TILES | {"flops_per_joule": _HOPPER_FLOPS_PER_JOULE * (700 / 500) ** (2 / 3)}),
+                **(_HOPPER | {"flops_per_joule": _HOPPER_FLOPS_PER_JOULE * (700 / 500) ** (2 / 3)}),
                 # Near its limit a chip's power grows with the cube of its clock: 500 of 700 W leave 0.89 of it.
                 matmul_efficiency=_efficiency(794.5 * (500 / 700) ** (1 / 3), 989, 160),
                 matmul_efficiency_by_dtype={"float8": _efficiency(1402.6 * (500 / 700) ** (1 / 3), 1979, 320)},
-                memory_bytes=96 * GB,
-                memory_bandwidth_bytes_per_s=2.4e12,
-                cache_bytes=50 * MIB,
-                cache_bandwidth_bytes_per_s=5.5e12,
-                power_w=500.0,
                 source=(
                     "memory, power limit: github.com/pytorch/torchtitan, b5bcd76c66, benchmarks/"
                     "llama3_h100_202412_torchtitan.md, which does not list its peak; peaks: of an H100-80GB-SXM; "
@@ -278,62 +266,45 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 ),
             ),
             _gpu(
-                name="H200-SXM",
+                **_sizes("H200-SXM", 141, 4.8, 700.0),
                 peak_flops_per_s=_HOPPER_PEAKS,
-                **_HOPPER_TILES,
+                **_HOPPER,
                 matmul_efficiency=_efficiency(794.5, 989, 160),
                 matmul_efficiency_by_dtype={"float8": _efficiency(1453.4, 1979, 320)},
-                memory_bytes=141 * GB,
-                memory_bandwidth_bytes_per_s=4.8e12,
-                cache_bytes=50 * MIB,
-                cache_bandwidth_bytes_per_s=5.5e12,
-                power_w=700.0,
                 source=(
                     f"{_ACCELERATORS}; float64 tensor cores: NVIDIA H200 datasheet; "
                     f"{_UNVERIFIED} L2 at 5.5 TB/s, 700 W; {_COMMON}"
                 ),
             ),
             _gpu(
-                name="B200-SXM",
+                **_sizes("B200-SXM", 180, 8.0, 1000.0),
                 peak_flops_per_s=_peaks(float64=40, float32=80, tfloat32=1125, half=2250, float8=4500, float4=9000),
                 **_BLACKWELL,
-                memory_bytes=180 * GB,
-                memory_bandwidth_bytes_per_s=8.0e12,
-                power_w=1000.0,
                 source=f"{_ACCELERATORS}; {_UNVERIFIED} float64, 1,000 W; {_BLACKWELL_NOTES}",
             ),
             _gpu(
-                name="B300-SXM",
+                **_sizes("B300-SXM", 270, 7.7, 1100.0),
                 peak_flops_per_s=_peaks(float64=1.25, float32=75, tfloat32=1125, half=2250, float8=4500, float4=13125),
                 **_BLACKWELL_ULTRA,
-                memory_bytes=270 * GB,
-                memory_bandwidth_bytes_per_s=7.7e12,
-                power_w=1100.0,
                 source=f"peaks: {_KLOCKWOOD}/B300; memory, power: {_VERDA}; {_BLACKWELL_NOTES}",
             ),
             _gpu(
-                name="GB200",
+                **_sizes("GB200", 186, 8.0, 1200.0),
                 peak_flops_per_s=_peaks(float64=45, float32=90, tfloat32=1250, half=2500, float8=5000, float4=10000),
                 **_BLACKWELL,
-                memory_bytes=186 * GB,
-                memory_bandwidth_bytes_per_s=8.0e12,
-                power_w=1200.0,
                 source=(
                     f"peaks at 1,200 W: {_KLOCKWOOD}/B200 ({_VERDA} has the peaks of a B200); "
                     f"{_UNVERIFIED} a 72nd of the rack's 13.4 TB; {_BLACKWELL_NOTES}"
                 ),
             ),
             _gpu(
-                name="GB300",
+                **_sizes("GB300", 279, 8.0, 1400.0),
                 peak_flops_per_s=_peaks(float64=1.4, float32=80, tfloat32=1250, half=2500, float8=5000, float4=15000),
                 **_BLACKWELL_ULTRA,
-                memory_bytes=279 * GB,
-                memory_bandwidth_bytes_per_s=8.0e12,
-                power_w=1400.0,
                 source=f"{_VERDA}; {_UNVERIFIED} float64; {_BLACKWELL_NOTES}",
             ),
             _gpu(
-                name="MI300X",
+                **_sizes("MI300X", 192, 5.3, 750.0),
                 peak_flops_per_s=_peaks(float64=163.4, float32=163.4, tfloat32=653.7, half=1300, float8=2610),
                 matmul_efficiency=_efficiency(668.4, 1300, 128),
                 flops_per_joule=_CDNA_FLOPS_PER_JOULE,
@@ -341,11 +312,8 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 num_cores=304,
                 matmul_tile=(256, 256),
                 matmul_half_depth=128.0,
-                memory_bytes=192 * GB,
-                memory_bandwidth_bytes_per_s=5.3e12,
                 cache_bytes=256 * MIB,
                 cache_bandwidth_bytes_per_s=17.2e12,
-                power_w=750.0,
                 source=(
                     f"{_ACCELERATORS} (bfloat16 is 1,307.4 TFLOPS by formula, 1,300 in the table); {_UNVERIFIED} "
                     f"float64, 304 compute units, tile, half depth, Infinity Cache at 17.2 TB/s, 750 W; {_COMMON}"
@@ -355,17 +323,15 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 name="Trainium-NeuronCore-v2",
                 launch_s=0.0,  # XLA runs whole programs
                 # Half of a chip's 190 and 47.5 TFLOP/s. One systolic array of 128 x 128, fed with up to 512 columns.
-                peak_flops_per_s={"float32": 23.75 * TFLOPS}
-                | dict.fromkeys(("tfloat32", "float16", "bfloat16", "float8"), 95 * TFLOPS),
+                peak_flops_per_s=_peaks(float32=23.75, tfloat32=95, half=95, float8=95),
                 matmul_efficiency=_TRAINIUM_EFFICIENCY,
                 num_cores=1,
                 matmul_tile=(128, 512),
                 memory_bytes=16 * 2**30,
                 memory_bandwidth_bytes_per_s=410 * GB,
                 source=(
-                    "one of a Trainium's two cores: aws-neuron/aws-neuron-sdk, about-neuron/arch/neuron-hardware/"
-                    "trainium.rst and nki/guides/architecture/trainium_inferentia2_arch.rst, 81ce03a; efficiency: "
-                    f"see above; {_COMMON}"
+                    f"half of a chip: {NEURON}trainium.rst, and nki/guides/architecture/trainium_inferentia2_arch.rst; "
+                    f"efficiency: see above; {_COMMON}"
                 ),
             ),
             *_by_datasheet(),

@@ -8,6 +8,7 @@ made in the switch take 25 us there (NVLS, NCCL 2.21 to 2.29); NVSwitch can add 
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from lablib.hardware.devices import NEURON
 from lablib.hardware.link import Link
 
 _STAS = "S. Bekman, Machine Learning Engineering (github.com/stas00/ml-engineering, 744d01e18b)"
@@ -19,9 +20,10 @@ _LIMITED = (
     "(H800: 900 reduced to 400); Reuters, 2022-11-08, on NVIDIA's A800 (600 reduced to 400)"
 )
 _SCALING_BOOK = "jax-ml/scaling-book, tpus.md: one-way bandwidth of a link; 7x: from memory, not verified; about 1 us"
-_NEURON = "aws-neuron/aws-neuron-sdk, about-neuron/arch/neuron-hardware/trn1-arch.rst, 81ce03a"
-_NEURONLINK = f"{_NEURON}: 384 GiB/s per chip; from memory, not verified: in both directions together; latency guessed"
+_TRN1 = f"{NEURON}trn1-arch.rst"
+_NEURONLINK = f"{_TRN1}: 384 GiB/s; from memory, not verified: both directions together; latency guessed"
 _UNVERIFIED = "from memory, not verified:"
+_EFA = f"{_UNVERIFIED} latency, order of magnitude"
 
 GB = 1e9
 
@@ -61,16 +63,8 @@ LINKS: Mapping[str, Link] = MappingProxyType(
         # A ring over a node's cores leaves each chip once, over all its wires. nccom-test's all-reduces reach 104 GiB/s
         # over 16 cores, and 47 of 93 GiB/s over two nodes (tools/neuron-sys-tools/nccom-test.rst); the shares are
         # these without the usual losses of derating.py.
-        "neuronlink-v2": Link(
-            "NeuronLink-v2 of a chip, one way", 2.0e-6, 192 * 2**30, _NEURONLINK, collective_share=0.65
-        ),
-        "efa-trn1": Link(
-            "EFA, 8 x 100 Gb/s for 32 cores",
-            15e-6,
-            _gbps(25),
-            f"{_NEURON}: 800 Gb/s; {_UNVERIFIED} latency, as EFA's",
-            collective_share=0.55,
-        ),
+        "neuronlink-v2": Link("NeuronLink-v2 of a chip", 2e-6, 192 * 2**30, _NEURONLINK, collective_share=0.65),
+        "efa-trn1": Link("EFA, 800 Gb/s for 32 cores", 15e-6, _gbps(25), f"{_TRN1}; {_EFA}", collective_share=0.55),
         "pcie3": Link("PCIe 3 x16", 2.5e-6, 15.75 * GB, f"{_NETWORK}; {_NCCL}"),
         "pcie4": Link("PCIe 4 x16", 2.5e-6, 31 * GB, f"{_NETWORK}; {_NCCL}"),
         "pcie5": Link("PCIe 5 x16", 2.5e-6, 63 * GB, f"{_NETWORK}; {_NCCL}"),
@@ -91,18 +85,8 @@ LINKS: Mapping[str, Link] = MappingProxyType(
         "slingshot-11": Link(
             "Slingshot 11, 200 Gb/s", 4.0e-6, _gbps(200), f"{_UNVERIFIED} line rate of one NIC a GPU; {_NCCL}"
         ),
-        "efa-v1": Link(
-            "EFA, 4 x 100 Gb/s for 8 GPUs",
-            15e-6,
-            _gbps(50),
-            f"{_NETWORK}: AWS P4d, 50 GB/s a node; {_UNVERIFIED} latency, order of magnitude",
-        ),
-        "efa-v2": Link(
-            "EFA v2, 32 x 100 Gb/s for 8 GPUs",
-            15e-6,
-            _gbps(400),
-            f"{_NETWORK}: AWS P5, 400 GB/s a node; {_UNVERIFIED} latency, order of magnitude",
-        ),
+        "efa-v1": Link("EFA, 4 x 100 Gb/s for 8 GPUs", 15e-6, _gbps(50), f"{_NETWORK}: AWS P4d, 50 GB/s; {_EFA}"),
+        "efa-v2": Link("EFA v2, 32 x 100 Gb/s for 8 GPUs", 15e-6, _gbps(400), f"{_NETWORK}: AWS P5, 400 GB/s; {_EFA}"),
         "ethernet-25": Link("Ethernet TCP, 25 Gb/s", 30e-6, _gbps(25), "line rate; latency: order of magnitude of TCP"),
         "ethernet-100": Link(
             "Ethernet TCP, 100 Gb/s", 30e-6, _gbps(100), "line rate; latency: order of magnitude of TCP"
