@@ -189,12 +189,16 @@ def _layer(setup: Setup, parameters: ParametersPerRank) -> list[_Group]:
     return _shared(setup, parameters.layer) + _experts(setup, parameters.expert_layer)
 
 
+def matrices_of(setup: Setup) -> int:
+    """Matrices of a layer that ZeRO-3 gathers; queries, keys and values are one."""
+    return 5 if setup.model.activation == "swiglu" else 4
+
+
 def _apart_s(setup: Setup, name: str) -> Numbers:
-    """Additional fixed time if each matrix of a layer has a collective of its own: queries, keys and values are one."""
+    """Additional fixed time if each matrix of a layer has a collective of its own."""
     if not setup.machine.stack.gathers_matrices:
         return 0.0
-    matrices = 5 if setup.model.activation == "swiglu" else 4
-    return (matrices - 1) * setup.machine.collective_s(name, 0, setup.shards, setup.tensor)
+    return (matrices_of(setup) - 1) * setup.machine.collective_s(name, 0, setup.shards, setup.tensor)
 
 
 def _gather_s(setup: Setup, groups: list[_Group], is_backward: bool = False) -> Numbers:

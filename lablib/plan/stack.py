@@ -126,6 +126,9 @@ class Stack:
     owns_tensors: bool = False
     # whether ZeRO-3 gathers and sums each matrix in a collective of its own, not a layer at once
     gathers_matrices: bool = False
+    # host work of ZeRO-3 for each matrix that a pass fetches and releases, in starts of an eager operator. DeepSpeed
+    # 0.14.4 on a CPU: 13 to 29, with 10 and 5 fetched tensors per layer
+    fetch_calls: NonNegative = 0.0
     # whether the tensor axis's sums in backward hide behind the weights' products
     hides_backward_exchange: bool = False
     # how tokens travel to experts: "alltoall", or "deduplicated" as DeepEP's (layer/dispatch.py)
@@ -246,6 +249,28 @@ _COMPILED: dict[str, Any] = {
 _XLA: dict[str, Any] = _COMPILED | {"loss_bytes": 12, "calls_per_kernel": 0}
 # aws-neuron/neuronx-distributed, examples/training/llama, fbac349: its selective policy repeats `CoreAttention`.
 _NEURONX: dict[str, Any] = _XLA | {"selective": "attention", "stops_recomputation": False}
+_DEEPSPEED: dict[str, Any] = _MEGATRON_2021 | {
+    **{"extra_gradient_bytes": 2, "bucket_bytes": 2e9, "gathers_matrices": True},
+    **{"splits_messages": False, "keeps_outputs": True},
+}
+# Per logit: the fused loss reads 2 bytes, and again to write 2; each metric casts it (2 and 4 bytes) and
+# takes the logarithm of its softmax (4 and 4).
+_FSDP_FLASH: dict[str, Any] = {
+    **{"attention_generation": 1, "passes_norm": (2, 4), "keeps_gradients": False},
+    **{"loss_bytes": 6 + 2 * 14, "loss_saved_bytes": 2, "loss_peak_bytes": 8},
+}
+_TE: dict[str, Any] = {name: _EAGER[name] for name in ("loss_bytes", "loss_peak_bytes")} | {
+    **{"attention_generation": 4, "narrow_gradient_bytes": 2, "keeps_gradients": False},
+}
+_LLM_C: dict[str, Any] = _NARROW | {
+    **{"passes_norm": (1.5, 3), "passes_residual": (1.5, 1), "calls_per_kernel": 1.0, "attention_generation": 4},
+    **{"loss_bytes": 8, "loss_saved_bytes": 2, "fused_accumulation": True},
+}
+_MEGATRON_CORE: dict[str, Any] = {
+    **{"attention_generation": 4, "adapts_all": False, "loss_bytes": 12, "calls_per_kernel": 1.25},
+    **{"narrow_gradient_bytes": 2, "fused_accumulation": True, "keeps_dummies": True},
+    **{"hides_backward_exchange": True, "pipeline_overlap": True},
+}
 STACKS: Mapping[str, Stack] = MappingProxyType(
     {
         stack.name: stack
@@ -255,26 +280,8 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
             Stack("megatron-2021", **_MEGATRON_2021),
             Stack("megatron-2022", **_MEGATRON_2021, fused_accumulation=True, hides_backward_exchange=True),
             Stack("megatron-2023", data_overlap=False, fused_accumulation=True, hides_backward_exchange=True),
-            Stack(
-                "megatron-deepspeed",
-                **_MEGATRON_2021,
-                extra_gradient_bytes=2,
-                bucket_bytes=2e9,
-                gathers_matrices=True,
-                splits_messages=False,
-                keeps_outputs=True,
-            ),
-            # Per logit: the fused loss reads 2 bytes, and again to write 2; each metric casts it (2 and 4 bytes) and
-            # takes the logarithm of its softmax (4 and 4).
-            Stack(
-                "fsdp-flash",
-                attention_generation=1,
-                passes_norm=(2, 4),
-                loss_bytes=6 + 2 * 14,
-                loss_saved_bytes=2,
-                loss_peak_bytes=8,
-                keeps_gradients=False,
-            ),
+            Stack("megatron-deepspeed", **_DEEPSPEED),
+            Stack("fsdp-flash", **_FSDP_FLASH),
             # Per logit: cast (2 and 4 bytes), the logarithm of the softmax (4 and 4); a gradient of zeros (4) for the
             # softmax's gradient (8 and 4), cast back (4 and 2). Three of these 4-byte tensors exist at once; with a
             # vocabulary split over ranks, torch's loss_parallel() adds and multiplies them one by one: four.
@@ -286,42 +293,14 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
             Stack("internevo", **_FLASH_ATTN, **_NARROW, data_overlap=False, owns_tensors=True),
             Stack("transformers-2022", **_HUGGING_FACE_2022),
             Stack("transformers", **_HUGGING_FACE),
-            Stack("transformers-deepspeed", **_HUGGING_FACE, **_NARROW, gathers_matrices=True),
-            Stack(
-                "transformers-te",
-                attention_generation=4,
-                loss_bytes=_EAGER["loss_bytes"],
-                loss_peak_bytes=_EAGER["loss_peak_bytes"],
-                narrow_gradient_bytes=2,
-                keeps_gradients=False,
-            ),
+            Stack("transformers-deepspeed", **_HUGGING_FACE, **_NARROW, gathers_matrices=True, fetch_calls=16),
+            Stack("transformers-te", **_TE),
             Stack("liger", **_LIGER),
             Stack("xla-2023", **_XLA, attention="unfused"),
             Stack("xla", **_XLA, attention_generation=4),
             Stack("neuronx", **_NEURONX, attention_generation=4),
-            Stack(
-                "llm.c",
-                attention_generation=4,
-                passes_norm=(1.5, 3),
-                passes_residual=(1.5, 1),
-                loss_bytes=8,
-                loss_saved_bytes=2,
-                calls_per_kernel=1.0,
-                **_NARROW,
-                fused_accumulation=True,
-            ),
-            Stack(
-                "megatron-core",
-                attention_generation=4,
-                adapts_all=False,
-                loss_bytes=12,
-                calls_per_kernel=1.25,
-                narrow_gradient_bytes=2,
-                fused_accumulation=True,
-                keeps_dummies=True,
-                hides_backward_exchange=True,
-                pipeline_overlap=True,
-            ),
+            Stack("llm.c", **_LLM_C),
+            Stack("megatron-core", **_MEGATRON_CORE),
         )
     }
 )

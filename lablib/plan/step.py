@@ -27,7 +27,7 @@ from typing import NamedTuple
 from lablib.cost.arrays import Numbers, ceil_div, lowest, maximum, minimum
 from lablib.pipeline.closed_form import V_SHAPED, StageTime, makespan_s
 from lablib.pipeline.sums import where
-from lablib.plan.data_axis import Waiting, data_axis, sharded_layer
+from lablib.plan.data_axis import Waiting, data_axis, matrices_of, sharded_layer
 from lablib.plan.eager.messages import mixed_makespan_s, sent_s
 from lablib.plan.machine import AxisTime, PassTime
 from lablib.plan.optimizer_step import exchanged_s, optimizer_step_s
@@ -157,15 +157,33 @@ def _layer_of(setup: Setup, pieces: Pieces) -> _Layer:
     forward_s, input_s, weight_s = pieces.forward_s, pieces.input_s, pieces.weight_s
     backward_s = input_s + weight_s + recomputed_s
     sharded = sharded_layer(setup, pieces.parameters, forward_s, backward_s)
+    late = _late_layer_s(setup, pieces, recomputed, forward_s + sharded.forward_s, backward_s + sharded.backward_s)
     # The host's link is another wire: its traffic also hides behind the waiting for parameters.
     busy_s = (forward_s + sharded.forward_s, backward_s + sharded.backward_s)
     moved = _offloaded_layer(setup, pieces, *busy_s)
     time = StageTime(
-        forward_s + (sharded.forward_s + moved.forward_s),
-        input_s + recomputed_s + (sharded.backward_s + moved.backward_s),
+        forward_s + late[0] + (sharded.forward_s + moved.forward_s),
+        input_s + recomputed_s + late[1] + (sharded.backward_s + moved.backward_s),
         weight_s,
     )
-    return _Layer(forward_s + input_s + weight_s + recomputed_s, recomputed, recomputed_s, sharded, moved, time)
+    compute_s = forward_s + input_s + weight_s + recomputed_s + sum(late)
+    return _Layer(compute_s, recomputed, recomputed_s, sharded, moved, time)
+
+
+def _late_layer_s(
+    setup: Setup, pieces: Pieces, recomputed: PassTime, forward_s: Numbers, backward_s: Numbers
+) -> tuple[Numbers, Numbers]:
+    """Seconds in which a layer's passes wait for a host that also fetches and releases matrices, for ZeRO-3."""
+    machine, work = setup.machine, pieces.layer
+    if setup.zero_stage < 3 or not machine.stack.fetch_calls:
+        return 0.0, 0.0
+    fetches_s = matrices_of(setup) * machine.stack.fetch_calls * machine.derating.dispatch_s
+    passes = 1 + (setup.recompute.kind == "full")
+    kernels = work.input.kernels + work.weight.kernels + recomputed.kernels
+    return (
+        maximum(machine.host_s(work.forward.kernels) + fetches_s - forward_s, 0.0),
+        maximum(machine.host_s(kernels) + passes * fetches_s - backward_s, 0.0),
+    )
 
 
 def _late_s(setup: Setup, pieces: Pieces, layer: _Layer, device_s: Numbers, copies: Numbers) -> Numbers:
