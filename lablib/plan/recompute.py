@@ -4,6 +4,7 @@
     none         nothing                                       S                      nothing
     selective    attention's core: scores, softmax, dropout    S - C                  C
       of products  all but every second product                I + A + O / 2          S minus the kept bytes
+      all but weights  all but the products with weights       I + O                  S minus the kept bytes
     full         the forward pass                              I                      S
     every k      the forward pass                              I / k                  k S
     first k      of k layers of each stage as full, of the others as none
@@ -11,7 +12,7 @@
 Of "full" and "every k", stacks that stop early (`Stack.stops_recomputation`) leave out the end of the last layer: its
 MLP's last product, of F by D, its sum over ranks and its residual, which keep nothing for backward.
 
-The stack decides which of the two "selective" is. Flash attention keeps no scores, so C is 0, and the first kind only
+The stack decides which of the three "selective" is. Flash attention keeps no scores, so C is 0, and the first kind only
 costs time.
 
 Legend: S bytes that a layer keeps for backward, C bytes of attention's core, I of its input (R D w: R tokens of a
@@ -19,7 +20,7 @@ micro-batch on a rank, D width, w bytes per number), A of attention's output, O 
 hidden width of its MLP.
 Source: Chen et al., "Training deep nets with sublinear memory cost", 2016, arXiv 1604.06174 (every k); Korthikanti et
 al., 2022, arXiv 2205.05198, section 5 (selective); Megatron-LM's `--recompute-method block` (first k);
-pytorch/torchtitan, parallelize_llama.py (of products).
+pytorch/torchtitan, parallelize_llama.py (of products); jax.checkpoint_policies, dots_with_no_batch_dims_saveable.
 Simplified: the average layer of a stage represents all: with "first k" each is recomputed in part.
 """
 
@@ -63,6 +64,8 @@ class Recompute(NamedTuple):
             # The other products and all cheap operators; outputs of attention and of collectives are kept.
             product_s = (1 - KEPT_PRODUCTS) * work.forward.product_s
             return work.forward._replace(product_s=product_s, attention_s=0.0, tensor_s=0.0)
+        if stack.selective == "all but weights":
+            return work.forward._replace(product_s=work.core.product_s, tensor_s=0.0)
         return work.core
 
     def recomputed_flops(self, model: Transformer, stack: Stack, layers: Numbers, seq_len: Numbers) -> Numbers:
@@ -81,6 +84,8 @@ class Recompute(NamedTuple):
             return work.saved_bytes
         if self.kind == "selective" and stack.selective == "products":
             return entering_bytes + work.attention_bytes + KEPT_PRODUCTS * work.output_bytes
+        if self.kind == "selective" and stack.selective == "all but weights":
+            return entering_bytes + work.output_bytes
         if self.kind == "selective":
             return work.saved_bytes - work.core_bytes
         share = self.share(layers)

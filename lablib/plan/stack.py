@@ -83,6 +83,7 @@ class Stack:
     adapts_all: bool = True
     # tensors of the model's width that are copied around attention to move heads, forward and again backward
     copies: NonNegative = 0
+    embeds_by_product: bool = False  # whether an embedding is the product of one-hot rows and the table
     loss_bytes: NonNegative = 20.0  # bytes per logit moved by the loss, forward and backward together
     # loss_saved_bytes, loss_peak_bytes: bytes per logit kept until backward, and temporary in backward
     loss_saved_bytes: NonNegative = 4.0
@@ -95,9 +96,9 @@ class Stack:
     widened_kernels: NonNegative = 1
     keeps_widened: bool = False
     calls_per_kernel: NonNegative = 2.5  # host work per kernel, in eager operators: views, autograd, Python
-    # work that selective recomputation repeats: "attention" (its core), or "products" (every second one, and all cheap
-    # operators)
-    selective: Annotated[str, OneOf(("attention", "products"))] = "attention"
+    # work that selective recomputation repeats: "attention" (its core), "products" (every second one, and all cheap
+    # operators), or "all but weights": everything except the products with weights
+    selective: Annotated[str, OneOf(("attention", "products", "all but weights"))] = "attention"
     # whether recomputation of a layer ends with the last tensor that backward needs, before the layer's last product:
     # torch's checkpoints with use_reentrant=False since 2.1, and XLA, which removes operations without a use. Eager
     # stacks always do.

@@ -61,7 +61,7 @@ splits.py), A1 to A7 in architecture.py, M1 to M6 in machine.py.
     C19 RMS norms of fms-fsdp and torchtune, where eager, are sequences of operators (fms/modules/layernorm.py,
         torchtune/modules/rms_norm.py), not one kernel. "TE" in the notes of one of torch's programs, without the name
         of another attention, is Transformer Engine's attention. "no dropout" in the notes: no masks.
-        "GPTQ": 4-bit weights are widened by AutoGPTQ's operators.
+        "GPTQ": 4-bit weights are widened by AutoGPTQ's operators. "one-hot embedding": an embedding is a product.
 
 A row that these rules cannot interpret raises ValueError, and is reported as skipped with that reason.
 """

@@ -30,39 +30,39 @@ _MAKERS = "(?:fused|paged|decoupled|distributed|(?:deepspeed)?cpu)?-?"
 _NO_FUSION = r"no[- ]fused gradient[- ]accumulation|no-gradient-accumulation-fusion"
 _NO_DROPOUT = r"no dropout|dropout (?:of )?0(?![.\d])"
 _OTHER_ATTENTION = r"flexattention|(?:torch)?sdpa"
+_BY_NOTES = (
+    ("optimizer step in backward", {"updates_in_backward": True}),
+    ("chunked cross-entropy", {"loss_peak_bytes": 0}),
+    ("one-hot embedding", {"embeds_by_product": True}),
+    ("gptq", GPTQ),
+)
 _NO_MASTERS = r"no (?:fp32|32-bit|float32)?[ -]?masters?|all (?:of the model |states )?in (?:bf16|fp16|16[ -]bits?)"
 
 
 def stack_as_stated(row: PublishedRow, name: str) -> str | Stack:
     """The software with what the row says of its dispatcher, masters, gradients and loss: C12, C15 to C19."""
-    changes = {}
-    if is_named(f"{row.source.get('title', '')} {row.text('notes')}".lower(), "fms-fsdp"):
+    changes, title, notes = {}, row.source.get("title", "").lower(), row.text("notes")
+    if is_named(f"{title} {notes}", "fms-fsdp"):
         changes["gradient_bytes"] = 2
-    if name == "fsdp" and is_named(f"{row.source.get('title', '')} {row.text('notes')}".lower(), "fms-fsdp|torchtune"):
+    if name == "fsdp" and is_named(f"{title} {notes}", "fms-fsdp|torchtune"):
         changes["passes_rms_norm"] = UNFUSED_RMS_NORM
-    if find_stack(name).has_dropout and re.search(_NO_DROPOUT, row.text("notes")):
+    if find_stack(name).has_dropout and re.search(_NO_DROPOUT, notes):
         changes["has_dropout"] = False
     if any(name in row.text("dispatcher") for name in ("deepep", "hybridep")):
         changes["dispatcher"] = "deduplicated"
-    if is_named(row.source.get("title", "").lower(), "automodel") and is_named(row.text("notes"), "balanced router"):
+    if is_named(title, "automodel") and is_named(notes, "balanced router"):
         changes["routing"] = "contiguous"
-    if (
-        is_torchs(row)
-        and is_named(row.text("notes"), r"te(?=[ +,;]|$)")
-        and not is_named(row.text("notes"), _OTHER_ATTENTION)
-    ):
+    if is_torchs(row) and is_named(notes, r"te(?=[ +,;]|$)") and not is_named(notes, _OTHER_ATTENTION):
         changes["attention_generation"] = find_stack("transformers-te").attention_generation
     if row.parallel.get("ep_overlap", False):
         changes["hides_dispatch"] = True
-    if "optimizer step in backward" in row.text("notes"):
-        changes["updates_in_backward"] = True
-    if "chunked cross-entropy" in row.text("notes"):
-        changes["loss_peak_bytes"] = 0
-    if re.search(_NO_FUSION, row.text("notes")):
+    for words, change in _BY_NOTES:
+        changes |= change if words in notes else {}
+    if re.search(_NO_FUSION, notes):
         changes["fused_accumulation"] = False
-    if is_named(row.text("notes"), "gptq"):
-        changes |= GPTQ
-    if re.search(_NO_MASTERS, row.text("notes")):
+    if "no_batch_dim" in row.text("recompute"):
+        changes["selective"] = "all but weights"
+    if re.search(_NO_MASTERS, notes):
         changes |= {"has_master": False, "gradient_bytes": 2}
     return replace(find_stack(name), **changes) if changes else name
 

@@ -69,6 +69,8 @@ EFFECTS = [
     ("split_loss_peak_bytes", 8, 12, of("activation"), {}),
     ("calls_per_kernel", 1, 2, seconds, {"derating": SLOW_HOST}),
     ("selective", "products", "attention", memory, {"recompute": "selective"}),
+    ("selective", "all but weights", "products", part("recomputation"), {"recompute": "selective"}),
+    ("embeds_by_product", False, True, part("embedding, head, loss"), {"parallel": SHARDED, "batch": 32}),
     ("fetch_calls", 0, 100, part("launches"), {"parallel": SHARDED, "batch": 32, "derating": Derating()}),
     ("stops_recomputation", True, False, part("recomputation"), {"recompute": "full"}),
     ("gradient_bytes", 2, 4, of("gradient"), {}),

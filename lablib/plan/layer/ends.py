@@ -41,7 +41,15 @@ def _embedding_at_once(cut: Cut) -> list[Op]:
     size, table = cut.rows * cut.row_bytes, ceil_div(model.vocab_size, sizes.tensor) * model.d_model
     masks = cut.own_rows * model.d_model * machine.stack.has_dropout
     moved = size * (4 if model.positions == "learned" else 2)
+    lookup = []
+    if machine.stack.embeds_by_product:
+        # Without gradients of the one-hot rows, which are written and read by each product.
+        one_hot = 2 * cut.rows * machine.width * table / model.d_model
+        products = linear(cut, "lookup", cut.rows, table / model.d_model, model.d_model, machine.plain, has_bias=False)
+        lookup = [op for op in products if op.phase in (FORWARD, WEIGHT)]
+        lookup += [Op("one-hot rows", phase, size_bytes=one_hot) for phase in (FORWARD, WEIGHT)]
     return [
+        *lookup,
         Op("embedding", FORWARD, size_bytes=moved, kernels=5, saves=masks + cut.rows * 8),
         Op("all-reduce", FORWARD, "all_reduce", size, (sizes.tensor,), "tensor", 0),
         Op("embedding", WEIGHT, size_bytes=table * machine.gradient_bytes * 3 + size * 2, kernels=5),
