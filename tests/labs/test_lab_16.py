@@ -45,7 +45,7 @@ def test_an_explanation_ends_at_the_better_plan_and_the_most_saving_choice_is_fi
     saved, table = Prices("dgx-a100", 2.0).explanation(wrong, better)
     assert set(table.index) == saved.keys() == {"tensor", "pipeline", "recompute"}
     ends = [Prices("dgx-a100", 2.0).predict(plan).step_time_s for plan in (wrong, better)]
-    assert sum(saved.values()) == pytest.approx(ends[0] - ends[1]) and max(saved, key=saved.get) == table.index[0]
+    assert sum(saved.values()) == pytest.approx(ends[0] - ends[1]) and list(saved) == list(table.index)
     last = Prices("dgx-a100", 2.0).predict(better).step_time_s
     assert table["step then"].iloc[-1] == lab16.format_quantity(last, "s")
 

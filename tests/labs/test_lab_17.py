@@ -54,6 +54,7 @@ def test_no_value_and_no_number_are_bad(bad: float | None):
 
 class Training:
     def __init__(self, seed: int):
+        torch.manual_seed(seed)
         self.model = torch.nn.Sequential(torch.nn.Linear(64, 256))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
 

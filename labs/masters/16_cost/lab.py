@@ -268,8 +268,7 @@ prices.leader_board(my_name, my_plan, days)
 # By hand you tried some ten plans. A program can try all; but if one prediction were slow, a simulation or a real run,
 # it should leave plans out. The sum helps: no term is negative, so *some of its terms* are a lower bound of the step. A
 # plan with a bound above the best step so far need not be tried.
-
-# %% [markdown]
+#
 # ### Exercise 3: search with a bound
 #
 # Find the fastest plan. `bound_s(plan)` is cheap, and never above `step_s(plan)`, which is infinite for a plan that is

@@ -319,8 +319,7 @@ guessed_interval.reveal(lambda minutes, _: lab17.show_intervals(save_s, restart_
 # The formula's line is that sum, as a share of the whole time. For long intervals it is too high: where several
 # failures fall into one interval, each loses less than half of it. The minimum is flat: half or twice the best interval
 # loses about 2% of the time more.
-
-# %% [markdown]
+#
 # Llama 3 reports more than 90% effective training time: its saves or restarts must have been faster. What is better:
 # saves in 6 s, or half as many failures? Predict the time lost at the best interval of each.
 

@@ -238,8 +238,7 @@ predicted.reveal(lambda *_: project.compare_guesses(my_guess_loss, my_guess_shar
 # curves, and several of them.
 #
 # </details>
-
-# %% [markdown]
+#
 # Is the simulated run over the budget? Then choose again with a smaller `share`, and predict again: a new lock removes
 # the earlier runs. You have seen one by then, so say so in the conclusion.
 
@@ -343,8 +342,7 @@ project.board()
 #
 # **On your own.** `lab capstone briefs` lists the briefs, `lab capstone new thirteen-billion report.toml` writes a
 # report to fill in, and `lab capstone --help` has the next steps.
-
-# %% [markdown]
+#
 # ### Sources
 #
 # - Kaplan et al., *Scaling Laws for Neural Language Models*, 2020, arXiv 2001.08361, section 5: loss against steps.
