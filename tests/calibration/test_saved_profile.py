@@ -96,6 +96,7 @@ def test_where_nothing_can_be_written_the_profile_is_used_all_the_same(
     assert this_machine(2) == profile_of(2)
     said = capsys.readouterr().out
     assert "cannot be saved" in said and "set LAB_MACHINE" in said
+    assert place.parent.read_text() == "a file where the folder should be"
 
 
 def test_progress_goes_to_who_asked_for_it(place: Path, asked: Asked, capsys: pytest.CaptureFixture):

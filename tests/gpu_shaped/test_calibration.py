@@ -3,6 +3,7 @@
 import importlib
 import sys
 from dataclasses import replace
+from functools import partial
 from random import Random
 from types import SimpleNamespace
 
@@ -266,10 +267,10 @@ def test_a_profile_that_does_not_explain_its_own_measurements_is_refused(machine
 
 def test_a_run_that_recorded_no_kernel_calibrates_nothing(monkeypatch):
     empty = Run([[3] * 6] * 2, Timeline.of((), 2), Traffic(()), [""] * 2, "nccl", "", notes=("no kernel of any GPU",))
-    gpus = GPUs()
+    gpus, add = GPUs(), BenchmarkCase("dispatch", "add", (8,))
     monkeypatch.setattr(gpus, "_run", lambda fn, *args, trace: empty)
     with pytest.raises(ValueError, match="needs the times of kernels: .* of add 8 float32 .no kernel of any GPU"):
-        gpus._time_kernels([BenchmarkCase("dispatch", "add", (8,))])
+        list(gpus._by_spans([add], None, run_cases, (), partial(case_seconds, blocks=3)))
 
 
 def test_on_a_cpu_no_launch_is_told_apart():

@@ -164,7 +164,7 @@ def test_a_sacrifice_is_so_many_kernels_on_the_gpu_and_ends_with_waiting(monkeyp
 def run_on_gpus(monkeypatch, run_of):
     monkeypatch.setattr(real_launch, "require_gpus", lambda ranks, share_gpus: None)
     monkeypatch.setattr(real_launch, "sharing_note", lambda backend, ranks: "")
-    monkeypatch.setattr(real_launch, "_machine", lambda backend: "GPUs")
+    monkeypatch.setattr(real_launch, "gpus_text", lambda: "GPUs")
     return run_of
 
 

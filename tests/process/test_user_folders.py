@@ -5,10 +5,8 @@ from pathlib import Path
 import platformdirs
 import pytest
 
-from lablib.calibration.saved_profile import _save
 from lablib.course.progress import progress_path
 from lablib.data import cache_folder
-from lablib.hardware import find_cluster
 from lablib.hardware.catalogue import profile_path
 
 PLACES = {"XDG_CONFIG_HOME": profile_path, "XDG_DATA_HOME": progress_path, "XDG_CACHE_HOME": cache_folder}
@@ -42,9 +40,3 @@ def test_the_home_of_a_user_who_does_not_exist_is_a_name_like_others(variable, m
     monkeypatch.setenv(variable, "~nobody-of-that-name/file")
     place = {"LAB_MACHINE": profile_path, "LAB_PROGRESS": progress_path, "LAB_DATA": cache_folder}[variable]
     assert "~nobody-of-that-name" in str(place())
-
-
-def test_a_profile_that_cannot_be_kept_is_said_and_nothing_is_lost(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    assert not _save(find_cluster("dgx-a100"), tmp_path / "file" / "this-machine.toml")
-    assert (tmp_path / "file").read_text() == "in the way"
