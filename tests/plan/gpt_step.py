@@ -7,6 +7,7 @@ by `predicted`.
 """
 
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -108,16 +109,20 @@ def prepare(job: Job) -> tuple[Any, torch.optim.Optimizer]:
 
 
 def train(job: Job) -> None:
+    one_step(partial(prepare, job), job.batch, job.config.max_seq_len, job.micro_batches)
+
+
+def one_step(make: Callable[[], tuple[Any, torch.optim.Optimizer]], batch: int, length: int, turns: int) -> None:
     """One step. Another before it, in setup, makes the optimizer's state and DDP's buckets."""
     with phase("setup"):
-        model, stepper = prepare(job)
-        tokens = torch.zeros(job.batch, job.config.max_seq_len, dtype=torch.long)
+        model, stepper = make()
+        tokens = torch.zeros(batch, length, dtype=torch.long)
         next_token_loss(model(tokens), tokens).backward()
         stepper.step()
         stepper.zero_grad()
         dist.barrier()
-    for i in range(job.micro_batches):
-        is_summed_later = isinstance(model, DistributedDataParallel) and i < job.micro_batches - 1
+    for i in range(turns):
+        is_summed_later = isinstance(model, DistributedDataParallel) and i < turns - 1
         with model.no_sync() if is_summed_later else nullcontext():
             with phase("forward"):
                 loss = next_token_loss(model(tokens), tokens)

@@ -4,7 +4,6 @@ The program is plain torch.distributed: experts spread over all ranks, tokens ex
 of the model under torch's DDP. It runs with shapes alone, so every expert gets as many rows: routing is even.
 """
 
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -16,11 +15,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from lablib import launch, phase
+from lablib import launch
 from lablib.models import Experts, Transformer
-from lablib.models.gpt import GPT, GPTConfig, next_token_loss
+from lablib.models.gpt import GPT, GPTConfig
 from lablib.plan import IDEAL, STACKS, Parallel, predict
 from tests.plan.agreement import thorough
+from tests.plan.gpt_step import one_step
 
 
 class Exchange(torch.autograd.Function):
@@ -94,8 +94,7 @@ def train(
     recomputes: bool,
     others: int | None = None,
 ) -> None:
-    """One step. Another before it, in setup, makes the optimizer's state and DDP's buckets."""
-    with phase("setup"):
+    def prepare():
         model = GPT(config, dtype=dtype)
         for block in model.blocks:
             block.mlp = Mixture(config.d_model, experts, dtype, others)
@@ -105,22 +104,9 @@ def train(
             own = [name for name, _ in model.named_parameters() if ".up" in name or ".down" in name]
             DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, own)
             model = DistributedDataParallel(model)
-        stepper = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
-        tokens = torch.zeros(batch, config.max_seq_len, dtype=torch.long)
-        next_token_loss(model(tokens), tokens).backward()
-        stepper.step()
-        stepper.zero_grad()
-        dist.barrier()
-    for i in range(micro_batches):
-        is_last = i == micro_batches - 1
-        with model.no_sync() if isinstance(model, DistributedDataParallel) and not is_last else nullcontext():
-            with phase("forward"):
-                loss = next_token_loss(model(tokens), tokens)
-            loss.backward()
-            del loss
-    with phase("optimizer"):
-        stepper.step()
-        stepper.zero_grad()
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+
+    one_step(prepare, batch, config.max_seq_len, micro_batches)
 
 
 CASES = {

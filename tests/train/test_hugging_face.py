@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lablib.configs import read_hugging_face
-from lablib.models import GPT, GPTConfig
-from lablib.train import export_gpt2, import_gpt2, read_safetensors, write_safetensors
+from lablib.models import GPT, GPTConfig, LlamaConfig, model_of
+from lablib.train import export_gpt2, export_llama, import_gpt2, import_llama, read_safetensors, write_safetensors
 from lablib.train.safetensors import _DTYPES
 
 TINY = GPTConfig(num_layers=2, d_model=12, num_heads=3, vocab_size=50, max_seq_len=16, d_ff=20)
@@ -122,13 +122,17 @@ def test_complex_numbers_are_refused(tmp_path):
 # ---- GPT-2 ----
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("is_tied", [True, False])
-def test_a_model_comes_back_with_equal_weights(tmp_path, dtype, is_tied):
-    config = GPTConfig(2, 12, 3, 50, 16, 20, tied_head=is_tied)
-    model = GPT(config, seed=1, dtype=dtype)
-    export_gpt2(model, tmp_path / "new")
-    found = import_gpt2(tmp_path / "new")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_model_comes_back_with_equal_weights(tmp_path, kind, dtype, is_tied):
+    config: Any = GPTConfig(2, 12, 3, 50, 16, 20, tied_head=is_tied)
+    write, read = export_gpt2, import_gpt2
+    if kind == "llama":
+        config, write, read = LlamaConfig(2, 12, 3, 50, 16, 20, is_tied, 1, 4, 1234.5, 1e-4), export_llama, import_llama
+    model: Any = model_of(config, seed=1, dtype=dtype)
+    write(model, tmp_path / "new")
+    found = read(tmp_path / "new")
     assert found.config == config and (found.head.weight is found.token_embedding.weight) == is_tied
     weights = found.state_dict()
     for name, tensor in model.state_dict().items():

@@ -30,9 +30,6 @@ quick: bool = True  # few repeats
 # model, how the loss changes with it. There are 3.2 million parameters of 4 bytes. Guess: how large is the gradient?
 
 # %%
-my_guess_gradient = lab09.guess("size of the gradient", None, interactive, "MB")
-
-# %%
 from contextlib import nullcontext
 
 import torch
@@ -42,6 +39,9 @@ from lablib import launch, parallel, phase
 from lablib.models import GPT, next_token_loss
 
 check = lab09.checks_for("09")
+
+# %%
+my_guess_gradient = lab09.guess("size of the gradient", None, interactive, "MB")
 
 # %%
 model = GPT(lab09.CONFIG, seed=0)
