@@ -583,7 +583,8 @@ def backward_of_units(expect: Expect, backward_of_units: Callable[..., Any]) -> 
 
 def _expect_backward(expect: Expect, answer: Callable, ranks: int, num_units: int, dtype: torch.dtype) -> None:
     """Units are square matrices and some more numbers, each of another size; each rank has its own batch."""
-    draw, like = expect.draw, {"rtol": 1e-9, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
+    draw, is_exact = expect.draw, dtype == torch.float64
+    like: dict[str, Any] = {"rtol": 1e-9 if is_exact else 1e-4, "atol": 1e-12 if is_exact else 1e-5}
     width, samples = 16 * draw.integer(4, 5), draw.integer(4, 6)
     extras = [draw.integer(1, 9) * width for _ in range(num_units)]
     sizes = [-(-(width * width + extra) // ranks) * ranks for extra in extras]
