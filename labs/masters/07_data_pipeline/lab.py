@@ -573,9 +573,9 @@ check.document_mask(document_mask)
 # library's `fill_blocks` does both.
 
 # %%
-texts = [b"import os\n", b"x = 1 + 2\nprint(x)\n", b"def f(): pass\n"]
+texts = [b"x = 1\n", b"y = x + 2\n", b"print(y)\n"]
 three = [torch.tensor(list(text)) for text in texts]
-blocks = packing.fill_blocks(three, packing.best_fit([len(one) for one in three], 48))
+blocks = packing.fill_blocks(three, packing.best_fit([len(one) for one in three], 32))
 print("document ", *blocks.documents[0].tolist())
 print("position ", *blocks.positions[0].tolist())
 small = GPT(NARROW, dtype=torch.float64)
@@ -611,7 +611,7 @@ def off_by(blocks, attend):
 
 masked = packed_attention.attend_by_mask(blocks.documents)
 following = blocks.tokens.roll(-1, 1).where(blocks.documents >= 0, IGNORED)  # across borders
-places = torch.arange(48)[None]
+places = torch.arange(32)[None]
 print(f"all three conditions: off by {off_by(blocks, masked):.0e}")
 off = {"mask": off_by(blocks, packed_attention.attend_to_all)}  # causal mask alone
 off["targets"] = off_by(blocks._replace(targets=following), masked)  # last tokens have some
