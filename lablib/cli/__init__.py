@@ -1,6 +1,7 @@
 """The `lab` command line.
 
 main        the parser, and the subcommands of a few lines
+arguments   the arguments of the subcommands
 sim         `lab sim`: a script on a simulated cluster
 train       `lab train`: training from a configuration
 bench       `lab bench`: speed, memory and scaling of a training configuration, with limits
