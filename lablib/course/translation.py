@@ -5,6 +5,7 @@
     lablib/course/messages/checks.zh.po        messages that all checks share
     lablib/course/messages/errors.zh.po        errors of a launch
     lablib/course/messages/output.zh.po        sentences about a run, and questions, that labs print
+    lablib/course/messages/figures.zh.po       words of figures, of tables and of controls
 
 A paragraph is the text between blank lines, or a fence of code; wrapped lines count as one. Text without a translation,
 or with one marked `fuzzy`, stays English. In a message `{}` stands for any text, which is translated too if it is a
@@ -152,12 +153,12 @@ def texts_in(tree: ast.AST) -> list[str]:
 Say = Callable[[str], str]
 
 
-def say_for(lab: str = "") -> Say:
-    """A function that translates messages: of all checks, and of those of the lab with this number."""
+def say_for(lab: str = "", *more: str) -> Say:
+    """A function that translates messages: of all checks, of those of the lab with this number, and of `more` files."""
     code = language()
     if not code:
         return str
-    paths = [_SHARED / f"{name}.{code}.po" for name in ("checks", "errors", "output")]
+    paths = [_SHARED / f"{name}.{code}.po" for name in ("checks", "errors", "output", *more)]
     try:
         paths += [find_lab(lab, find_labs_folder()).folder / f"checks.{code}.po"] if lab else []
     except CourseError:

@@ -123,15 +123,16 @@ def static_svg(figure: go.Figure) -> str:
 def caption_html(figure: go.Figure) -> str:
     """The summary as a sentence and the numbers as a table that opens on demand; no JavaScript."""
     sentence = paragraph(describe(figure), "max-width:62em;margin:.2em 0")
-    return f"<div class='lablib-caption'>{sentence}{table_html(table(figure))}</div>"
+    label = (figure.layout.meta or {}).get("label", "")  # pyright: ignore[reportAttributeAccessIssue]
+    return f"<div class='lablib-caption'>{sentence}{table_html(table(figure), label=label)}</div>"
 
 
-def table_html(numbers: pd.DataFrame, is_folded: bool = True) -> str:
-    """The numbers, folded behind "Numbers of this figure" or plain; nothing for an empty table."""
+def table_html(numbers: pd.DataFrame, is_folded: bool = True, label: str = "") -> str:
+    """The numbers, folded behind a label ("Numbers of this figure") or plain; nothing for an empty table."""
     if numbers.empty:
         return ""
     rows = plain_table(numbers, index=False, max_rows=MAX_ROWS, border=0, float_format=lambda v: f"{v:.6g}")
-    label = f"Numbers of this figure ({plural(len(numbers), 'rows')})"
+    label = label or f"Numbers of this figure ({plural(len(numbers), 'rows')})"
     return f"<details><summary style='cursor:pointer'>{label}</summary>{rows}</details>" if is_folded else rows
 
 

@@ -19,6 +19,7 @@ lab15   long sequences, mixtures of experts
 lab16   a slice of GPT-3, plans with a price, a leader board
 lab17   failures of a run, the cost of checkpoints, monitors, alerts of a night
 lab18   a capstone step by step: choices, locked predictions, runs, report
+translated  figures, controls and tables in the reader's language
 mine    the learner's functions in place of the library's, with LAB_MINE=1
 """
 

@@ -12,16 +12,19 @@ from lablib.course import checks_for, guess, print_error, print_text, recorded_c
 from lablib.course.translation import say_for
 from lablib.errors import LaunchError
 from lablib.faults import CorruptGradient, KillRank, SlowRank
-from lablib.figures import figure_memory, figure_timeline, figure_waits, show, table
+from lablib.figures import figure_memory, figure_timeline, figure_waits, table
 from lablib.figures.chart import Axis, Mark, Panel, chart, points
 from lablib.figures.style import FAINT_INK
 from lablib.hardware import find_cluster
 from lablib.hardware.cluster import Cluster
+from lablib.labs.translated import explore, show, translated_columns
 from lablib.launch import launch
+from lablib.reconcile import Reconciliation
+from lablib.record.comparison import RecordedReconciliation
 from lablib.run import Run
 from lablib.signature import Range, checked
 from lablib.text.units import format_quantity
-from lablib.widgets import Choice, IntChoice, explore
+from lablib.widgets import Choice, IntChoice
 
 # Names of other packages that the notebook uses, as lab00.show.
 __all__ = ["Choice", "CorruptGradient", "IntChoice", "KillRank", "SlowRank", "batch_for", "checks_for", "explore"]
@@ -65,7 +68,13 @@ def launch_or_error(program: Any, *args: Any, **options: Any) -> Run | LaunchErr
 def seconds_table(run: Run) -> pd.DataFrame:
     """Seconds of the first two ranks and of all: busy, exposed, waiting, idle."""
     seconds = run.summary().table()[["busy_s", "exposed_s", "waiting_s", "idle_s"]]
-    return seconds.iloc[[0, 1, -1]].map(lambda value: format_quantity(value, "s"))
+    seconds.columns = seconds.columns.str.removesuffix("_s")
+    return translated_columns(seconds.iloc[[0, 1, -1]].map(lambda value: format_quantity(value, "s")))
+
+
+def beside(here: Reconciliation, recorded: RecordedReconciliation) -> pd.DataFrame:
+    """Errors and noise of two comparisons in percent, by part of the program."""
+    return translated_columns(here.beside(recorded).map("{:.0f}".format, na_action="ignore"))
 
 
 def speeds(cluster: Cluster) -> dict[str, str]:

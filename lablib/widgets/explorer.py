@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
+from unicodedata import east_asian_width
 
 import ipywidgets
 import numpy as np
@@ -149,9 +150,8 @@ def _align(widgets: Sequence[Any], labels: Sequence[str]) -> None:
 
     A check box has its label at its right, and needs no such room.
     """
-    longest = max(
-        (len(n) for n, w in zip(labels, widgets, strict=True) if not isinstance(w, ipywidgets.Checkbox)), default=0
-    )
+    shown = [n for n, w in zip(labels, widgets, strict=True) if not isinstance(w, ipywidgets.Checkbox)]
+    longest = max((sum(1 + (east_asian_width(c) in "WF") for c in label) for label in shown), default=0)
     label_em = 0.58 * longest + 1.5
     for widget in widgets:
         widget.style.description_width = f"{label_em:.1f}em"

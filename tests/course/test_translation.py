@@ -2,8 +2,10 @@
 
 import ast
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -25,8 +27,13 @@ from lablib.course.places import Lab, find_lab, find_labs
 from lablib.course.running.recorded import recorded_comparison
 from lablib.course.translation import key_of, paragraphs, say_for, texts_in, texts_of, translated
 from lablib.course.work import open_copies
-from lablib.errors import LaunchError
+from lablib.errors import DeadlockError, LaunchError
+from lablib.figures import table
+from lablib.figures.show import caption_html
+from lablib.labs import lab00
+from lablib.labs.translated import translated_figure
 from lablib.text.language import language
+from lablib.widgets import IntChoice
 
 ROOT = Path(__file__).parents[2]
 LABS = [lab for lab in find_labs(ROOT / "labs") if lab.master.is_file()]
@@ -34,6 +41,7 @@ TRANSLATIONS = [lab for each in LABS for lab in each.translations]
 MESSAGES = ROOT / "lablib" / "course" / "messages"
 WORDS = st.lists(st.text("ab.,?", min_size=1, max_size=8), min_size=1, max_size=12)
 CHINESE = re.compile("[\u4e00-\u9fff]")
+NAMES = r"\S+[.]py:.*|rank|all_reduce|recv|send|tag|world|\b(ns|ms|kB|MB)\b"  # not translated
 
 
 @pytest.fixture(autouse=True)
@@ -196,7 +204,7 @@ def test_every_translated_message_exists_and_keeps_its_values():
     for path, sources in files.items():
         known = {text for source in sources for text in texts_in(ast.parse(source.read_text("utf-8")))}
         assert [text for text in texts_of(path) if text not in known] == []
-    for path in (*files, MESSAGES / "errors.zh.po", MESSAGES / "output.zh.po"):
+    for path in (*files, *(MESSAGES / f"{name}.zh.po" for name in ("errors", "output", "figures"))):
         for text, translation in texts_of(path).items():
             values = [f"value {index}" for index in range(text.count("{}"))]
             said = translation.format(*values) if values else translation
@@ -280,6 +288,36 @@ def test_sentences_about_a_run_and_questions_are_in_the_readers_language(monkeyp
     assert not re.search("step|compute|held|made in|Predicted|Recorded|runs|still|allocations|there", said)
     guess("times as long", None, False, "times").reveal(3)
     assert "耗时的倍数：没有填写猜测；答案是 3 倍" in capsys.readouterr().out
+
+
+def words_of(value: Any, key: str = "") -> Iterator[str]:
+    """Texts of a figure, without tags."""
+    if isinstance(value, dict):
+        yield from (text for name, one in value.items() if name != "subtitle" for text in words_of(one, name))
+    elif isinstance(value, list | tuple):
+        yield from (text for one in value for text in words_of(one, key))
+    elif isinstance(value, str) and key in ("text", "name", "summary", "label"):
+        yield re.sub(r"<[^>]*>", "", value)
+
+
+def test_figures_controls_and_tables_are_in_the_readers_language(monkeypatch: pytest.MonkeyPatch):
+    run = launch(relu_twice, ranks=2)
+    with pytest.raises(DeadlockError) as caught:
+        launch(swap, ranks=2)
+    memory = lab00.figure_memory(run.memory, timeline=run.timeline, rank=0)
+    figures = [lab00.figure_question(), run.timeline.figure(), memory, lab00.figure_waits(caught.value)]
+    assert all(translated_figure(figure) is figure for figure in figures)
+    monkeypatch.setenv("LAB_LANG", "zh")
+    for figure in figures:
+        chinese = translated_figure(figure)
+        texts = [re.sub(NAMES, "", text) for text in words_of(chinese.to_plotly_json())]
+        english = [text for text in texts if re.search("[a-z]{2}", text)]
+        assert english == [] and CHINESE.search(caption_html(chinese)), english
+        assert table(chinese).shape == table(figure).shape
+        assert all(CHINESE.search(name) for name in table(chinese) if name not in ("rank", "flops")), table(chinese)
+    controls = [IntChoice("rows", "Ranks", (1, 2), 1)]
+    explored: Any = lab00.explore(lambda rows: run.timeline, lab00.figure_timeline, controls)
+    assert explored.controls["rows"].description == "rank 数" and "总时长" in explored.caption.text
 
 
 @pytest.mark.parametrize("lab", TRANSLATIONS, ids=lambda lab: f"{lab.number}-{lab.language}")

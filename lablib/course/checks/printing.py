@@ -10,6 +10,7 @@ from lablib.course.translation import say_for
 from lablib.process.whose_code import is_of_package
 from lablib.signature import checked
 
+_CHINESE = re.compile("[\u4e00-\u9fff]")
 COLUMNS = 92  # fits next to JupyterLab's file browser
 _FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
 
@@ -28,6 +29,9 @@ def print_text(text: str) -> None:
 
 def _print_wrapped(text: str) -> None:
     for line in text.splitlines() or [""]:
+        if _CHINESE.search(line):  # which may be broken anywhere, as JupyterLab does
+            print(line)
+            continue
         indent = " " * (len(line) - len(line.lstrip()) + 4)
         print(textwrap.fill(line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False))
 

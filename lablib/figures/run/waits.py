@@ -1,5 +1,6 @@
 """A deadlock as a picture: one row for each wait, and an arrow from the waiting rank to the one it waits for."""
 
+import re
 from collections.abc import Sequence
 
 import plotly.graph_objects as go
@@ -108,7 +109,7 @@ def _arrow(start: int, end: int) -> go.Scatter:
 def _does(row: Sequence[Wait]) -> str:
     """The text of a row, in the plural where several ranks share it."""
     text = row[0].text
-    return f"wait{text[5:]}" if len(row) > 1 and text.startswith("waits ") else text
+    return re.sub("^waits ", "wait ", re.sub("^has ", "have ", text)) if len(row) > 1 else text
 
 
 def _summary(error: DeadlockError, rows: Sequence[Sequence[Wait]]) -> str:

@@ -651,7 +651,7 @@ my_guess_error.reveal(100 * comparison.error)
 recorded = lab00.recorded_comparison("00")
 lab00.print_text(recorded.sentence())
 lab00.print_text(recorded.reading)
-comparison.beside(recorded).map("{:.0f}".format, na_action="ignore")
+lab00.beside(comparison, recorded)
 
 # %% [markdown]
 # Read the recorded columns; yours may be too noisy. The errors of `forward` and `backward` are smaller than their
