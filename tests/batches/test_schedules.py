@@ -7,15 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.optim.lr_scheduler import (
-    ConstantLR,
-    CosineAnnealingLR,
-    ExponentialLR,
-    LambdaLR,
-    LinearLR,
-    LRScheduler,
-    SequentialLR,
-)
+from torch.optim import lr_scheduler
 
 from lablib.batches import schedules
 
@@ -28,7 +20,7 @@ finals = st.sampled_from([0.0, 0.1, 0.5, 1.0])
 def rates(make_scheduler, num_steps: int) -> list[float]:
     """The rate of each step of an optimizer with peak rate 1, and one more."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    scheduler: LRScheduler = make_scheduler(optimizer)
+    scheduler: lr_scheduler.LRScheduler = make_scheduler(optimizer)
     seen = []
     for _ in range(num_steps + 1):
         seen.append(optimizer.param_groups[0]["lr"])
@@ -41,10 +33,12 @@ def after_warmup(num_warmup: int, *then, at: tuple[int, ...] = ()):
     """torch's schedulers in sequence: linear warmup, and each of `then` from its milestone on."""
 
     def make(optimizer):
-        warmup = LinearLR(optimizer, 1 / (num_warmup + 1), 1.0, total_iters=num_warmup)
+        warmup = lr_scheduler.LinearLR(optimizer, 1 / (num_warmup + 1), 1.0, total_iters=num_warmup)
         parts = [make_part(optimizer) for make_part in then]
         return (
-            SequentialLR(optimizer, [warmup, *parts], [num_warmup, *at]) if num_warmup else _bare(optimizer, then, at)
+            lr_scheduler.SequentialLR(optimizer, [warmup, *parts], [num_warmup, *at])
+            if num_warmup
+            else _bare(optimizer, then, at)
         )
 
     return make
@@ -52,7 +46,7 @@ def after_warmup(num_warmup: int, *then, at: tuple[int, ...] = ()):
 
 def _bare(optimizer, then, at):
     parts = [make_part(optimizer) for make_part in then]
-    return parts[0] if len(parts) == 1 else SequentialLR(optimizer, parts, list(at))
+    return parts[0] if len(parts) == 1 else lr_scheduler.SequentialLR(optimizer, parts, list(at))
 
 
 @few
@@ -60,8 +54,8 @@ def _bare(optimizer, then, at):
 def test_cosine_and_linear_are_torchs(num_warmup, num_decay, final):
     num_steps = num_warmup + num_decay
     theirs = {
-        schedules.cosine: lambda o: CosineAnnealingLR(o, T_max=num_decay, eta_min=final),
-        schedules.linear: lambda o: LinearLR(o, 1.0, final, total_iters=num_decay),
+        schedules.cosine: lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=num_decay, eta_min=final),
+        schedules.linear: lambda o: lr_scheduler.LinearLR(o, 1.0, final, total_iters=num_decay),
     }
     for schedule, then in theirs.items():
         expected = rates(after_warmup(num_warmup, then), num_steps)
@@ -74,12 +68,12 @@ def test_cosine_and_linear_are_torchs(num_warmup, num_decay, final):
 def test_wsd_is_torchs_in_sequence(num_warmup, num_stable, num_decay, final):
     num_steps = num_warmup + num_stable + num_decay
     theirs = {
-        schedules.linear_decay: lambda o: LinearLR(o, 1.0, final, total_iters=num_decay),
-        schedules.cosine_decay: lambda o: CosineAnnealingLR(o, T_max=num_decay, eta_min=final),
-        schedules.exponential_decay: lambda o: ExponentialLR(o, gamma=final ** (1 / num_decay)),
+        schedules.linear_decay: lambda o: lr_scheduler.LinearLR(o, 1.0, final, total_iters=num_decay),
+        schedules.cosine_decay: lambda o: lr_scheduler.CosineAnnealingLR(o, T_max=num_decay, eta_min=final),
+        schedules.exponential_decay: lambda o: lr_scheduler.ExponentialLR(o, gamma=final ** (1 / num_decay)),
     }
     for decay, last in theirs.items():
-        make = after_warmup(num_warmup, lambda o: ConstantLR(o, 1.0), last, at=(num_warmup + num_stable,))
+        make = after_warmup(num_warmup, lambda o: lr_scheduler.ConstantLR(o, 1.0), last, at=(num_warmup + num_stable,))
         ours = [
             schedules.warmup_stable_decay(step, num_steps, num_warmup, num_decay, final, decay)
             for step in range(num_steps + 1)
@@ -88,7 +82,7 @@ def test_wsd_is_torchs_in_sequence(num_warmup, num_stable, num_decay, final):
 
 
 def test_torch_runs_it():
-    make = partial(LambdaLR, lr_lambda=lambda step: schedules.cosine(step, 10, 3, 0.1))
+    make = partial(lr_scheduler.LambdaLR, lr_lambda=lambda step: schedules.cosine(step, 10, 3, 0.1))
     assert rates(make, 10) == [schedules.cosine(step, 10, 3, 0.1) for step in range(11)]
 
 

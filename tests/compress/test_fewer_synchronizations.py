@@ -12,18 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lablib import RankError, launch
-from lablib.compress import (
-    DiLoCo,
-    ErrorFeedback,
-    Int4,
-    LocalSGD,
-    QuantizedAverage,
-    StaleAverage,
-    StreamingDiLoCo,
-    largest_stable_rate,
-    layer_fragments,
-)
+from lablib import RankError, compress, launch
 from lablib.parallel import DataParallel, average_gradients
 
 few = settings(max_examples=8, deadline=None)
@@ -49,10 +38,12 @@ def train(method: str, num_steps: int, **options) -> list[list[Tensor]]:
     module = model()
     optimizer = torch.optim.SGD(module.parameters(), lr=RATE)
     after = {
-        "local": lambda: LocalSGD(module, **options),
-        "diloco": lambda: DiLoCo(module, **options),
-        "streaming": lambda: StreamingDiLoCo(
-            module, layer_fragments(module, [module[0], module[2], module[4]], options.pop("num_fragments")), **options
+        "local": lambda: compress.LocalSGD(module, **options),
+        "diloco": lambda: compress.DiLoCo(module, **options),
+        "streaming": lambda: compress.StreamingDiLoCo(
+            module,
+            compress.layer_fragments(module, [module[0], module[2], module[4]], options.pop("num_fragments")),
+            **options,
         ),
     }.get(method, lambda: None)()
     found = []
@@ -65,7 +56,7 @@ def train(method: str, num_steps: int, **options) -> list[list[Tensor]]:
         if after is not None:
             after.step()
         found.append(state(module))
-    if isinstance(after, StreamingDiLoCo):
+    if isinstance(after, compress.StreamingDiLoCo):
         after.finish()
         found.append(state(module))
     return found
@@ -168,7 +159,9 @@ def test_a_fragment_arrives_late_and_is_mixed_with_what_was_learned_meanwhile():
     def program():
         module = nn.Linear(1, 1, bias=False).double()
         module.weight.data.fill_(10.0)
-        outer = StreamingDiLoCo(module, [list(module.parameters())], every=2, overlap=1, keep=0.5, outer=plain_sgd)
+        outer = compress.StreamingDiLoCo(
+            module, [list(module.parameters())], every=2, overlap=1, keep=0.5, outer=plain_sgd
+        )
         seen = []
         for _ in range(3):
             module.weight.data -= 1.0 + 2 * dist.get_rank()  # 1 on rank 0, 3 on rank 1
@@ -182,7 +175,7 @@ def test_a_fragment_arrives_late_and_is_mixed_with_what_was_learned_meanwhile():
 
 def test_layers_are_dealt_out_and_every_parameter_is_in_one_fragment():
     module = model()
-    fragments = layer_fragments(module, [module[0], module[2], module[4]], 2)
+    fragments = compress.layer_fragments(module, [module[0], module[2], module[4]], 2)
     names = {param: name for name, param in module.named_parameters()}
     assert [[names[param] for param in fragment] for fragment in fragments] == [
         ["0.weight", "0.bias", "4.weight", "4.bias"],
@@ -198,7 +191,9 @@ def test_outer_gradients_may_be_compressed_to_four_bits():
         return train("diloco", 4, every=2, **options)[-1]
 
     exact = launch(program, None, ranks=2)
-    four_bits = launch(program, lambda: ErrorFeedback(QuantizedAverage(Int4(block=16))), ranks=2)
+    four_bits = launch(
+        program, lambda: compress.ErrorFeedback(compress.QuantizedAverage(compress.Int4(block=16))), ranks=2
+    )
     sent = [
         sum(sum(each.sent_bytes) for each in run.traffic.transfers if each.name != "broadcast")
         for run in (exact, four_bits)
@@ -217,7 +212,7 @@ def test_step_t_has_the_mean_gradient_of_step_t_less_s(ranks, staleness, bucket_
     """To the bit: the same sums. Parameters stay as they are, so the synchronous gradients are those of each step."""
 
     def program(staleness: int):
-        stale = StaleAverage(staleness)
+        stale = compress.StaleAverage(staleness)
         replica, found = DataParallel(model(), bucket_bytes=bucket_bytes, reduce=stale), []
         for step in range(5):
             replica.zero_grad()
@@ -236,7 +231,7 @@ def test_gradients_of_the_step_before_hide_their_communication():
     """Wide layers on a slow network: one step of computation covers part of what the synchronous step waits for."""
 
     def program(staleness: int):
-        stale = StaleAverage(staleness)
+        stale = compress.StaleAverage(staleness)
         replica = DataParallel(nn.Linear(512, 512), reduce=stale)
         for _ in range(4):
             replica(torch.ones(2048, 512)).sum().backward()
@@ -257,7 +252,7 @@ def test_the_largest_stable_rate_divides_what_converges_from_what_does_not(curva
             past = [*past[1:], past[-1] - rate * curvature * past[0]]
         return max(map(abs, past))
 
-    rate = largest_stable_rate(curvature, staleness)
+    rate = compress.largest_stable_rate(curvature, staleness)
     assert end(0.98 * rate) < 1 < end(1.02 * rate)
 
 
@@ -283,11 +278,11 @@ def test_gloo_trains_to_the_parameters_of_the_simulator():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: LocalSGD(nn.ReLU(), 1), "needs a parameter to train"),
-        (lambda: layer_fragments(model(), [nn.Linear(1, 1)], 2), "at most the number of layers: got 2 of 1"),
-        (lambda: StreamingDiLoCo(model(), [[], []], 3), "`every` to be a multiple of the number of fragments"),
-        (lambda: StreamingDiLoCo(model(), [[]], 3, overlap=3), "`overlap` below it"),
-        (lambda: StreamingDiLoCo(model(), [[]], 3), "fragments must hold every parameter that is trained"),
+        (lambda: compress.LocalSGD(nn.ReLU(), 1), "needs a parameter to train"),
+        (lambda: compress.layer_fragments(model(), [nn.Linear(1, 1)], 2), "at most the number of layers: got 2 of 1"),
+        (lambda: compress.StreamingDiLoCo(model(), [[], []], 3), "`every` to be a multiple of the number of fragments"),
+        (lambda: compress.StreamingDiLoCo(model(), [[]], 3, overlap=3), "`overlap` below it"),
+        (lambda: compress.StreamingDiLoCo(model(), [[]], 3), "fragments must hold every parameter that is trained"),
     ],
 )
 def test_bad_input_is_one_error(wrong, message):
@@ -295,7 +290,7 @@ def test_bad_input_is_one_error(wrong, message):
         wrong()
 
 
-@pytest.mark.parametrize("method", [LocalSGD, DiLoCo])
+@pytest.mark.parametrize("method", [compress.LocalSGD, compress.DiLoCo])
 def test_parameters_that_are_not_finite_are_one_error(method):
     def program():
         module = nn.Linear(2, 2)

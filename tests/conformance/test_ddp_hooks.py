@@ -28,39 +28,29 @@ from torch.nn.parallel import DistributedDataParallel
 
 from lablib import launch
 from lablib.errors import RankError
-from tests.conformance.reference import (
-    BATCH,
-    Gradients,
-    assert_same,
-    batch,
-    build,
-    gradients,
-    launched,
-    loss_of,
-    my_part,
-    one_device,
-    parameters,
-)
+from tests.conformance import reference
 
 RANKS = 4
 Hook = Callable[..., torch.futures.Future[Tensor]]
 
 
-def with_hook(hook: Hook, state: object = None, dtype: torch.dtype = torch.float64) -> Gradients:
-    model = DistributedDataParallel(build(dtype=dtype), bucket_cap_mb=0.002)
+def with_hook(hook: Hook, state: object = None, dtype: torch.dtype = torch.float64) -> reference.Gradients:
+    model = DistributedDataParallel(reference.build(dtype=dtype), bucket_cap_mb=0.002)
     model.register_comm_hook(state, hook)
     for _ in range(2):  # the first step has one bucket, the second many
         model.zero_grad()
-        loss_of(model(my_part(batch(dtype=dtype)))).backward()
-    return gradients(model)
+        reference.loss_of(model(reference.my_part(reference.batch(dtype=dtype)))).backward()
+    return reference.gradients(model)
 
 
-def of_each_rank(dtype: torch.dtype = torch.float64) -> list[Gradients]:
+def of_each_rank(dtype: torch.dtype = torch.float64) -> list[reference.Gradients]:
     """g_r: what every rank computes before anything is sent."""
-    return [one_device(build(dtype=dtype), part) for part in batch(dtype=dtype).chunk(RANKS)]
+    return [
+        reference.one_device(reference.build(dtype=dtype), part) for part in reference.batch(dtype=dtype).chunk(RANKS)
+    ]
 
 
-def mean_of(parts: list[Gradients], over: Callable[[Tensor], Tensor] = lambda g: g) -> Gradients:
+def mean_of(parts: list[reference.Gradients], over: Callable[[Tensor], Tensor] = lambda g: g) -> reference.Gradients:
     return {name: torch.stack([over(g[name]) for g in parts]).mean(0) for name in parts[0]}
 
 
@@ -75,17 +65,17 @@ def own_hook(state: object, bucket: dist.GradBucket) -> torch.futures.Future[Ten
 
 @pytest.mark.parametrize("hook", [own_hook, default_hooks.allreduce_hook])
 def test_a_hook_that_averages_gives_the_gradients_of_one_device(hook: Hook):
-    launched(partial(with_hook, hook), expected=one_device())
+    reference.launched(partial(with_hook, hook), expected=reference.one_device())
 
 
 def test_the_built_in_hook_of_torchs_reducer_gives_the_gradients_of_one_device():
-    def program() -> Gradients:
-        model = DistributedDataParallel(build())
+    def program() -> reference.Gradients:
+        model = DistributedDataParallel(reference.build())
         model._register_builtin_comm_hook(dist.BuiltinCommHookType.ALLREDUCE)
-        loss_of(model(my_part())).backward()
-        return gradients(model)
+        reference.loss_of(model(reference.my_part())).backward()
+        return reference.gradients(model)
 
-    launched(program, expected=one_device())
+    reference.launched(program, expected=reference.one_device())
 
 
 def test_the_hook_that_does_nothing_sends_nothing_in_backward():
@@ -93,7 +83,7 @@ def test_the_hook_that_does_nothing_sends_nothing_in_backward():
     run = launch(with_hook, debugging_hooks.noop_hook, ranks=RANKS)
     assert run.traffic.count("all_reduce") == 0
     for found, expected in zip(run.values, of_each_rank(), strict=True):
-        assert_same(found, expected)
+        reference.assert_same(found, expected)
 
 
 # ---- narrow floats ----
@@ -119,14 +109,16 @@ def test_a_compressing_hook_averages_what_the_cast_leaves_and_sends_half(hook: H
             allowed = RANKS * torch.finfo(dtype).eps * largest + torch.finfo(dtype).tiny
             assert found[name].dtype == torch.float32
             assert bool(((found[name].double() - expected).abs() <= allowed).all()), name
-    psi = sum(param.numel() for param in build().parameters())
+    psi = sum(param.numel() for param in reference.build().parameters())
     assert sum(t.tensor_bytes for t in run.traffic.transfers if t.name == "all_reduce") == 2 * 2 * psi  # in two steps
 
 
 def test_a_compressing_wrapper_and_the_hook_by_itself_are_the_same():
     wrapped = default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook)
     by_itself = launch(with_hook, default_hooks.fp16_compress_hook, None, torch.float32, ranks=RANKS).values[0]
-    assert_same(launch(with_hook, wrapped, None, torch.float32, ranks=RANKS).values[0], by_itself, tolerance=1e-3)
+    reference.assert_same(
+        launch(with_hook, wrapped, None, torch.float32, ranks=RANKS).values[0], by_itself, tolerance=1e-3
+    )
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="a build of torch with CUDA takes the hook")
@@ -161,7 +153,7 @@ def power_sgd(hook: Hook, num_steps: int, num_rows: int, **options: object) -> t
     found, errors = [], []
     for step in range(num_steps):
         model.zero_grad()
-        loss_of(model(my_part(batch(num_rows, WIDE, seed=step)))).backward()
+        reference.loss_of(model(reference.my_part(reference.batch(num_rows, WIDE, seed=step)))).backward()
         found.append(model.module.weight.grad.clone())
         errors += [error.clone().view(WIDE, WIDE) for error in state.error_dict.values()]
     return found, errors
@@ -169,7 +161,10 @@ def power_sgd(hook: Hook, num_steps: int, num_rows: int, **options: object) -> t
 
 def means(num_steps: int, num_rows: int) -> list[Tensor]:
     """The gradient of every step on one device."""
-    return [one_device(Linear(), batch(num_rows, WIDE, seed=step))["weight"] for step in range(num_steps)]
+    return [
+        reference.one_device(Linear(), reference.batch(num_rows, WIDE, seed=step))["weight"]
+        for step in range(num_steps)
+    ]
 
 
 @pytest.mark.parametrize("options", [{}, {"use_error_feedback": False}, {"warm_start": False}], ids=str)
@@ -233,24 +228,24 @@ def test_the_quantizing_hooks_need_nccls_form_of_a_gathered_result(backend: str)
 
 @pytest.mark.parametrize("in_subgroup", [True, False])
 def test_post_local_sgd_averages_over_all_at_first_then_over_the_subgroup(in_subgroup: bool):
-    def program() -> list[Gradients]:
+    def program() -> list[reference.Gradients]:
         subgroup, _ = dist.new_subgroups(2)
         state = PostLocalSGDState(None, subgroup, start_localSGD_iter=2, post_local_gradient_allreduce=in_subgroup)
-        model = DistributedDataParallel(build())
+        model = DistributedDataParallel(reference.build())
         model.register_comm_hook(state, post_localSGD_hook)
         steps = []
         for _ in range(3):
             model.zero_grad()
-            loss_of(model(my_part())).backward()
-            steps.append(gradients(model))
+            reference.loss_of(model(reference.my_part())).backward()
+            steps.append(reference.gradients(model))
         return steps
 
     own = of_each_rank()
     for rank, steps in enumerate(launch(program, ranks=RANKS).values):
-        assert_same(steps[0], one_device())
-        assert_same(steps[1], one_device())
+        reference.assert_same(steps[0], reference.one_device())
+        reference.assert_same(steps[1], reference.one_device())
         pair = rank // 2 * 2
-        assert_same(steps[2], mean_of(own[pair : pair + 2]) if in_subgroup else own[rank])
+        reference.assert_same(steps[2], mean_of(own[pair : pair + 2]) if in_subgroup else own[rank])
 
 
 # ---- an optimizer in the hook ----
@@ -266,20 +261,20 @@ def test_an_optimizer_step_may_run_in_the_hook():
     )
     from torch.distributed.optim.functional_sgd import _FunctionalSGD
 
-    def program() -> Gradients:
-        model = DistributedDataParallel(build(), bucket_cap_mb=0.002)
+    def program() -> reference.Gradients:
+        model = DistributedDataParallel(reference.build(), bucket_cap_mb=0.002)
         optimizer = _FunctionalSGD([], lr=0.1, _allow_empty_param_list=True)
         state = _OptimizerHookState(optimizer, list(model.parameters()))
         model.register_comm_hook(None, _hook_then_optimizer(default_hooks.allreduce_hook, state))
         for seed in range(2):
             model.zero_grad()
-            loss_of(model(my_part(batch(BATCH, seed=seed)))).backward()
-        return parameters(model)
+            reference.loss_of(model(reference.my_part(reference.batch(reference.BATCH, seed=seed)))).backward()
+        return reference.parameters(model)
 
-    model = build()
+    model = reference.build()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for seed in range(2):
         optimizer.zero_grad()
-        loss_of(model(batch(BATCH, seed=seed))).backward()
+        reference.loss_of(model(reference.batch(reference.BATCH, seed=seed))).backward()
         optimizer.step()
-    launched(program, expected=parameters(model))
+    reference.launched(program, expected=reference.parameters(model))

@@ -13,16 +13,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    PrepareModuleInput,
-    PrepareModuleOutput,
-    RowwiseParallel,
-    SequenceParallel,
-    loss_parallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, parallel
 
 from lablib import launch
 from tests.conformance import reference
@@ -40,8 +31,10 @@ def test_columns_and_rows_give_the_gradients_of_one_device_in_one_all_reduce_a_d
         model = reference.build()
         for block in model:
             # Shards of different sizes must stay DTensors between the layers: a local tensor forgets the whole size.
-            parallelize_module(
-                block, mesh(), {"up": ColwiseParallel(use_local_output=False), "down": RowwiseParallel()}
+            parallel.parallelize_module(
+                block,
+                mesh(),
+                {"up": parallel.ColwiseParallel(use_local_output=False), "down": parallel.RowwiseParallel()},
             )
         reference.loss_of(model(reference.batch())).backward()
         return reference.gradients(model)
@@ -97,22 +90,22 @@ def plan(is_loss_parallel: bool) -> dict[str, Any]:
     """Activations between the layers are in shards of the sequence (dim 1), as DTensors: they know the whole size."""
     head_output = Shard(-1) if is_loss_parallel else Replicate()
     return {
-        "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1), use_local_output=False),
-        "norm": SequenceParallel(),
-        "up": ColwiseParallel(input_layouts=Shard(1), use_local_output=False),
-        "down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
-        "last_norm": SequenceParallel(),
-        "head": ColwiseParallel(
+        "embed": parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1), use_local_output=False),
+        "norm": parallel.SequenceParallel(),
+        "up": parallel.ColwiseParallel(input_layouts=Shard(1), use_local_output=False),
+        "down": parallel.RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+        "last_norm": parallel.SequenceParallel(),
+        "head": parallel.ColwiseParallel(
             input_layouts=Shard(1), output_layouts=head_output, use_local_output=not is_loss_parallel
         ),
     }
 
 
 def sequence_parallel(is_loss_parallel: bool, sequence: int = SEQUENCE) -> reference.Gradients:
-    model = parallelize_module(Language(), mesh(), plan(is_loss_parallel))
+    model = parallel.parallelize_module(Language(), mesh(), plan(is_loss_parallel))
     tokens, targets = tokens_and_targets(sequence)
     if is_loss_parallel:
-        with loss_parallel():
+        with parallel.loss_parallel():
             language_loss(model(tokens), targets).backward()
     else:
         language_loss(model(tokens), targets).backward()
@@ -146,15 +139,17 @@ def test_loss_parallel_never_gathers_the_logits():
 def test_inputs_and_outputs_of_a_module_may_be_laid_out_by_hand():
     def program() -> reference.Gradients:
         model = nn.Sequential(reference.build())
-        shards = PrepareModuleInput(
+        shards = parallel.PrepareModuleInput(
             input_layouts=(Shard(0),), desired_input_layouts=(Replicate(),), use_local_output=True
         )
-        back = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))
+        back = parallel.PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(0))
         tp = mesh()
         for i in range(reference.NUM_BLOCKS):
-            parallelize_module(model, tp, {f"0.{i}.up": ColwiseParallel(), f"0.{i}.down": RowwiseParallel()})
-        parallelize_module(model, tp, {"0": shards})
-        parallelize_module(model, tp, {"0": back})
+            parallel.parallelize_module(
+                model, tp, {f"0.{i}.up": parallel.ColwiseParallel(), f"0.{i}.down": parallel.RowwiseParallel()}
+            )
+        parallel.parallelize_module(model, tp, {"0": shards})
+        parallel.parallelize_module(model, tp, {"0": back})
         part = reference.batch().chunk(dist.get_world_size())[dist.get_rank()]
         # Each rank's loss is of its rows: the mean over ranks, as in data parallel.
         (reference.loss_of(model(part)) / dist.get_world_size()).backward()

@@ -8,26 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.hardware import (
-    CLUSTERS,
-    DEVICES,
-    LINKS,
-    Cluster,
-    Device,
-    Dragonfly,
-    FatTree,
-    Link,
-    Torus,
-    find_cluster,
-    load_cluster,
-    save_cluster,
-)
+from lablib import hardware
 
 
-def read(tmp_path: Path, text: str, name: str = "mine.toml") -> Cluster:
+def read(tmp_path: Path, text: str, name: str = "mine.toml") -> hardware.Cluster:
     file = tmp_path / name
     file.write_text(text, encoding="utf-8")
-    return load_cluster(file)
+    return hardware.load_cluster(file)
 
 
 # ---- round trip ----
@@ -42,7 +29,7 @@ def within(least: float, most: float) -> st.SearchStrategy[float]:
 
 DTYPES = st.dictionaries(st.sampled_from(["float64", "bfloat16", "float8", "odd name"]), within(1e8, 1e17))
 DEVICE = st.builds(
-    Device,
+    hardware.Device,
     name=TEXT,
     peak_flops_per_s=st.builds(lambda peaks, peak: peaks | {"float32": peak}, DTYPES, within(1e8, 1e17)),
     memory_bytes=within(1e7, 1e14),
@@ -62,7 +49,7 @@ DEVICE = st.builds(
     element_s=st.dictionaries(st.sampled_from(["exp", "gelu tanh", "_softmax", "bf16"]), within(0, 1e-6)),
 )
 LINK = st.builds(
-    Link,
+    hardware.Link,
     name=TEXT,
     latency_s=st.just(0.0) | within(1e-9, 0.1),
     bandwidth_bytes_per_s=within(1e6, 1e13) | st.just(float("inf")),
@@ -70,12 +57,12 @@ LINK = st.builds(
     nvls_latency_s=st.none() | within(1e-9, 0.1),
 )
 TOPOLOGY = (
-    st.builds(FatTree, COUNT, COUNT, within(1, 100), within(0, 1e-3))
-    | st.builds(Dragonfly, COUNT, COUNT, within(1e-3, 1), within(0, 1e-3))
-    | st.builds(Torus, st.lists(COUNT, min_size=1, max_size=4).map(tuple), within(0, 1e-3))
+    st.builds(hardware.FatTree, COUNT, COUNT, within(1, 100), within(0, 1e-3))
+    | st.builds(hardware.Dragonfly, COUNT, COUNT, within(1e-3, 1), within(0, 1e-3))
+    | st.builds(hardware.Torus, st.lists(COUNT, min_size=1, max_size=4).map(tuple), within(0, 1e-3))
 )
 CLUSTER = st.builds(
-    Cluster,
+    hardware.Cluster,
     name=TEXT,
     device=DEVICE,
     devices_per_node=COUNT,
@@ -95,22 +82,22 @@ CLUSTER = st.builds(
 @given(cluster=CLUSTER)
 def test_any_cluster_is_read_back_as_it_was_written(tmp_path_factory, cluster):
     file = tmp_path_factory.mktemp("clusters") / "any.toml"
-    save_cluster(cluster, file)
-    assert load_cluster(file) == cluster
+    hardware.save_cluster(cluster, file)
+    assert hardware.load_cluster(file) == cluster
 
 
-@pytest.mark.parametrize("name", sorted(CLUSTERS))
+@pytest.mark.parametrize("name", sorted(hardware.CLUSTERS))
 def test_every_cluster_of_the_catalogue_is_read_back_as_it_was_written(name, tmp_path):
-    cluster = CLUSTERS[name].replace(profile={"date": "2026-11-21", "torch version": '2.13 "cpu"'})
-    save_cluster(cluster, tmp_path / "it.toml")
-    again = load_cluster(tmp_path / "it.toml")
+    cluster = hardware.CLUSTERS[name].replace(profile={"date": "2026-11-21", "torch version": '2.13 "cpu"'})
+    hardware.save_cluster(cluster, tmp_path / "it.toml")
+    again = hardware.load_cluster(tmp_path / "it.toml")
     assert again == cluster and again.profile == cluster.profile and again.device == cluster.device
 
 
 def test_what_is_written_is_written_again_in_the_same_bytes(tmp_path):
     first, second = tmp_path / "a.toml", tmp_path / "b.toml"
-    save_cluster(find_cluster("tpu-v4"), first)
-    save_cluster(load_cluster(first), second)
+    hardware.save_cluster(hardware.find_cluster("tpu-v4"), first)
+    hardware.save_cluster(hardware.load_cluster(first), second)
     assert first.read_bytes() == second.read_bytes()
 
 
@@ -118,16 +105,16 @@ def test_what_is_written_is_written_again_in_the_same_bytes(tmp_path):
 
 
 def test_a_profile_from_before_cores_were_shared_is_read_as_it_was_meant(tmp_path):
-    save_cluster(CLUSTERS["laptop"].replace(profile={"ranks": "4"}), tmp_path / "new.toml")
+    hardware.save_cluster(hardware.CLUSTERS["laptop"].replace(profile={"ranks": "4"}), tmp_path / "new.toml")
     lines = (tmp_path / "new.toml").read_text("utf-8").splitlines()
     old = [line for line in lines if not line.startswith(("shared_cores", "element_s"))]
     assert len(old) == len(lines) - 2
     (tmp_path / "old.toml").write_text("\n".join(old), "utf-8")
-    cluster = load_cluster(tmp_path / "old.toml")
+    cluster = hardware.load_cluster(tmp_path / "old.toml")
     assert (
         cluster.shared_cores == 0
         and cluster.device.element_s == {}
-        and cluster == CLUSTERS["laptop"].replace(profile={"ranks": "4"})
+        and cluster == hardware.CLUSTERS["laptop"].replace(profile={"ranks": "4"})
     )
 
 
@@ -143,7 +130,7 @@ def test_sums_in_the_switch_are_true_or_false_and_need_a_link_that_has_them(tmp_
 
 def test_a_file_may_start_from_a_cluster_and_change_single_fields(tmp_path):
     cluster = read(tmp_path, 'base = "dgx-h100"\ndevices_per_node = 4\n[intra]\nlatency_s = 3e-6\n')
-    base = find_cluster("dgx-h100")
+    base = hardware.find_cluster("dgx-h100")
     intra = replace(base.intra, latency_s=3e-6)
     assert cluster == base.replace(
         name="mine", devices_per_node=4, intra=intra, source=f"{base.source}; changed in mine.toml"
@@ -152,7 +139,7 @@ def test_a_file_may_start_from_a_cluster_and_change_single_fields(tmp_path):
 
 def test_the_dtypes_that_a_file_does_not_name_keep_their_peaks(tmp_path):
     cluster = read(tmp_path, 'base = "dgx-h100"\n[device.peak_flops_per_s]\nbfloat16 = 800e12\n')
-    h100 = DEVICES["H100-80GB-SXM"]
+    h100 = hardware.DEVICES["H100-80GB-SXM"]
     assert cluster.device.peak_flops_per_s == {**h100.peak_flops_per_s, "bfloat16": 800e12}
     assert h100.peak("bfloat16") == 989e12
 
@@ -166,21 +153,29 @@ def test_devices_and_links_are_names_of_the_catalogue_or_tables_with_a_base_of_t
         intra = { base = "xgmi", bandwidth_bytes_per_s = 64e9 }
     """
     cluster = read(tmp_path, text)
-    assert (cluster.name, cluster.device, cluster.inter) == ("mine", DEVICES["MI300X"], LINKS["roce-400"])
-    assert cluster.intra == replace(LINKS["xgmi"], bandwidth_bytes_per_s=64e9)
-    assert cluster.topology == Dragonfly(global_taper=0.25)
+    assert (cluster.name, cluster.device, cluster.inter) == (
+        "mine",
+        hardware.DEVICES["MI300X"],
+        hardware.LINKS["roce-400"],
+    )
+    assert cluster.intra == replace(hardware.LINKS["xgmi"], bandwidth_bytes_per_s=64e9)
+    assert cluster.topology == hardware.Dragonfly(global_taper=0.25)
 
 
 def test_a_topology_of_the_same_kind_keeps_what_is_not_given_and_another_kind_starts_anew(tmp_path):
     kept = read(tmp_path, 'base = "pcie-a100"\n[topology]\nnodes_per_leaf = 4\n')
-    assert kept.topology == FatTree(nodes_per_leaf=4, oversubscription=2.0)
+    assert kept.topology == hardware.FatTree(nodes_per_leaf=4, oversubscription=2.0)
     anew = read(tmp_path, 'base = "pcie-a100"\n[topology]\nkind = "torus"\nshape = [2, 3]\n')
-    assert anew.topology == Torus((2, 3))
+    assert anew.topology == hardware.Torus((2, 3))
 
 
 def test_a_path_is_found_where_a_name_is_asked_for(tmp_path):
-    save_cluster(find_cluster("dgx-a100"), tmp_path / "my.toml")
-    assert find_cluster(str(tmp_path / "my.toml")) == find_cluster(tmp_path / "my.toml") == find_cluster("dgx-a100")
+    hardware.save_cluster(hardware.find_cluster("dgx-a100"), tmp_path / "my.toml")
+    assert (
+        hardware.find_cluster(str(tmp_path / "my.toml"))
+        == hardware.find_cluster(tmp_path / "my.toml")
+        == hardware.find_cluster("dgx-a100")
+    )
 
 
 # ---- refused ----
@@ -279,51 +274,51 @@ def test_a_figure_in_another_unit_is_questioned_with_what_it_reads_as(table, mes
 
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path):
-    cluster = find_cluster("dgx-h100")
+    cluster = hardware.find_cluster("dgx-h100")
     slow = cluster.replace(inter=replace(cluster.inter, bandwidth_bytes_per_s=3.0))
     with pytest.raises(ValueError, match=r"inter.bandwidth_bytes_per_s = 3 reads as 3 B/s"):
-        save_cluster(slow, tmp_path / "slow.toml")
+        hardware.save_cluster(slow, tmp_path / "slow.toml")
 
-    class Odd(FatTree):
+    class Odd(hardware.FatTree):
         pass
 
     with pytest.raises(ValueError, match="a topology is one of fat tree, dragonfly, torus: .*Odd.* cannot be written"):
-        save_cluster(cluster.replace(topology=Odd()), tmp_path / "odd.toml")
+        hardware.save_cluster(cluster.replace(topology=Odd()), tmp_path / "odd.toml")
     assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"none\.toml: cannot be read \(No such file or directory\)"):
-        find_cluster(str(tmp_path / "none.toml"))
+        hardware.find_cluster(str(tmp_path / "none.toml"))
 
 
 def test_every_figure_of_a_cluster_can_be_given_in_a_file(tmp_path):
-    save_cluster(find_cluster("dgx-h100"), tmp_path / "all.toml")
+    hardware.save_cluster(hardware.find_cluster("dgx-h100"), tmp_path / "all.toml")
     text = (tmp_path / "all.toml").read_text(encoding="utf-8")
-    for record in (Cluster, Device, Link, FatTree):
+    for record in (hardware.Cluster, hardware.Device, hardware.Link, hardware.FatTree):
         for field in fields(record):
             if field.name not in ("device", "intra", "inter", "topology", "profile"):
                 assert re.search(rf"^{field.name} = ", text, re.MULTILINE), field.name
 
 
 # A laptop's core goes with nearly any wire.
-@pytest.mark.parametrize("name", sorted(set(CLUSTERS) - {"laptop"}))
+@pytest.mark.parametrize("name", sorted(set(hardware.CLUSTERS) - {"laptop"}))
 @pytest.mark.parametrize("table", ["device", "intra", "inter"])
 @pytest.mark.parametrize("factor", [1e-3, 1e3])
 def test_a_bandwidth_a_thousand_times_off_is_questioned(tmp_path, name, table, factor):
-    cluster = CLUSTERS[name]
+    cluster = hardware.CLUSTERS[name]
     key = "memory_bandwidth_bytes_per_s" if table == "device" else "bandwidth_bytes_per_s"
     text = f'base = "{name}"\n[{table}]\n{key} = {getattr(getattr(cluster, table), key) * factor}\n'
     file = tmp_path / "mine.toml"
     file.write_text(text)
     with pytest.raises(ValueError, match="probably a unit error"):
-        load_cluster(file)
+        hardware.load_cluster(file)
 
 
-@pytest.mark.parametrize("name", sorted(set(CLUSTERS) - {"laptop"}))
+@pytest.mark.parametrize("name", sorted(set(hardware.CLUSTERS) - {"laptop"}))
 @pytest.mark.parametrize("factor", [1e-3, 1e3])
 def test_a_memory_a_thousand_times_off_is_questioned(tmp_path, name, factor):
-    size = CLUSTERS[name].device.memory_bytes * factor
+    size = hardware.CLUSTERS[name].device.memory_bytes * factor
     with pytest.raises(ValueError, match="memory_bytes = .*probably a unit error"):
         read(tmp_path, f'base = "{name}"\n[device]\nmemory_bytes = {size}\n')
 
@@ -331,7 +326,7 @@ def test_a_memory_a_thousand_times_off_is_questioned(tmp_path, name, factor):
 def test_a_file_may_begin_with_the_mark_of_its_encoding(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_bytes(b'\xef\xbb\xbfbase = "dgx-h100"\r\n')
-    assert load_cluster(file).device == CLUSTERS["dgx-h100"].device
+    assert hardware.load_cluster(file).device == hardware.CLUSTERS["dgx-h100"].device
 
 
 def test_a_slow_network_that_is_meant_is_taken(tmp_path):
@@ -339,6 +334,6 @@ def test_a_slow_network_that_is_meant_is_taken(tmp_path):
     slow = 'base = "dgx-h100"\n[inter]\nbandwidth_bytes_per_s = 125e6\n'
     file.write_text(slow)
     with pytest.raises(ValueError, match="inter.bandwidth_bytes_per_s = 1.25e\\+08 reads as 125 MB/s.*unusual = true"):
-        load_cluster(file)
+        hardware.load_cluster(file)
     file.write_text("unusual = true\n" + slow)
-    assert load_cluster(file).inter.bandwidth_bytes_per_s == 125e6
+    assert hardware.load_cluster(file).inter.bandwidth_bytes_per_s == 125e6

@@ -12,15 +12,7 @@ from torch import nn
 
 from lablib import launch
 from lablib.parallel import DataParallel, FlatLayout, Zero
-from lablib.parallel.zero.bytes import (
-    BF16,
-    FP32,
-    MIXED,
-    MIXED_FP32_GRADIENTS,
-    TrainingPrecision,
-    zero_bytes,
-    zero_sent_bytes,
-)
+from lablib.parallel.zero import bytes
 from tests.validation.papers import zero_states_bytes
 
 few = settings(max_examples=10, deadline=None)
@@ -30,12 +22,12 @@ few = settings(max_examples=10, deadline=None)
 def test_bytes_are_those_of_the_papers_table(share, ranks, stage):
     """By tests/validation/papers.py, which is held against table 1 of the paper."""
     expected = sum(zero_states_bytes(share * ranks, stage, ranks).values())
-    assert zero_bytes(stage, [share * ranks], ranks).total == pytest.approx(expected, rel=1e-12)
+    assert bytes.zero_bytes(stage, [share * ranks], ranks).total == pytest.approx(expected, rel=1e-12)
 
 
 def test_plain_data_parallelism_holds_16_bytes_a_parameter_with_mixed_precision():
-    assert zero_bytes(0, [1000], 64).total == 16_000 == 1000 * MIXED.total
-    assert [one.total for one in (FP32, MIXED, MIXED_FP32_GRADIENTS, BF16)] == [16, 16, 18, 8]
+    assert bytes.zero_bytes(0, [1000], 64).total == 16_000 == 1000 * bytes.MIXED.total
+    assert [one.total for one in (bytes.FP32, bytes.MIXED, bytes.MIXED_FP32_GRADIENTS, bytes.BF16)] == [16, 16, 18, 8]
 
 
 @given(
@@ -44,9 +36,9 @@ def test_plain_data_parallelism_holds_16_bytes_a_parameter_with_mixed_precision(
     multiple=st.integers(1, 64),
 )
 def test_stages_hold_less_and_less_and_padding_is_less_than_a_multiple_a_rank(numels, ranks, multiple):
-    held = [zero_bytes(s, numels, ranks, multiple_of=multiple).total for s in (1, 2, 3)]
+    held = [bytes.zero_bytes(s, numels, ranks, multiple_of=multiple).total for s in (1, 2, 3)]
     assert held == sorted(held, reverse=True)
-    sharded = zero_bytes(3, numels, ranks, multiple_of=multiple).total * ranks
+    sharded = bytes.zero_bytes(3, numels, ranks, multiple_of=multiple).total * ranks
     assert 0 <= sharded - 16 * sum(numels) < 16 * len(numels) * ranks * multiple
 
 
@@ -68,7 +60,7 @@ def test_every_element_lies_on_one_shard(numel, ranks, multiple):
 
 def test_only_stage_3_has_a_root():
     with pytest.raises(ValueError, match="root_numel is only for stage 3"):
-        zero_sent_bytes(2, [1], 2, root_numel=3)
+        bytes.zero_sent_bytes(2, [1], 2, root_numel=3)
 
 
 # ---- as measured ----
@@ -97,13 +89,13 @@ def train(stage: int, sizes: list[int], dtype: torch.dtype, options: dict, num_f
 
 
 PRECISIONS = {
-    "fp32": (torch.float32, {}, FP32),
-    "bf16": (torch.bfloat16, {}, BF16),
-    "mixed": (torch.float32, {"param_dtype": torch.bfloat16}, MIXED),
+    "fp32": (torch.float32, {}, bytes.FP32),
+    "bf16": (torch.bfloat16, {}, bytes.BF16),
+    "mixed": (torch.float32, {"param_dtype": torch.bfloat16}, bytes.MIXED),
     "mixed, fp32 gradients": (
         torch.float32,
         {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
-        MIXED_FP32_GRADIENTS,
+        bytes.MIXED_FP32_GRADIENTS,
     ),
 }
 
@@ -123,8 +115,10 @@ def test_memory_at_rest_is_the_closed_form_to_the_byte(stage, ranks, precision, 
     run = launch(partial(train, stage, sizes, dtype, options, num_frozen), ranks=ranks)
     barrier = next(t for t in run.traffic.transfers if t.name == "barrier")
     frozen = [sizes[0] * sizes[1]] if num_frozen else []
-    counted = TrainingPrecision(*(getattr(closed_form, name) for name in closed_form.__slots__[:4]), step_counter=4)
-    expected = zero_bytes(stage, run.values[0], ranks, counted, frozen_numels=frozen)
+    counted = bytes.TrainingPrecision(
+        *(getattr(closed_form, name) for name in closed_form.__slots__[:4]), step_counter=4
+    )
+    expected = bytes.zero_bytes(stage, run.values[0], ranks, counted, frozen_numels=frozen)
     for rank in range(ranks):
         held = run.memory.at(rank, barrier.start_s)
         assert held["gradient"] == expected.gradient
@@ -162,11 +156,11 @@ def test_traffic_of_a_step_is_the_closed_form_to_the_byte(stage, ranks, sizes, n
         return [sum(param.numel() for param in bucket) for bucket in zero.buckets]
 
     run = launch(program, ranks=ranks)
-    expected = zero_sent_bytes(
+    expected = bytes.zero_sent_bytes(
         stage,
         run.values[0],
         ranks,
-        TrainingPrecision(8, 8, 0, 0),
+        bytes.TrainingPrecision(8, 8, 0, 0),
         num_micro_batches=num_micro_batches,
         no_sync=no_sync,
         reshard_after_forward=reshard,
