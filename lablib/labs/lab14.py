@@ -102,7 +102,7 @@ def sent_by_axis(run: Run, mesh: Mesh) -> pd.DataFrame:
         sent = transfer.sent_bytes[transfer.ranks.index(0)]
         rows += [{"axis": axis, "sent": sent} for axis, group in groups.items() if set(transfer.ranks) <= group]
     columns = {"calls": "count", "sent in total (B)": "sum", "largest message (B)": "max"}
-    return pd.DataFrame(pd.DataFrame(rows).groupby("axis")["sent"].agg(**columns))
+    return pd.DataFrame(rows).groupby("axis").agg(**{name: ("sent", how) for name, how in columns.items()})
 
 
 def placed_on(cluster: str, mesh: Mesh) -> tuple[PlacedMesh, ...]:
