@@ -74,7 +74,7 @@ def test_a_launch_works_where_the_path_of_temporary_files_is_long(tmp_path, monk
     try:
         (report,) = pool.launch(ship(program, (), {}, False), 60.0)
         assert unpack(report.value) == (long, 1.0)
-        assert os.listdir(long) == []
+        assert not [name for name in os.listdir(long) if not name.startswith("torchinductor_")]  # the compiler's cache
     finally:
         pool.end()
 
