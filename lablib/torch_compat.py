@@ -180,7 +180,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-DYNAMO_FRAMES, DYNAMO_STANCE = "torch._dynamo.eval_frame", "_callback_from_stance"
+COMPILER, DYNAMO_FRAMES, DYNAMO_STANCE = "torch._dynamo", "torch._dynamo.eval_frame", "_callback_from_stance"
 
 # Modules that a program may import, and the attributes that lablib then reads.
 LOADED: Mapping[str, tuple[str, ...]] = {

@@ -165,10 +165,10 @@ def steps(width: int, count: int = 8) -> None:
 
 def this_computer() -> tuple[int, dict[str, Any]]:
     """The width of `steps` for this computer, and options of `reconcile`."""
-    backend = "nccl" if torch.cuda.device_count() else "gloo"
-    fidelity = "shapes" if backend == "nccl" else "values"
-    options = {"ranks": 1, "backend": backend, "cluster": this_machine(2, backend), "fidelity": fidelity}
-    return (256 if backend == "gloo" else 4096), options | {"without": "setup"}
+    real = "nccl" if torch.cuda.device_count() else "gloo"
+    fidelity = "shapes" if real == "nccl" else "values"
+    options = {"ranks": 1, "backend": real, "cluster": this_machine(2, real), "fidelity": fidelity}
+    return (256 if real == "gloo" else 4096), options | {"without": "setup"}
 
 
 def ratios_to_adamw(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:

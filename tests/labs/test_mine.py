@@ -208,7 +208,7 @@ def test_an_answer_of_lab_13_runs_in_lab_14(notebooks: Forks, tmp_path: Path, mo
     calls.write_text("")
     counting = f"\n    with open({str(calls)!r}, 'a') as file:\n        file.write('.')\n    ahead ="
     saved.write_text(saved.read_text().replace("\n    ahead =", counting))
-    write_copy("14", "from lablib.labs", "cluster: str", "check = ", "SMALL =", more=_STEPS.format(calls=str(calls)))
+    write_copy("14", "from lablib.labs", "cluster: str", "check = ", more=_STEPS.format(calls=str(calls)))
     own = "Your code on simulated ranks: one_f_one_b (lab 13)"
     plain = printed(notebooks, "14", tmp_path)
     assert "calls: False" in plain and "Your code" not in plain and calls.read_text() == ""
@@ -225,8 +225,7 @@ def test_an_answer_of_lab_13_runs_in_lab_14(notebooks: Forks, tmp_path: Path, mo
 
 _STEPS = """
 before = open({calls!r}).read()
-how = parallel.Combination(SMALL, Mesh(pipeline=2), batch_size=8, seq_len=16, num_micro_batches=4)
-losses, _ = launch(three_steps, how, ranks=2).values[0]
+losses, _ = launch(lab14.three_steps, Mesh(pipeline=2), ranks=2).values[0]
 print("calls:", open({calls!r}).read() > before)
 print("steps:", losses)
 """

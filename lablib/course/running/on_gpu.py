@@ -78,7 +78,7 @@ def _gpus_for_everything() -> Iterator[None]:
         options = _ON_THE_SIMULATOR | {name: value for name, value in options.items() if name not in _OF_PROCESSES}
         return replace(run_on_cuda(partial(fn, **(kwargs or {})), args, cluster=machine, **options), backend="nccl")
 
-    answers = ((real, "run_real", run), (calibration, "this_machine", lambda **given: machine))
+    answers = ((real, "run_real", run), (calibration, "this_machine", lambda *asked, **given: machine))
     answers += ((calibration, "batch_for", lambda cluster, batch, flops: batch),)  # computed on a CPU
     owners = lablib, import_module("lablib.reconcile")  # lablib.labs imports it from its module
     answers += tuple((owner, "reconcile", reconcile_with_itself) for owner in owners)

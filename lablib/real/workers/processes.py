@@ -40,6 +40,7 @@ from lablib.process.fork_server import Child, End, Ended, Start, code_of
 from lablib.process.torchrun import free_port, worker_environment
 from lablib.real.workers.capture import STREAMS
 from lablib.text.messages import error_text
+from lablib.torch_compat import COMPILER
 
 _WORKER = "lablib.real.workers.worker"
 _THREAD = "lablib-fork-server"
@@ -63,7 +64,6 @@ _PREFIXES = (
 )
 FixedEnvironment = tuple[tuple[str, str], ...]
 # Libraries of programs that take long to import. Not torch._inductor and lablib.data: they start processes.
-_COMPILER = "torch._dynamo"  # torch imports it with the first optimizer of a process: 1.4 s of a core
 _LIBRARIES = (
     *("torch.distributed.", "torch.utils."),
     *(f"lablib.{name}" for name in "models parallel pipeline compress precision optim memory".split()),
@@ -185,7 +185,7 @@ class _Server:
             self._running[self._num_sets] = workers
             # Libraries that this process has imported, programs may use, and the server lacks; in order of import.
             public = [name for name in list(sys.modules) if name.startswith(_LIBRARIES) and "._" not in name]
-            public += [_COMPILER] if _COMPILER in sys.modules else []
+            public += [COMPILER] if COMPILER in sys.modules else []  # by the first optimizer: 1.4 s of a core
             libraries = tuple(name for name in public if name not in self._known)
             self._known.update(libraries)
             self._send(Start(self._num_sets, children, _folder(), _WORKER, "main", args, libraries, *_allowed()))

@@ -238,7 +238,7 @@ lab17.show(lab17.figure_restarts(log, 60))
 # every step would lose at most one. Why not do that?
 
 # %% [markdown]
-# In a large run ranks hold different parts: of layers, products, sequences and experts (labs 12 to 15). Each saves its
+# In a large run ranks hold different parts: of layers, products, sequences and experts. Each saves its
 # part. `lab train` saves parts under the names of the whole model, so a run may go on with another number of ranks on
 # each axis: data, tensor, pipeline, context, expert.
 
