@@ -20,7 +20,6 @@ from lablib.hardware.cluster import Cluster
 from lablib.labs.translated import explore, show, translated_columns
 from lablib.launch import launch
 from lablib.reconcile import Reconciliation
-from lablib.record.comparison import RecordedReconciliation
 from lablib.run import Run
 from lablib.signature import Range, checked
 from lablib.text.units import format_quantity
@@ -29,7 +28,7 @@ from lablib.widgets import Choice, IntChoice
 # Names of other packages that the notebook uses, as lab00.show.
 __all__ = ["Choice", "CorruptGradient", "IntChoice", "KillRank", "SlowRank", "batch_for", "checks_for", "explore"]
 __all__ += ["figure_memory", "figure_timeline", "figure_waits", "find_cluster", "format_quantity", "guess"]
-__all__ += ["print_text", "recorded_comparison", "show", "table", "this_machine", "try_out"]
+__all__ += ["print_text", "show", "table", "this_machine", "try_out"]
 
 
 @checked
@@ -72,8 +71,16 @@ def seconds_table(run: Run) -> pd.DataFrame:
     return translated_columns(seconds.iloc[[0, 1, -1]].map(lambda value: format_quantity(value, "s")))
 
 
-def beside(here: Reconciliation, recorded: RecordedReconciliation) -> pd.DataFrame:
-    """Errors and noise of two comparisons in percent, by part of the program."""
+def show_timeline(run: Run, title: str) -> None:
+    """Timeline of the first four ranks at most."""
+    show(run.timeline.figure(ranks=range(min(run.timeline.num_ranks, 4)), title=title))
+
+
+def beside_the_recorded(here: Reconciliation) -> pd.DataFrame:
+    """Errors and noise of this comparison and of the recorded one in percent, by part of the program."""
+    recorded = recorded_comparison("00")
+    print_text(recorded.sentence())
+    print_text(recorded.reading)
     return translated_columns(here.beside(recorded).map("{:.0f}".format, na_action="ignore"))
 
 

@@ -6,7 +6,7 @@
 # You need no GPU. You will run one program on eight simulated GPUs and on real processes, see which rank works, which
 # one waits and how much is sent, and then break it. Run each cell with Shift+Enter, from top to bottom.
 #
-# **Prerequisites.** None but Python and a little PyTorch. **Time.** 57 minutes, without the folded sections, called
+# **Prerequisites.** None but Python and a little PyTorch. **Time.** 44 minutes, without the folded sections, called
 # *further*.
 
 # %%
@@ -34,7 +34,6 @@ quick: bool = True  # small matrices
 my_guess_mb = lab00.guess("megabytes that each GPU sends", None, interactive, "MB")
 
 # %%
-import pandas as pd
 import torch
 import torch.distributed as dist
 
@@ -67,7 +66,6 @@ def hello():
     return 10 * rank
 
 
-assert min(ranks, real_ranks) >= 2, "ranks and real_ranks must be 2 or more; change them above"
 run = launch(hello, ranks=ranks, cluster=cluster, backend=backend)
 print("".join(run.stdout), "\nvalues:", run.values)
 
@@ -153,7 +151,7 @@ lab00.try_out(try_mean, ranks=4, cluster=cluster)  # each should return a tensor
 # %% tags=["check"] points=1
 check.mean_over_ranks(mean_over_ranks)
 
-# %% [markdown] minutes=8
+# %% [markdown] minutes=5
 # ## From one rank to another
 #
 # The other way to communicate is **point to point**: one rank sends, one receives. Here rank 0 sends a note to every
@@ -170,8 +168,7 @@ def notes_to_all():
         dist.send(torch.tensor([10.0 * rank]), dst=rank)
 
 
-run = launch(notes_to_all, ranks=ranks, cluster=cluster, backend=backend)
-print("values:", run.values)
+print("values:", launch(notes_to_all, ranks=ranks, cluster=cluster, backend=backend).values)
 
 # %% [markdown]
 # All ranks run the same function; `if` selects the code of one rank. Each `send` needs a `recv` on the other side, with
@@ -179,45 +176,10 @@ print("values:", run.values)
 # can do nothing else during a `send`.
 
 # %% [markdown]
-# `dist.isend` begins a send and immediately returns a handle; `handle.wait()` returns when the message has arrived.
-# Here rank 0 multiplies after sending, or while it sends. The **makespan** is the time from the launch to the end of
-# the last work. The message has 16 MB, and NVLink, which connects these GPUs, carries 450 GB/s in one direction. How
-# many microseconds does the second run save?
-
-# %%
-my_guess_us = lab00.guess(
-    "microseconds saved (negative if the run that waits first is shorter)",
-    None,
-    interactive,
-    "µs",
-)
-
-
-# %%
-def send_and_multiply(wait_first):
-    x = torch.ones(2000, 2000)
-    if dist.get_rank() == 1:
-        dist.recv(x, src=0)
-    else:
-        handle = dist.isend(x, dst=1)
-        if wait_first:
-            handle.wait()  # isend and wait at once: that is send
-        product = x @ x
-        handle.wait()
-        return product.sum().item()
-
-
-runs = [launch(send_and_multiply, first, ranks=2, cluster=cluster) for first in (True, False)]
-waits_us, hides_us = (1e6 * run.timeline.makespan_s for run in runs)
-print(f"wait first: {waits_us:.1f} µs; wait last: {hides_us:.1f} µs")
-my_guess_us.reveal(waits_us - hides_us)
-
-# %% [markdown]
-# The difference is the time of the message, which the product hides. On `dgx-h100` it is 37.5 µs: 16 MB take 35.6 µs at
-# 450 GB/s, and the simulator adds a latency of 1.9 µs, the time of the smallest message. (Do not change a tensor
-# between `isend` and `wait`.)
-
-# %% [markdown]
+# `dist.isend` begins a send and immediately returns a handle; `handle.wait()` returns when the message has arrived. The
+# rank can compute between the two, but must not change the tensor. ("Further: compute during a send" measures the time
+# that this saves.)
+#
 # A rank that both sends and receives starts the two as a **batch**: `dist.batch_isend_irecv` takes a list of
 # `dist.P2POp(dist.isend, x, right)` and `dist.P2POp(dist.irecv, inbox, left)`, with the ranks to send to and to receive
 # from, and returns handles to wait for. On GPUs this matters: NCCL runs single messages one after another, and a circle
@@ -298,9 +260,8 @@ def step(rows, side, factor=1):
 
 
 side = 512 if quick else 1024
-run = launch(step, side, side, ranks=ranks, cluster=cluster)
-few = range(min(ranks, 4))  # enough for a picture
-lab00.show(run.timeline.figure(ranks=few, title="One step, the same work for all"))
+even = launch(step, side, side, ranks=ranks, cluster=cluster)
+lab00.show_timeline(even, "One step, the same work for all")
 
 # %% [markdown]
 # Each rank has two lanes, because a GPU can compute and communicate at the same time. The lower one is named after its
@@ -313,10 +274,9 @@ lab00.show(run.timeline.figure(ranks=few, title="One step, the same work for all
 my_guess_longer = lab00.guess("times as long", None, interactive, "times")
 
 # %%
-same_s = run.timeline.makespan_s
 run = launch(step, side, side, 8, ranks=ranks, cluster=cluster)
-lab00.show(run.timeline.figure(ranks=few, title="The same step, rank 1 has more data"))
-my_guess_longer.reveal(run.timeline.makespan_s / same_s)
+lab00.show_timeline(run, "The same step, rank 1 has more data")
+my_guess_longer.reveal(run.timeline.makespan_s / even.timeline.makespan_s)
 
 # %% [markdown]
 # Rank 0 waits: the hatched stretch without colour. The collective begins when its last rank arrives, so one slow rank,
@@ -332,7 +292,7 @@ lab00.seconds_table(run)
 # model FLOPs utilization, is the share of the GPUs' peak speed that was used.) All are predicted seconds of the
 # simulated cluster: the same on any laptop.
 
-# %% [markdown] minutes=8
+# %% [markdown] minutes=6
 # ## Random numbers, rank by rank
 #
 # Look at `step` again: every rank calls `torch.randn` for its weights. Here are three ways of **seeding**, which sets
@@ -362,33 +322,9 @@ my_guess_draws.reveal([len(set(values)) for values in drawn])
 # Without a seed, and with seed + rank, each rank draws different numbers; with one seed, all draw the same.
 #
 # **Weights** need one seed: ranks that start from different weights train different models. **Noise and dropout**
-# (which switches off random parts of a layer) need different ones. And the **order of the data**? Three ranks shuffle
-# 12 examples, and each takes every third. How many different examples do they train on if each shuffles with a
-# different seed, and with the same seed?
-
-# %%
-my_guess_examples = lab00.guess(
-    "different examples (different seeds, the same seed)", None, interactive, "count"
-)
-
-
-# %%
-def my_part(seed_of_rank):
-    torch.manual_seed(seed_of_rank[dist.get_rank()])
-    order = torch.randperm(12)  # 12 examples, shuffled
-    return order[dist.get_rank() :: 3].tolist()  # every third, from my rank on
-
-
-counts = []
-for seeds in ((7, 8, 9), (7, 7, 7)):
-    parts = launch(my_part, seeds, ranks=3).values
-    counts.append(len(set(sum(parts, []))))
-    print(f"seeds {seeds}: {counts[-1]} different examples in {parts}")
-my_guess_examples.reveal(counts)
-
-# %% [markdown]
-# With different seeds, ranks train on some examples twice and miss others. So all shuffle with the **same** seed and
-# each takes its own part of one order, as PyTorch's `DistributedSampler` does.
+# (which switches off random parts of a layer) need different ones. And all ranks shuffle their data
+# with the **same** seed: each takes its own part of one order, as PyTorch's `DistributedSampler` does. ("Further: the
+# order of the data" shows the effect of different seeds.)
 
 # %% [markdown]
 # **Exercise 3.** From one `seed`, make weights that are equal on all ranks and data that differ on every rank, without
@@ -410,8 +346,7 @@ def weights_and_data(seed):
 
 # %%
 def try_seeds():
-    weights, data = weights_and_data(3)
-    return weights[0, 0].item(), data[0, 0].item()
+    return [tensor[0, 0].item() for tensor in weights_and_data(3)]
 
 
 lab00.try_out(try_seeds, ranks=4, cluster=cluster)  # weights equal, data not
@@ -425,9 +360,7 @@ check.weights_and_data(weights_and_data)
 # Two ranks want to swap a number. Read `swap`, two cells below, before you run it. Who sends first?
 
 # %%
-my_guess_first = lab00.guess(
-    'who sends first ("rank 0", "rank 1", "both" or "neither")', None, interactive
-)
+my_guess_first = lab00.guess('who sends first (0, 1, "both" or "neither")', None, interactive)
 
 
 # %%
@@ -502,8 +435,141 @@ check.report(report)
 # 2. Every `recv` has a matching `send`, and not all ranks wait at once. To fix `swap`, start both as a batch, as in
 #    exercise 2.
 
-# %% [markdown] minutes=8
-# ## Something breaks
+# %% [markdown] minutes=6
+# ## Predict, run, reconcile
+#
+# A prediction has to be compared with a run. You may not have a `dgx-h100`, so we use your machine. First we
+# **calibrate**: measure how fast its processes compute and send, and describe it as one more cluster. That takes half a
+# minute or more, once: the result is saved. ("Further" below shows the measurements.)
+
+# %%
+real = "gloo" if backend == "sim" else backend
+machine = lab00.this_machine(ranks=real_ranks, backend=real)
+print(f"{machine.device.name}, measured on {machine.profile['date']}")
+
+# %% [markdown]
+# The next program has four layers. `phase` names a part of it, so that it can be left out. The prediction uses the time
+# of each operation and of each message. Which time does it lack? The **makespan** is the time from the launch to the
+# end of the last work. Is the predicted makespan too short or too long, and by how many percent?
+
+# %%
+my_guess_error = lab00.guess("makespan error (negative: too short)", None, interactive, "%")
+
+
+# %%
+def train(num_layers, rows, side):
+    with phase("setup"):
+        layers = [torch.nn.Linear(side, side, bias=False) for _ in range(num_layers)]
+        x = torch.randn(rows, side)
+    for layer in layers:
+        x = layer(x).relu()
+    x.mean().backward()
+    for layer in layers:
+        dist.all_reduce(layer.weight.grad)
+
+
+rows = lab00.batch_for(machine, 512, 6 * 4 * 512**3)  # more on a GPU, to run for about 20 ms
+where = {"ranks": real_ranks, "backend": real, "cluster": machine}
+where["fidelity"] = "shapes" if real == "nccl" else "values"  # predict from shapes alone
+comparison = reconcile(train, 4, rows, 512, **where, without="setup")
+lab00.show(comparison.figure(title="Predicted and measured"))
+lab00.print_text(comparison.reading())
+my_guess_error.reveal(100 * comparison.error)
+
+# %% [markdown]
+# `reconcile` ran `train` on the simulated copy of your machine, and on real processes: once to warm up, then five
+# times. It draws the median run. An **error** of -30% means: predicted too short by 30 percent. **Noise** is half the
+# spread of the runs, as a share of their median; a smaller error is not significant.
+
+# %% [markdown]
+# Other programs make measured seconds longer, by an unknown amount. So here is your comparison next to one recorded on
+# a quieter machine of another model. (The reading says how many cores other programs kept busy.) Errors and noise are
+# in percent.
+
+# %%
+lab00.beside_the_recorded(comparison)
+
+# %% [markdown]
+# Read the recorded columns; yours may be too noisy. The errors of `forward` and `backward` are smaller than their
+# noise. `idle` and `waiting` are missing from the prediction, an error of -100: Python works between operations, and a
+# rank waits for one that is late. Both are part of `makespan`. The all-reduces have more noise than error.
+
+# %% [markdown] tags=["instructor"]
+# **For the instructor.** Let the class vote on the prediction (8, 14, 16, 56 MB) before the traffic is shown, and again
+# after drawing a ring of four people who pass slips of paper. For the deadlock, have two people shake hands under the
+# rule "wait until the other's hand is out". On your own quiet machine, `comparison.save("recorded.json")` writes the
+# recorded comparison; put it next to this lab's master.
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: compute during a send
+#
+# Here rank 0 multiplies after sending, or while it sends. The message has 16 MB, and NVLink, which connects these GPUs,
+# carries 450 GB/s in one direction. How many microseconds does the second run save?
+
+# %%
+my_guess_us = lab00.guess(
+    "microseconds saved (negative if the run that waits first is shorter)",
+    None,
+    interactive,
+    "µs",
+)
+
+
+# %%
+def send_and_multiply(wait_first):
+    x = torch.ones(2000, 2000)
+    if dist.get_rank() == 1:
+        dist.recv(x, src=0)
+    else:
+        handle = dist.isend(x, dst=1)
+        if wait_first:
+            handle.wait()  # isend and wait at once: that is send
+        product = x @ x
+        handle.wait()
+        return product.sum().item()
+
+
+runs = [launch(send_and_multiply, first, ranks=2, cluster=cluster) for first in (True, False)]
+waits_us, hides_us = (1e6 * run.timeline.makespan_s for run in runs)
+print(f"wait first: {waits_us:.1f} µs; wait last: {hides_us:.1f} µs")
+my_guess_us.reveal(waits_us - hides_us)
+
+# %% [markdown]
+# The difference is the time of the message, which the product hides. On `dgx-h100` it is 37.5 µs: 16 MB take 35.6 µs at
+# 450 GB/s, and the simulator adds a latency of 1.9 µs, the time of the smallest message. (Do not change a tensor
+# between `isend` and `wait`.)
+
+# %% [markdown] tags=["further"] minutes=2
+# ## Further: the order of the data
+#
+# Three ranks shuffle 12 examples, and each takes every third. How many different examples do they train on if each
+# shuffles with a different seed, and with the same seed?
+
+# %%
+my_guess_examples = lab00.guess(
+    "different examples (different seeds, the same seed)", None, interactive, "count"
+)
+
+
+# %%
+def my_part(seed_of_rank):
+    torch.manual_seed(seed_of_rank[dist.get_rank()])
+    order = torch.randperm(12)  # 12 examples, shuffled
+    return order[dist.get_rank() :: 3].tolist()  # every third, from my rank on
+
+
+counts = []
+for seeds in ((7, 8, 9), (7, 7, 7)):
+    parts = launch(my_part, seeds, ranks=3).values
+    counts.append(len(set(sum(parts, []))))
+    print(f"seeds {seeds}: {counts[-1]} different examples in {parts}")
+my_guess_examples.reveal(counts)
+
+# %% [markdown]
+# With different seeds, ranks train on some examples twice and miss others. With one seed, each example is in one part.
+
+# %% [markdown] tags=["further"] minutes=8
+# ## Further: something breaks
 #
 # A correct program can stop as well. Llama 3 405B was trained on 16,384 GPUs. In 54 days the training had 419
 # unexpected interruptions: one every three hours.
@@ -594,76 +660,6 @@ lab00.try_out(try_corrupted, ranks=4, cluster=cluster)  # each should return [1,
 # %% tags=["check"] points=2
 check.corrupted_ranks(corrupted_ranks)
 
-# %% [markdown] minutes=6
-# ## Predict, run, reconcile
-#
-# A prediction has to be compared with a run. You may not have a `dgx-h100`, so we use your machine. First we
-# **calibrate**: measure how fast its processes compute and send, and describe it as one more cluster. That takes half a
-# minute or more, once: the result is saved. ("Further" below shows the measurements.)
-
-# %%
-real = "gloo" if backend == "sim" else backend
-machine = lab00.this_machine(ranks=real_ranks, backend=real)
-print(f"{machine.device.name}, measured on {machine.profile['date']}")
-
-# %% [markdown]
-# The next program has four layers. `phase` names a part of it, so that it can be left out. The prediction uses the time
-# of each operation and of each message. Which time does it lack? Will the prediction of the makespan be too short or
-# too long, and by how many percent?
-
-# %%
-my_guess_error = lab00.guess(
-    "error of the predicted makespan (negative: too short)", None, interactive, "%"
-)
-
-
-# %%
-def train(num_layers, rows, side):
-    with phase("setup"):
-        layers = [torch.nn.Linear(side, side, bias=False) for _ in range(num_layers)]
-        x = torch.randn(rows, side)
-    for layer in layers:
-        x = layer(x).relu()
-    x.mean().backward()
-    for layer in layers:
-        dist.all_reduce(layer.weight.grad)
-
-
-rows = lab00.batch_for(machine, 512, 6 * 4 * 512**3)  # more on a GPU, to run for about 20 ms
-where = {"ranks": real_ranks, "backend": real, "cluster": machine}
-where["fidelity"] = "shapes" if real == "nccl" else "values"  # predict from shapes alone
-comparison = reconcile(train, 4, rows, 512, **where, without="setup")
-lab00.show(comparison.figure(title="Predicted and measured"))
-lab00.print_text(comparison.reading())
-my_guess_error.reveal(100 * comparison.error)
-
-# %% [markdown]
-# `reconcile` ran `train` on the simulated copy of your machine, and on real processes: once to warm up, then five
-# times. It draws the median run. An **error** of -30% means: predicted too short by 30 percent. **Noise** is half the
-# spread of the runs, as a share of their median; a smaller error is not significant.
-
-# %% [markdown]
-# Other programs make measured seconds longer, by an unknown amount. So here is your comparison next to one recorded on
-# a quieter machine of another model. (The reading says how many cores other programs kept busy.) Errors and noise are
-# in percent.
-
-# %%
-recorded = lab00.recorded_comparison("00")
-lab00.print_text(recorded.sentence())
-lab00.print_text(recorded.reading)
-lab00.beside(comparison, recorded)
-
-# %% [markdown]
-# Read the recorded columns; yours may be too noisy. The errors of `forward` and `backward` are smaller than their
-# noise. `idle` and `waiting` are missing from the prediction, an error of -100: Python works between operations, and a
-# rank waits for one that is late. Both are part of `makespan`. The all-reduces have more noise than error.
-
-# %% [markdown] tags=["instructor"]
-# **For the instructor.** Let the class vote on the prediction (8, 14, 16, 56 MB) before the traffic is shown, and again
-# after drawing a ring of four people who pass slips of paper. For the deadlock, have two people shake hands under the
-# rule "wait until the other's hand is out". On your own quiet machine, `comparison.save("recorded.json")` writes the
-# recorded comparison; put it next to this lab's master.
-
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: explore
 #
@@ -675,7 +671,7 @@ lab00.beside(comparison, recorded)
 def simulate(ranks, rows, factor, cluster):
     faults = [
         lab00.SlowRank(1, factor)
-    ]  # each operation of rank 1 takes `factor` times as long
+    ]  # rank 1 takes `factor` times as long for each operation
     return launch(step, rows, 256, ranks=ranks, cluster=cluster, faults=faults).timeline
 
 
@@ -708,6 +704,8 @@ lab00.explore(simulate, lab00.figure_timeline, controls, interactive, examples)
 # are floating-point operations per second; a multiplication and an addition are two of them.
 
 # %%
+import pandas as pd
+
 h100 = lab00.find_cluster("dgx-h100")
 pd.DataFrame({"here": lab00.speeds(machine), "H100": lab00.speeds(h100)})
 
@@ -724,6 +722,8 @@ pd.DataFrame({"here": lab00.speeds(machine), "H100": lab00.speeds(h100)})
 # does a rank's memory rise, and when does it fall?
 
 # %%
+import pandas as pd
+
 num_layers, rows, width = 4, 2 * side, side // 2
 run = launch(train, num_layers, rows, width, ranks=ranks, cluster=cluster)
 memory = lab00.figure_memory(run.memory, timeline=run.timeline, rank=0)
@@ -787,7 +787,7 @@ print(type(wrong).__name__)
 # - A distributed program is one function run by many **ranks**, which share data only by messages.
 # - A **collective** needs every rank of its group; `send` needs a `recv`. Where one is missing, the others wait.
 # - With the ring, a large `all_reduce` makes each rank send up to twice its tensor, for any number of ranks.
-# - The slowest rank sets the pace, and a dead one stops all.
+# - The slowest rank sets the pace.
 # - Equal weights and one order of the data need equal seeds; noise needs different ones.
 # - Predict, run, reconcile: the error points to costs that the prediction leaves out.
 
