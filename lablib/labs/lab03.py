@@ -1,6 +1,7 @@
 """Lab 03: a chain and its backward, memory and time of its steps, ways to keep fewer activations by device."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cache
 from typing import Annotated, Any
 
@@ -15,10 +16,11 @@ from lablib.figures import figure_memory, show
 from lablib.figures.chart import Axis, Mark, Panel, chart, points
 from lablib.figures.describe import attach
 from lablib.figures.style import FAINT_INK, LOOKS
-from lablib.hardware import LINKS, find_cluster
+from lablib.hardware import LINKS, Link, find_cluster
 from lablib.memory.ways_to_fit import PricedLayer, Way, price_layers, ways_to_fit
 from lablib.models.gpt import Block
 from lablib.models.sizes import GPTConfig
+from lablib.phases import phase
 from lablib.record.timeline import Span, Timeline
 from lablib.run import Run
 from lablib.signature import NonEmpty, Range, checked
@@ -26,8 +28,8 @@ from lablib.text.units import format_quantity
 from lablib.widgets import Choice, IntChoice, explore
 
 # Names of other packages that the notebook uses, as lab03.show.
-__all__ = ["LINKS", "Choice", "IntChoice", "batch_for", "checks_for", "explore", "format_quantity", "guess"]
-__all__ += ["print_text", "recorded_comparison", "show", "this_machine", "try_out"]
+__all__ = ["Choice", "IntChoice", "batch_for", "checks_for", "explore", "format_quantity", "guess"]
+__all__ += ["nullcontext", "print_text", "recorded_comparison", "show", "this_machine", "try_out"]
 
 SLOWEST = 2.0  # times the plain step: slower ways are drawn at the edge, as arrows
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "triangle-down", "hourglass", "bowtie")
@@ -64,7 +66,29 @@ def figure_question(layers: Annotated[int, Range(ge=2, le=12)] = 6) -> go.Figure
     return chart("What must be kept for backward?", Panel(across, up, marks), sentence, columns, pixels=190)
 
 
+def names_of(saved: Sequence[Tensor], **tensors: Tensor) -> str:
+    """Names of the tensors whose memory is also that of a saved one, as "xw"; or "nothing"."""
+    places = {tensor.data_ptr() for tensor in saved}
+    return "".join(name for name, tensor in tensors.items() if tensor.data_ptr() in places) or "nothing"
+
+
 # ---- steps of a chain of blocks ----
+
+TINY = GPTConfig(num_layers=6, d_model=256, num_heads=4, max_seq_len=256)
+
+
+def make_chain(config: GPTConfig, sequences: int, dtype: torch.dtype) -> tuple[list[nn.Module], Tensor]:
+    """Blocks of a GPT on the default device, and their input; both are part of the phase "setup"."""
+    with phase("setup"):
+        device = torch.get_default_device()
+        shape = sequences, config.max_seq_len, config.d_model
+        blocks: list[nn.Module] = [Block(config, device, dtype) for _ in range(config.num_layers)]
+        return blocks, torch.zeros(shape, device=device, dtype=dtype)
+
+
+def step_s(run: Run) -> float:
+    """Seconds of a run without its setup."""
+    return run.timeline.without("setup").makespan_s
 
 
 def activations(run: Run) -> int:
@@ -96,29 +120,20 @@ def made_by(run: Run, unit_bytes: float, most: int = 5) -> pd.DataFrame:
 
 def row_of(run: Run, plain: Run) -> dict[str, str]:
     """Memory and time of a step in words."""
-    step_s, plain_s = (one.timeline.without("setup").makespan_s for one in (run, plain))
-    held, seconds = format_quantity(activations(run), "B"), format_quantity(step_s, "s")
-    return {"activations": held, "step": seconds, "longer by": f"{step_s / plain_s - 1:.0%}"}
+    held, seconds = format_quantity(activations(run), "B"), format_quantity(step_s(run), "s")
+    return {"activations": held, "step": seconds, "longer by": f"{step_s(run) / step_s(plain) - 1:.0%}"}
 
 
 # ---- side effects of a second run ----
 
 
-class _Noting(nn.Module):
-    def __init__(self, number: int, notes: list[int]):
-        super().__init__()
-        self.number, self.notes = number, notes
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.notes.append(self.number)
-        return x.tanh()
-
-
 def order_of_runs(run_in_segments: Callable[[list[nn.Module], int, Tensor], Tensor], k: int) -> list[int]:
     """Numbers of five layers in the order in which they run."""
     notes: list[int] = []
-    x = torch.ones(3, requires_grad=True)
-    run_in_segments([_Noting(number, notes) for number in range(5)], k, x).sum().backward()
+    layers: list[nn.Module] = [nn.Tanh() for _ in range(5)]
+    for number, layer in enumerate(layers):
+        layer.register_forward_pre_hook(lambda *_, number=number: notes.append(number))
+    run_in_segments(layers, k, torch.ones(3, requires_grad=True)).sum().backward()
     return notes
 
 
@@ -149,6 +164,16 @@ def one_step(run: Callable[[nn.Module, Tensor], Tensor]) -> dict[str, str]:
 
 
 # ---- copies to the host ----
+
+
+def host_link(cluster: str) -> Link:
+    """The link from a GPU of this cluster to its host."""
+    return LINKS["pcie4" if "a100" in cluster else "pcie5"]
+
+
+def show_copies(run: Run, title: str) -> None:
+    """The timeline of a step with offloading."""
+    show_with(run.timeline.without("setup").figure(title=title), "Lanes: computing, copies out, copies back.")
 
 
 def pass_seconds(run: Run, number: int) -> list[float]:
