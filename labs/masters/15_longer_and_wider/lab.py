@@ -7,7 +7,7 @@
 # may use only a twentieth of them for each token. Two more axes split these: *context*, the tokens of a sequence, and
 # *expert*, the many MLPs of a layer. In both, what a rank needs is on another rank, and comes at a price.
 #
-# **Prerequisites.** Labs 06 and 14; helpful: lab 04. **Time.** 60 minutes, without the folded sections, called
+# **Prerequisites.** Labs 06 and 14; helpful: lab 04. **Time.** 51 minutes, without the folded sections, called
 # *further*.
 
 # %%
@@ -33,14 +33,12 @@ quick: bool = True  # the lab is as short either way
 # How are the parts combined into one softmax?
 
 # %%
-import pandas as pd
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
 from lablib import find_cluster, launch, parallel, studies
 from lablib.course import show_source, try_out
-from lablib.figures import format_quantity, show
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.parallel import Mesh
 
@@ -90,12 +88,10 @@ show_source(parallel.merge_attention, after=check.merge)
 
 # %%
 draw = torch.Generator().manual_seed(0)
-HEADS = (4, 2, 2)  # of queries, keys, values
-Q, K, V = (torch.randn(1, heads, 64, 8, generator=draw, dtype=torch.float64) for heads in HEADS)
+Q, K, V = (torch.randn(1, n, 64, 8, generator=draw, dtype=torch.float64) for n in (4, 2, 2))
 Q.requires_grad_()
 whole = F.scaled_dot_product_attention(Q, K, V, is_causal=True, enable_gqa=True)
 (whole_grad,) = torch.autograd.grad(whole.square().sum(), Q)
-print("one device: output", list(whole.shape), "gradient", list(whole_grad.shape))
 
 # %%
 assert ranks in (2, 4, 8), f"ranks must be 2, 4 or 8: got {ranks}."
@@ -124,25 +120,21 @@ my_guess_best = lab15.guess("best (data, context, tensor: from far to near)", No
 my_guess_worst = lab15.guess("worst (the same names)", None, interactive)
 
 # %%
-long_step = {"batch": 2, "seq_len": 65_536, "zero_stage": 1}
-box = Mesh(data=2, context=4, tensor=8)
-placed = studies.placements("llama-3-8b", box, cluster, **long_step)
-table = {}
-for one in placed:
-    times = {"step": one.step_time_s}
-    times |= {f"waits for {axis}": one.exposed_s[axis] for axis in one.mesh.axes}
-    table[", ".join(one.mesh.axes)] = {k: format_quantity(v, "s") for k, v in times.items()}
+box, long_step = Mesh(data=2, context=4, tensor=8), {"batch": 2, "seq_len": 65_536}
+placed = studies.placements("llama-3-8b", box, cluster, zero_stage=1, **long_step)
 by_time = sorted(placed, key=lambda one: one.step_time_s)
 my_guess_best.reveal(by_time[0].mesh.axes)
 my_guess_worst.reveal(by_time[-1].mesh.axes)
-pd.DataFrame(table).T
+for one in placed:
+    waits = {axis: lab15.format_quantity(s, "s") for axis, s in one.exposed_s.items()}
+    print(*one.mesh.axes, lab15.format_quantity(one.step_time_s, "s"), "waits for", waits)
 
 # %% [markdown]
 # Tensor belongs inside the node, again; across nodes it doubles the step. The ring is hidden at any place, so it may go
 # across. Llama 3 has `Mesh(data, pipeline, context, tensor)` in our notation, though it gathers keys instead of sending
 # them round (section 3.3.2).
 
-# %% [markdown] minutes=16
+# %% [markdown] minutes=10
 # ## Equal work in a ring
 #
 # A causal mask makes queries unequal: the last token attends to all keys, the first one only to its own. Suppose that 4
@@ -169,9 +161,10 @@ def attend(order_name):
 
 SHAPES = {"cluster": cluster, "fidelity": "shapes"}
 run = launch(attend, "contiguous", ranks=4, **SHAPES)
-share_s = studies.fair_share_s(LONG, find_cluster(cluster), 4)  # equal work, no rounds
+machine = find_cluster(cluster)
+share_s = studies.fair_share_s(LONG, machine, 4)  # equal work, no rounds
 my_guess_times.reveal(run.timeline.makespan_s / share_s)
-show(run.timeline.figure(title=f"Contiguous pieces, {LONG.seq_len} tokens on 4 ranks"))
+lab15.show(run.timeline.figure(title=f"Contiguous pieces, {LONG.seq_len} tokens on 4 ranks"))
 
 # %% [markdown]
 # Rank 0 waits: its queries may not attend to any of the keys that pass. Counted in pairs of a query and a key, the last
@@ -210,47 +203,8 @@ for name in ("contiguous", "zigzag", "striped"):
     print(f"{name:10} {run.timeline.makespan_s / share_s:.2f} times as long")
 
 # %% [markdown]
-# The rest is the cost of rounds: partial results are written, read again and merged, and kernels start again. A public
-# benchmark of 2024 ran three rings on 8 H800, with 8,192 tokens on each, and gives the share of the best time that each
-# reached. The best is 8 times the time of one GPU for its own 8,192 tokens, as there are 8 times as many pairs for each
-# GPU. Counting pairs gives 53% for contiguous, 100% for zigzag and nearly 100% for striped. Which shares do you expect
-# in the measurement?
-
-# %%
-my_guess_rings = lab15.guess("both passes (zigzag, striped)", None, interactive, "%")
-
-# %%
-counted, table = studies.counted_efficiencies(), {}
-for row in studies.PUBLISHED_RINGS[:2]:
-    kind = "forward" if row.forward_only else "both passes"
-    predicted = studies.predicted_efficiencies(row)
-    for order in counted:
-        shares = [counted[order], predicted[order], row.efficiencies[order]]
-        table[f"{kind}, {order}"] = [f"{share:.0%}" for share in shares]
-both = next(row for row in studies.PUBLISHED_RINGS if not row.forward_only)
-my_guess_rings.reveal([100 * both.efficiencies[order] for order in ("zigzag", "striped")])
-pd.DataFrame(table, index=["pairs", "predicted", "measured"]).T
-
-# %% [markdown]
-# Equal pairs are not enough; the longer the pieces, the less the rest matters. *Predicted* includes this, and the speed
-# of the benchmark's kernel. For striped it is too high. We think that this is the reason: striped needs a causal kernel
-# in every round, zigzag in one, and such a kernel was slower per pair than a full one.
-
-# %% [markdown]
-# There are two other ways to split a sequence. *Gather*: every rank first gets all keys (Llama 3 does so: few key-value
-# heads make it cheap). *Ulysses* (Jacobs et al., 2023) changes the cut by an all-to-all: from some tokens of all heads
-# to all tokens of some heads. Which is closest to equal shares of the work?
-
-# %%
-lengths = [8192, 32_768, 131_072, 262_144]
-machine = find_cluster(cluster)
-found = studies.context_efficiencies(LONG, machine, 8, lengths)
-show(lab15.figure_context_times(lengths, found, title=f"Attention on 8 ranks of {cluster}"))
-
-# %% [markdown]
-# Ulysses, at every length; but it needs a head for each rank. A ring has no such limit, and hides its messages, but
-# needs long pieces. So with more ranks than heads both are combined: Ulysses inside the node, a ring across (Fang and
-# Zhao, 2024).
+# The rest is the cost of rounds: partial results are written, read again and merged, and kernels start again.
+# (Keys may also be gathered, or heads exchanged: "Further: other ways to split a sequence".)
 
 # %% [markdown] minutes=20
 # ## Experts
@@ -279,9 +233,7 @@ class Exchange(torch.autograd.Function):
         return Exchange.forward(ctx, grad)
 
 
-def exchanged(x):
-    """Row block r of n goes to rank r; block r of the result has come from rank r."""
-    return Exchange.apply(x)
+exchanged = Exchange.apply  # row block r goes to rank r; block r returned is from rank r
 
 
 def sent_by_all():
@@ -325,15 +277,13 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
 
 
 # %%
-# 2 ranks, one expert each: expert 0 adds 100, expert 1 adds 200. One place each.
-# Rank 0's tokens (values 1 and 2) both choose expert 1: only the first has a place.
-# Expected: rank 0 [[201.0], [0.0]], rank 1 [[103.0], [204.0]].
+# Expert 0 on rank 0 adds 100, expert 1 on rank 1 adds 200. Rank 0's tokens 1 and 2 both choose
+# expert 1, which has one place for them. Expected: [[201.0], [0.0]] and [[103.0], [204.0]].
 def small_mixture():
     rank = dist.get_rank()
-    x = torch.tensor([[1.0], [2.0]]) if rank == 0 else torch.tensor([[3.0], [4.0]])
-    choice = torch.tensor([1, 1]) if rank == 0 else torch.tensor([0, 1])
-    weight = torch.tensor([1.0, 1.0])
-    return mixture(x, choice, weight, lambda boxes: boxes + 100 * (rank + 1), 2, 1).tolist()
+    x, choice = torch.tensor([[1.0], [2.0]]) + 2 * rank, torch.tensor([1 - rank, 1])
+    out = mixture(x, choice, torch.ones(2), lambda boxes: boxes + 100 * (rank + 1), 2, 1)
+    return out.tolist()
 
 
 try_out(small_mixture, ranks=2)
@@ -354,15 +304,12 @@ my_guess_experts = lab15.guess("ranks summed over, and divisor", None, interacti
 
 
 # %%
-SMALL = GPTConfig(4, 16, 4, vocab_size=32, max_seq_len=16)
-text = torch.randint(0, 32, (8, 17), generator=torch.Generator().manual_seed(0))
-
-
 def mixture_gradients(is_alone):
     """The gradients of one expert matrix of a small GPT with 4 experts, 2 for a token."""
     box = Mesh(data=2, expert=2)
-    model = parallel.with_experts(GPT(SMALL, dtype=torch.float64), num_experts=4, k=2)
-    tokens = text.to(torch.get_default_device())
+    gpt = GPT(GPTConfig(4, 16, 4, vocab_size=32, max_seq_len=16), dtype=torch.float64)
+    model = parallel.with_experts(gpt, num_experts=4, k=2)
+    tokens = torch.randint(0, 32, (8, 17), generator=torch.Generator().manual_seed(0))
     if not is_alone:
         model = parallel.ExpertParallel(box.group("expert")).parallelize(model)
         tokens = tokens.chunk(4)[dist.get_rank()]
@@ -374,15 +321,9 @@ def mixture_gradients(is_alone):
 
 
 whole = launch(mixture_gradients, True, ranks=1).values[0]
-found = launch(mixture_gradients, False, ranks=4).values
-print(f"one device: {len(whole)} experts; a rank of four: {len(found[0])}")
-
-# %%
-for rank, own in enumerate(found):
-    experts = 2 * (rank % 2) + torch.arange(2)
-    times = (own / whole[experts]).mean()
-    where = f"rank {rank}, experts {experts.tolist()}: summed over data"
-    print(f"{where}, {times:.6f} times one device's gradient")
+for rank, own in enumerate(launch(mixture_gradients, False, ranks=4).values):
+    times = (own / whole[2 * (rank % 2) :][:2]).mean()  # 2 of the 4 experts
+    print(f"rank {rank}: summed over data, {times:.6f} times one device's gradient")
 my_guess_experts.reveal([2, 4])  # the ranks along data; the losses
 
 # %% [markdown]
@@ -397,18 +338,11 @@ my_guess_experts.reveal([2, 4])  # the ranks along data; the losses
 
 # %%
 MOE = parallel.ExpertSizes(tokens=8192, d_model=4096, d_ff=14_336, num_experts=16, k=2)
-table = {}
 for n in [1, 2, 4, 8, 16]:
     cost = studies.expert_cost(MOE, machine, n)
-    products_s = cost.seconds_of(*studies.PRODUCTS)
-    row = {
-        "products": products_s,
-        "moves, router": cost.compute_s - products_s,
-        "exposed": cost.exposed_s,
-    }
-    table[f"{n} ranks"] = {key: format_quantity(value, "s") for key, value in row.items()}
-print(f"{cluster}: {machine.devices_per_node} ranks on a node")
-pd.DataFrame(table).T
+    print(
+        f"{n:2}: compute {1e3 * cost.compute_s:.1f} ms, exposed {1e3 * cost.exposed_s:.2f} ms"
+    )
 
 # %% [markdown]
 # Every layer has two exchanges in forward and two in backward, and nothing is computed during them: like tensor, expert
@@ -416,7 +350,7 @@ pd.DataFrame(table).T
 # the batch while the other is computed (*further*). DeepSeek-V3 has 64 expert ranks on 8 nodes, and no tensor axis at
 # all.
 
-# %% [markdown] minutes=9
+# %% [markdown] minutes=6
 # ## Busy experts
 #
 # The choice of experts is learned, and nothing makes it even. Recorded: a small GPT with 8 experts, 2 for each token,
@@ -427,13 +361,80 @@ pd.DataFrame(table).T
 my_guess_busiest = lab15.guess("busiest over mean (1 to 4)", None, interactive, "times")
 
 # %%
-from lablib.studies.expert_runs import recorded_expert_runs
-
-runs = recorded_expert_runs()
-first = runs["nothing"][0]
-counts = [of_step[1] for of_step in first.counts]
-show(lab15.figure_expert_load(counts, list(first.steps), "Second layer, without balancing"))
+first = lab15.recorded_expert_runs()["nothing"][0]
+counts = [of_step[1] for of_step in first.counts]  # of the second layer
+lab15.show(lab15.figure_expert_load(counts, list(first.steps), "Without balancing"))
 my_guess_busiest.reveal(max(counts[-1]) / (sum(counts[-1]) / 8))
+
+# %% [markdown]
+# Nearly 4 times: almost every token chooses it. ("Further: balancing" has the mean of layers and seeds.) All ranks wait
+# for the busiest one; and with a capacity of 1.25 times the mean and no balancing, four in ten choices are dropped. An
+# *auxiliary loss* (Switch) penalizes uneven choices; DeepSeek-V3 mainly adds a *bias* to each expert's score instead,
+# which grows if the expert gets too few tokens and affects only the choice. Balance improves speed: without dropping it
+# makes the loss slightly worse here, and it improves the loss only if tokens would be dropped. (A dense model with the
+# same FLOPs reaches 2.24 here: in so short a run experts bring no gain.)
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: other ways to split a sequence
+#
+# There are two other ways to split a sequence. *Gather*: every rank first gets all keys (Llama 3 does so: few key-value
+# heads make it cheap). *Ulysses* (Jacobs et al., 2023) changes the cut by an all-to-all: from some tokens of all heads
+# to all tokens of some heads. Which of the ways is closest to equal shares of the work?
+
+# %%
+my_guess_way = lab15.guess('closest ("ring", "gather" or "ulysses")', None, interactive)
+
+# %%
+lengths = [8192, 32_768, 131_072, 262_144]
+found = studies.context_efficiencies(LONG, machine, 8, lengths)
+title = f"Attention on 8 ranks of {cluster}"
+lab15.show(lab15.figure_context_times(lengths, found, title))
+
+# %% [markdown]
+# Ulysses, at every length; but it needs a head for each rank. A ring has no such limit, and hides its messages, but
+# needs long pieces. So with more ranks than heads both are combined: Ulysses inside the node, a ring across (Fang and
+# Zhao, 2024).
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: a measured ring
+#
+# A public benchmark of 2024 ran three rings on 8 H800, with 8,192 tokens on each, and gives the share of the best time
+# that each reached. The best is 8 times the time of one GPU for its own 8,192 tokens, as there are 8 times as many
+# pairs for each GPU. Counting pairs gives 53% for contiguous, 100% for zigzag and nearly 100% for striped. Which shares
+# do you expect in the measurement?
+
+# %%
+my_guess_rings = lab15.guess("both passes (zigzag, striped)", None, interactive, "%")
+
+# %%
+import pandas as pd
+
+counted, table = studies.counted_efficiencies(), {}
+for row in studies.PUBLISHED_RINGS[:2]:
+    kind = "forward" if row.forward_only else "both passes"
+    predicted = studies.predicted_efficiencies(row)
+    for order in counted:
+        shares = [counted[order], predicted[order], row.efficiencies[order]]
+        table[f"{kind}, {order}"] = [f"{share:.0%}" for share in shares]
+both = next(row for row in studies.PUBLISHED_RINGS if not row.forward_only)
+my_guess_rings.reveal([100 * both.efficiencies[order] for order in ("zigzag", "striped")])
+pd.DataFrame(table, index=["pairs", "predicted", "measured"]).T
+
+# %% [markdown]
+# Equal pairs are not enough; the longer the pieces, the less the rest matters. *Predicted* includes this, and the speed
+# of the benchmark's kernel. For striped it is too high. We think that this is the reason: striped needs a causal kernel
+# in every round, zigzag in one, and such a kernel was slower per pair than a full one.
+
+# %% [markdown] tags=["further"] minutes=2
+# ## Further: balancing
+#
+# The recorded runs with and without balancing: load and dropped choices of the last 50 steps, mean of three seeds and
+# two layers, and the held-out loss in nats per byte.
+
+# %%
+import pandas as pd
+
+runs = lab15.recorded_expert_runs()
 table = {}
 for name in ("nothing", "auxiliary loss", "bias"):
     of_name = {"dropless": runs[name], "capacity": runs[f"{name}, capacity"]}
@@ -446,24 +447,17 @@ for name in ("nothing", "auxiliary loss", "bias"):
     for kind, each in of_name.items():
         losses = [run.final_loss for run in each]
         table[name][f"loss, {kind}"] = f"{sum(losses) / len(losses):.2f}"
-print("the last 50 steps, mean of three seeds and two layers; held-out loss, nats per byte:")
 pd.DataFrame(table).T
 
-# %% [markdown]
-# Nearly 4 times: almost every token chooses it. (That is one layer of one seed; the table has the mean.) All ranks wait
-# for the busiest one; and with a capacity of 1.25 times the mean and no balancing, four in ten choices are dropped. An
-# *auxiliary loss* (Switch) penalizes uneven choices; DeepSeek-V3 mainly adds a *bias* to each expert's score instead,
-# which grows if the expert gets too few tokens and affects only the choice. Balance improves speed: without dropping it
-# makes the loss slightly worse here, and it improves the loss only if tokens would be dropped. (A dense model with the
-# same FLOPs reaches 2.24 here: in so short a run experts bring no gain.)
-
-# %% [markdown]
+# %% [markdown] tags=["further"] minutes=2
+# ## Further: copies of busy experts
+#
 # If some experts stay busy, for example when a trained model serves, place copies of them on other ranks (DeepSeek's
 # EPLB): 8 experts on 4 ranks, with room for 3 on each, packed so that the busiest rank has little. (This is a simple
 # rule, not the best one: a rank may get two copies of one expert.)
 
 # %%
-loads = first.counts[-1][1]
+loads = counts[-1]
 placed_experts = {
     "in order": parallel.place_in_order(8, 4, 3),
     "with copies": parallel.place_balanced(loads, 4, 3),
@@ -471,7 +465,7 @@ placed_experts = {
 for name, one in placed_experts.items():
     print(f"{name:12} {one.ranks}: busiest rank {one.imbalance(loads):.2f} times the mean")
 each = {name: one.rank_loads(loads) for name, one in placed_experts.items()}
-show(lab15.figure_rank_loads(each, title="Tokens of each rank"))
+lab15.show(lab15.figure_rank_loads(each, title="Tokens of each rank"))
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: overlap exchange and compute
@@ -481,12 +475,14 @@ show(lab15.figure_rank_loads(each, title="Tokens of each rank"))
 # the other's backward.) The cost: products of half as many rows.
 
 # %%
+import pandas as pd
+
 table = {}
 for n in (4, 8, 16):
     for way, parts in {"plain": None, "halves": 2}.items():
         cost = studies.expert_cost(MOE, machine, n, parts=parts)
         row = {"exposed": cost.exposed_s, "layer": cost.time_s}
-        table[f"{n} ranks, {way}"] = {k: format_quantity(v, "s") for k, v in row.items()}
+        table[f"{n} ranks, {way}"] = {k: lab15.format_quantity(v, "s") for k, v in row.items()}
 pd.DataFrame(table).T
 
 # %% [markdown]
@@ -504,8 +500,10 @@ pd.DataFrame(table).T
 my_guess_speed = lab15.guess("speed over the dense model's", None, interactive, "times")
 
 # %%
+import pandas as pd
+
 compared = studies.against_dense(studies.OLMOE, cluster, [1, 2, 4, 8, 16, 32])
-show(lab15.figure_expert_times(compared, title=f"OLMoE and dense models on {cluster}"))
+lab15.show(lab15.figure_expert_times(compared, title=f"OLMoE and dense models on {cluster}"))
 my_guess_speed.reveal({one.num_gpus: one.speed for one in compared}[8])
 table = {}
 for one in compared:
@@ -564,12 +562,17 @@ my_guess_loss = lab15.guess('"dense", "depths", "shallow", from low to high', No
 
 
 # %%
+import pandas as pd
+
+
 def block_flops(tokens, d_model=64):
     return 24 * tokens * d_model**2 + 4 * tokens**2 * d_model
 
 
 SHORT = 64  # tokens of a sequence
 layers = {"dense": 4, "depths": 4, "shallow": 2}
+from lablib.models import GPT, GPTConfig
+
 models = {
     name: GPT(GPTConfig(number, 64, 4, vocab_size=256, max_seq_len=SHORT), seed=0)
     for name, number in layers.items()
@@ -665,6 +668,9 @@ my_guess_saved = lab15.guess("saved: at most, and simulated", None, interactive,
 
 
 # %%
+import pandas as pd
+
+
 class Linear24(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w):
@@ -710,7 +716,7 @@ rows["2:4 in rows and columns"] = rows["2:4 in rows"] | {"dX": fast["dX"]}
 rows["2:4 in rows and columns"]["masks"] = weights_s * (1 + 2 * 9 / 16)
 whole_s, table = sum(dense.values()), {}
 for name, row in rows.items():
-    table[name] = {part: format_quantity(seconds, "s") for part, seconds in row.items()}
+    table[name] = {part: lab15.format_quantity(seconds, "s") for part, seconds in row.items()}
     table[name]["saved"] = f"{1 - sum(row.values()) / whole_s:.0%}"
 simulated_s = sum(rows["2:4 in rows and columns"].values())
 print("at most 33%: half of two thirds")
@@ -775,7 +781,7 @@ means = {
     for way, each in losses.items()
 }
 look = {"y_unit": "nats per byte", "title": "A small GPT with 2:4 sparse MLPs"}
-show(
+lab15.show(
     lab15.figure_lines(
         range(10, steps + 1, 10), means, "step", "loss, mean of 10 steps", **look
     )
