@@ -404,9 +404,7 @@ lab09.table_of_formulas(model, parts[0], cluster, ranks, bucket_bytes, steps)
 # compares. Guess: which of forward, backward and exposed communication is furthest off, in percent?
 
 # %%
-my_guess_off = lab09.guess(
-    'furthest off ("forward", "backward" or "exposed")', None, interactive
-)
+my_guess_off = lab09.guess("furthest off (forward, backward or exposed)", None, interactive)
 
 
 # %%
@@ -439,8 +437,8 @@ rows.map("{:.0f}%".format).replace("nan%", "-")
 # %% [markdown]
 # In the recording the errors of forward and backward are about their noise. *Exposed* is furthest off, but its noise is
 # as large, 50%: four fifths of the sending was predicted to be hidden, so every delay is exposed, and delays differ
-# from run to run. Half of the difference in makespan is time that
-# the prediction leaves out: one rank waits for the other, and Python works between operations.
+# from run to run. Half of the difference in makespan is time that the prediction leaves out: one rank waits for the
+# other, and Python works between operations.
 
 # %% [markdown]
 # On GPUs overlap is not quite free either. NCCL's kernels, which move the bytes, take some of the GPU's processors and

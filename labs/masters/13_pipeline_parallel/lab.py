@@ -219,8 +219,7 @@ print(f"bubble:   {expected.bubble_fraction:.1%}")
 # graph. So each stage has a separate graph, from the tensor that it received to the tensor that it sends. Its backward
 # begins with the gradient from the next stage, `y.backward(gradient)`, and ends with the gradient of its input, which
 # goes to the stage before. Several micro-batches are *in flight*, between F and B: keep both ends of the graph of each.
-
-# %% [markdown]
+#
 # You get three functions. `recv(action)` returns what the action needs from a neighbour: for F the input, for B the
 # gradient of the output. `stage(action, x)` computes the output. `send(action, tensor)` passes a result on: after F the
 # output, after B the gradient of the input. Two ends are special. Stage 0 receives tokens, whole
@@ -349,8 +348,7 @@ check.plan(my_plan)
 # comes a W: 15. With 1 micro-batch on the last stage it would be three W and 16 seconds. A third micro-batch there
 # saves nothing as long as stage 1 may hold only two. A search of all plans finds none below 15 seconds with limits of
 # 3, 2 and 3; with 3 on each stage the best takes 14.
-
-# %% [markdown]
+#
 # A leader board: each plan replayed on this machine. Add your own plans, typed as rows; if a plan breaks a rule or a
 # limit, the board gives the reason.
 
