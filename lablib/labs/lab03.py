@@ -68,7 +68,7 @@ def figure_question(layers: Annotated[int, Range(ge=2, le=12)] = 6) -> go.Figure
 
 def names_of(saved: Sequence[Tensor], **tensors: Tensor) -> str:
     """Names of the tensors whose memory is also that of a saved one, as "xw"; or "nothing"."""
-    places = {tensor.data_ptr() for tensor in saved}
+    places = [tensor.data_ptr() for tensor in saved]
     return "".join(name for name, tensor in tensors.items() if tensor.data_ptr() in places) or "nothing"
 
 
@@ -80,8 +80,7 @@ TINY = GPTConfig(num_layers=6, d_model=256, num_heads=4, max_seq_len=256)
 def make_chain(config: GPTConfig, sequences: int, dtype: torch.dtype) -> tuple[list[nn.Module], Tensor]:
     """Blocks of a GPT on the default device, and their input; both are part of the phase "setup"."""
     with phase("setup"):
-        device = torch.get_default_device()
-        shape = sequences, config.max_seq_len, config.d_model
+        device, shape = torch.get_default_device(), (sequences, config.max_seq_len, config.d_model)
         blocks: list[nn.Module] = [Block(config, device, dtype) for _ in range(config.num_layers)]
         return blocks, torch.zeros(shape, device=device, dtype=dtype)
 
@@ -178,8 +177,7 @@ def show_copies(run: Run, title: str) -> None:
 
 def pass_seconds(run: Run, number: int) -> list[float]:
     """Seconds of one of `number` blocks in forward and in backward."""
-    kept = run.timeline.without("setup")
-    passes = [kept.select(rank=0, phase=name) for name in ("forward", "backward")]
+    passes = [run.timeline.without("setup").select(rank=0, phase=name) for name in ("forward", "backward")]
     return [sum(span.duration_s for span in spans) / number for spans in passes]
 
 

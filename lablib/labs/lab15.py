@@ -87,7 +87,7 @@ def figure_context_times(seq_lens: Annotated[Sequence[int], NonEmpty()], efficie
 
 # --- Load of experts ---
 
-MAX_TICKS = 8  # of an axis of a heat map
+MAX_SQUARES, MAX_TICKS = 4096, 8  # of a heat map; steps of a larger one are averaged in blocks
 # From light to dark, so that it is legible in grey. An even load is in the middle of the first half.
 SHADES = ((0.0, "#FFFFFF"), (0.25, "#CFE3F3"), (0.5, "#6FA8D6"), (0.75, "#1F6AA5"), (1.0, "#062B4A"))
 
@@ -110,31 +110,34 @@ def figure_expert_load(
     if len(steps) != len(counts) or list(steps) != sorted(set(steps)):
         raise ValueError(f"steps must ascend, one for each of {len(counts)} rows of counts: got {len(steps)}.")
     load = np.array(counts, dtype=float)
-    mean = load.mean(axis=1, keepdims=True)
-    share = np.divide(load, mean, out=np.ones_like(load), where=mean > 0)
-    experts, top = share.shape[1], max(2, ceil(float(share.max())))
+    block = -(-load.size // MAX_SQUARES)
+    starts = list(range(0, len(load), block))
+    blocks = np.add.reduceat(load, starts, axis=0) / np.diff([*starts, len(load)])[:, None]
+    mean = blocks.mean(axis=1, keepdims=True)
+    share = np.divide(blocks, mean, out=np.ones_like(blocks), where=mean > 0)
+    firsts, experts, top = [steps[start] for start in starts], share.shape[1], max(2, ceil(float(share.max())))
     hover = [
-        [f"<b>step {step:,}, expert {e}</b><br>{one:.3g} times the mean" for step, one in zip(steps, row, strict=True)]
+        [f"<b>step {step:,}, expert {e}</b><br>{one:.3g} times the mean" for step, one in zip(firsts, row, strict=True)]
         for e, row in enumerate(share.T.tolist())
     ]
     marks = [*range(0, top, max(1, -(-top // MAX_TICKS))), top]
     bar = {"title": {"text": "over mean", "font": {"size": 13}}, "thickness": 14, "outlinewidth": 0, "len": 1.0}
     bar |= {"tickvals": marks, "ticktext": list(map(str, marks))}
     look = {"z": share.T, "zmin": 0.0, "zmax": top, "colorscale": list(map(list, SHADES)), "colorbar": bar}
-    squares = Mark("", list(range(len(steps))), list(range(experts)), hover, look=look, trace=go.Heatmap)  # pyright: ignore
-    every, down = -(-len(steps) // MAX_TICKS), -(-experts // MAX_TICKS)
-    named = {place: f"{step:,}" for place, step in list(enumerate(steps))[::every]}
-    across = Axis("step", "number", ticks=named, span=(-0.5, len(steps) - 0.5), look={"showgrid": False})
+    squares = Mark("", list(range(len(firsts))), list(range(experts)), hover, look=look, trace=go.Heatmap)  # pyright: ignore
+    every, down = -(-len(firsts) // MAX_TICKS), -(-experts // MAX_TICKS)
+    named = {place: f"{step:,}" for place, step in list(enumerate(firsts))[::every]}
+    across = Axis("step", "number", ticks=named, span=(-0.5, len(firsts) - 0.5), look={"showgrid": False})
     rows = {expert: str(expert) for expert in range(0, experts, down)}
     up = Axis("expert", "number", ticks=rows, span=(experts - 0.5, -0.5), look={"showgrid": False})
     busiest = share.max(axis=1)
-    worst = int(busiest.argmax())
+    worst, joined = int(busiest.argmax()), f", means of {block} steps" if block > 1 else ""
     sentence = (
-        f"The busiest of {plural(experts, 'experts')} over the mean: {busiest[0]:.2f} at step {steps[0]:,}, "
-        f"{busiest[-1]:.2f} at step {steps[-1]:,}; at most {busiest[worst]:.2f}, at step {steps[worst]:,}."
+        f"The busiest of {plural(experts, 'experts')} over the mean: {busiest[0]:.2f} at step {firsts[0]:,}, "
+        f"{busiest[-1]:.2f} at step {firsts[-1]:,}; at most {busiest[worst]:.2f}, at step {firsts[worst]:,}{joined}."
     )
     columns = {
-        "step": steps,
+        "step": firsts,
         "busiest (of the mean)": busiest.tolist(),
         "least (of the mean)": share.min(axis=1).tolist(),
     }

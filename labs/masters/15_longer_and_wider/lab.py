@@ -126,7 +126,7 @@ by_time = sorted(placed, key=lambda one: one.step_time_s)
 my_guess_best.reveal(by_time[0].mesh.axes)
 my_guess_worst.reveal(by_time[-1].mesh.axes)
 for one in placed:
-    waits = {axis: lab15.format_quantity(s, "s") for axis, s in one.exposed_s.items()}
+    waits = {axis: lab15.format_quantity(s, "s") for axis, s in one.exposed_s.items() if s}
     print(*one.mesh.axes, lab15.format_quantity(one.step_time_s, "s"), "waits for", waits)
 
 # %% [markdown]
@@ -389,6 +389,7 @@ lengths = [8192, 32_768, 131_072, 262_144]
 found = studies.context_efficiencies(LONG, machine, 8, lengths)
 title = f"Attention on 8 ranks of {cluster}"
 lab15.show(lab15.figure_context_times(lengths, found, title))
+my_guess_way.reveal("ulysses")
 
 # %% [markdown]
 # Ulysses, at every length; but it needs a head for each rank. A ring has no such limit, and hides its messages, but
