@@ -106,7 +106,7 @@ def _reason(value: Any, allowed: set[str]) -> str:
 
 def _kernel(value: Any) -> FunctionType | None:
     """The function of a kernel made by `jit`."""
-    function = getattr(value, "fn", None) if _is_lablib(type(value).__module__) else None
+    function = getattr(value, "fn", None) if _is_lablib(_home(type(value))) else None
     return function if isinstance(function, FunctionType) else None
 
 
