@@ -461,6 +461,7 @@ lab03.show_offload(4, forward_s, backward_s, copy_s)
 # %%
 from lablib.memory.checkpointing import Segment, recomputed
 
+# %%
 costs = [1, 2, 2, 3, 3, 4]  # GFLOPs of each layer's forward
 layer_bytes = [24, 24, 16, 16, 12, 12]  # MB saved by each layer, its input included
 layer_inputs = [12, 12, 8, 8, 6, 6]  # MB of its input alone
