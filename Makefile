@@ -1,7 +1,7 @@
 # Two commands: `make lab` opens the course, `make test` runs every test. Both set up .venv first, once.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-all test-gpu check lint format build map animation badges validation site site-test lock dist setup clean
+.PHONY: help lab test test-labs test-all test-gpu check lint format build map animation badges validation site site-test lock dist setup clean
 
 PYTHON ?=
 PIP_ARGS ?=
@@ -22,11 +22,14 @@ lab: $(STAMP)  ## open JupyterLab on the first lab; ARGS="--no-browser --port 88
 
 # A process computes with one thread: as many as cores each would wait for one another. And hundreds of them are started:
 # without bytecode on the disk each would compile all of lablib, half a second, whatever the environment says.
-test test-all: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
-test test-all: export PYTHONDONTWRITEBYTECODE :=
+test test-labs test-all: export OMP_NUM_THREADS := $(or $(OMP_NUM_THREADS),1)
+test test-labs test-all: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(STAMP)  ## run every test in JOBS=2 processes; ARGS="-k name" are passed on to pytest, "-n 0" is one process
+test: $(STAMP)  ## run the tests in JOBS=2 processes; ARGS="-k name" are passed on to pytest, "-n 0" is one process
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10 $(ARGS)
+
+test-labs: $(STAMP)  ## run every lab, the proofs of its checks, and JupyterLab in a browser; ARGS="-k 09": those of lab 09
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10 --labs $(ARGS)
 
 test-all: $(STAMP)  ## the same with every case: each lab at each setting, the larger sizes; the workflow runs it nightly
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=10 --all $(ARGS)
@@ -34,7 +37,7 @@ test-all: $(STAMP)  ## the same with every case: each lab at each setting, the l
 test-gpu: $(STAMP)  ## with a GPU: its tests, doctor, calibration, labs on NCCL, and a report; ARGS=--dry-run only says so
 	@$(BIN)/python tools/gpu_report.py $(ARGS)
 
-check: lint test  ## everything that must hold before a commit: format, lint, types, tests
+check: lint test test-labs  ## everything that must hold before a commit: format, lint, types, tests
 
 lint: $(STAMP)  ## format, lint and types: all three, whatever the first one says
 	@failed=0; \
@@ -76,7 +79,7 @@ $(SITE)/.stamp: $(STAMP) requirements-site.lock
 	@touch $@
 
 site-test: $(STAMP)  ## look at the site in public/ with a browser; ARGS are passed on to pytest
-	@$(BIN)/python -m pytest -n 0 tests/browser/test_whole_site.py --site public $(ARGS)
+	@$(BIN)/python -m pytest -n 0 --labs tests/browser/test_whole_site.py --site public $(ARGS)
 
 lock:  ## pin every package anew in the requirements*.lock; ARGS=--upgrade takes the newest
 	@sh tools/lock.sh $(ARGS)

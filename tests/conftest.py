@@ -56,24 +56,29 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--all", action="store_true", help="also tests marked `thorough`: cases of what others show already"
-    )
+    parser.addoption("--labs", action="store_true", help="the tests marked `labs` or `browser`, instead of the others")
+    parser.addoption("--all", action="store_true", help="every test, also `thorough` ones: cases of what others show")
     parser.addoption("--site", metavar="FOLDER", help="a site built by `lab site`, for test_whole_site.py")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what only `--all` runs; skip, with the reason, what this machine cannot run."""
+    """Leave out tests that no option asks for; skip, with the reason, tests that this machine cannot run."""
     if not config.getoption("--all"):
-        thorough = [item for item in items if item.get_closest_marker("thorough")]
-        items[:] = [item for item in items if not item.get_closest_marker("thorough")]
-        config.hook.pytest_deselected(items=thorough)
+        labs = config.getoption("--labs")
+        config.hook.pytest_deselected(items=[item for item in items if not is_chosen(item, labs)])
+        items[:] = [item for item in items if is_chosen(item, labs)]
     if torch.cuda.is_available():
         return
     no_gpu = pytest.mark.skip(reason="needs a CUDA device; torch sees none")
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(no_gpu)
+
+
+def is_chosen(item: pytest.Item, labs: bool) -> bool:
+    """Whether a test runs without `--all`: with `labs` one of a whole lab or a browser, else one of neither."""
+    of_a_lab = item.get_closest_marker("labs") or item.get_closest_marker("browser")
+    return bool(of_a_lab) == labs and not item.get_closest_marker("thorough")
 
 
 def pytest_collection_finish() -> None:

@@ -122,9 +122,11 @@ def test_make_test_sets_up_once_in_one_line_and_passes_arguments_on(checkout, pr
     assert (again.returncode, again.stdout) == (0, "")
     assert (checkout / "calls").read_text().splitlines() == ["-m pytest -n 2 --dist worksteal --durations=10"]
 
-    (checkout / "calls").unlink()
-    assert make(checkout, programs, "test-all").returncode == 0
-    assert (checkout / "calls").read_text().splitlines() == ["-m pytest -n 2 --dist worksteal --durations=10 --all"]
+    for command in ("labs", "all"):
+        (checkout / "calls").unlink()
+        assert make(checkout, programs, f"test-{command}").returncode == 0
+        call = f"-m pytest -n 2 --dist worksteal --durations=10 --{command}"
+        assert (checkout / "calls").read_text().splitlines() == [call]
 
 
 def test_make_lab_builds_what_is_stale_and_opens_the_first_lab(checkout, programs):

@@ -21,12 +21,14 @@ LABS = [lab for lab in find_labs(ROOT / "labs") if lab.master.exists()]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    is_of_a_whole_lab = metafunc.definition.get_closest_marker("each_lab")
+    marks = {lab: [pytest.mark.labs] if is_of_a_whole_lab else [] for lab in LABS[1:]} | {LABS[0]: []}
     if "exercise_name" in metafunc.fixturenames:
         pairs = [(lab, name) for lab in LABS for name in exercise_names(lab)]
-        ids = [f"{lab.number}-{name}" for lab, name in pairs]
-        metafunc.parametrize(("lab", "exercise_name"), pairs, ids=ids)
+        values = [pytest.param(lab, name, id=f"{lab.number}-{name}", marks=marks[lab]) for lab, name in pairs]
+        metafunc.parametrize(("lab", "exercise_name"), values)
     elif "lab" in metafunc.fixturenames:
-        metafunc.parametrize("lab", LABS, ids=[lab.name for lab in LABS])
+        metafunc.parametrize("lab", [pytest.param(lab, id=lab.name, marks=marks[lab]) for lab in LABS])
 
 
 def exercise_names(lab: Lab) -> list[str]:

@@ -1,8 +1,4 @@
-"""Every check is proven, as `lab prove` does: its solution passes, its stub is "not attempted", wrong answers are told
-apart, unusual right ones pass.
-
-A check that lets a wrong answer through, or says of two mistakes the same, is worse than none.
-"""
+"""The proofs of `lab prove`: solutions and unusual right answers pass, wrong ones have messages of their own."""
 
 import ast
 
@@ -16,12 +12,14 @@ from lablib.course.places import Lab
 pytestmark = pytest.mark.filterwarnings("default")
 
 
+@pytest.mark.each_lab
 def test_the_check_is_proven(lab: Lab, exercise_name: str, pytestconfig: pytest.Config):
     """With every answer under `--all`; else with one wrong one for each message, and two right ones."""
     for proof in prove(lab, exercise_name, every_answer=bool(pytestconfig.getoption("--all"))):
         assert not proof.findings, "\n\n".join(proof.findings)
 
 
+@pytest.mark.each_lab
 def test_a_failed_check_shows_an_input_to_paste(lab: Lab, exercise_name: str, pytestconfig: pytest.Config):
     """The call, with each argument that a short line makes; and the line that draws all inputs again.
 

@@ -1,8 +1,7 @@
 """Every lab runs from top to bottom: as the learner gets it, unsolved, and with its solutions.
 
-Each lab runs unsolved, in nbval, with widgets, at its own settings. Its solved cells run with 2 ranks in
-test_on_gpu.py, its solutions meet their checks in test_checks.py; so in papermill, at other settings, one lab runs
-solved here. With `--all` (`make test-all`) every lab does, at every setting, unsolved and solved.
+Each lab runs unsolved, in nbval, with widgets, at its own settings; in papermill, at other settings, one lab runs
+solved, and with `--all` (`make test-all`) every lab, unsolved and solved.
 """
 
 import json
@@ -72,6 +71,7 @@ def test_a_lab_has_exercises(lab: Lab):
     assert len(read_master(lab).exercises) >= MIN_EXERCISES
 
 
+@pytest.mark.labs
 @pytest.mark.timeout(1500)  # lab 05 has taken 600 s on a slow machine
 def test_the_learners_lab_runs_unsolved_in_nbval(
     lab: Lab, notebooks: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -90,29 +90,20 @@ def test_the_learners_lab_runs_unsolved_in_nbval(
 
 @pytest.mark.timeout(600)
 def test_a_solved_lab_passes_every_check(tmp_path: Path):
-    solved(find_labs(ROOT / "labs")[0], OTHER, tmp_path)
+    check_run(find_labs(ROOT / "labs")[0], OTHER, True, tmp_path)
 
 
 @pytest.mark.thorough
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("is_solved", [True, False], ids=["solved", "unsolved"])
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_the_solved_lab_passes_every_check(lab: Lab, setting: str, tmp_path: Path):
-    solved(lab, setting, tmp_path)
+def test_the_lab_runs_and_its_checks_say_so(lab: Lab, setting: str, is_solved: bool, tmp_path: Path):
+    check_run(lab, setting, is_solved, tmp_path)
 
 
-def solved(lab: Lab, setting: str, tmp_path: Path) -> None:
-    """Run a lab with its solutions: every check passes."""
-    notebook, page = run_lab(lab, setting_of(lab, setting), instructor=True, out=tmp_path)
-    results = check_results(executed(notebook))
-    assert results and all(line.startswith("passed") for line in results), results
-    assert page.stat().st_size > 0
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_the_learners_lab_runs_unsolved(lab: Lab, setting: str, tmp_path: Path):
-    notebook, page = run_lab(lab, setting_of(lab, setting), out=tmp_path)
-    results = check_results(executed(notebook))
-    assert results and all(line.startswith("not attempted") for line in results), results
+def check_run(lab: Lab, setting: str, is_solved: bool, tmp_path: Path) -> None:
+    """Run a lab: with its solutions every check passes, as a learner gets it none is attempted."""
+    notebook, page = run_lab(lab, setting_of(lab, setting), instructor=is_solved, out=tmp_path)
+    results, expected = check_results(executed(notebook)), "passed" if is_solved else "not attempted"
+    assert results and all(line.startswith(expected) for line in results), results
     assert page.stat().st_size > 0

@@ -192,6 +192,7 @@ def printed(processes: Forks, number: str, folder: Path, mine: bool = False) -> 
     return "\n".join(one.get("text") or one.get("data", {}).get("text/plain", "") for one in outputs)
 
 
+@pytest.mark.labs
 @pytest.mark.timeout(300)
 def test_an_answer_of_lab_13_runs_in_lab_14(notebooks: Forks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("LAB_PROGRESS", str(tmp_path / "progress.json"))
@@ -231,6 +232,7 @@ print("steps:", losses)
 """
 
 
+@pytest.mark.labs
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(("later", "name"), [("11", "plan_buckets"), ("17", "average_gradients")])
 def test_an_answer_of_lab_09_runs_in_later_labs(

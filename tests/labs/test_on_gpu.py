@@ -20,6 +20,7 @@ def processes() -> Iterator[Forks]:
         yield one
 
 
+@pytest.mark.each_lab
 @pytest.mark.timeout(900)
 def test_no_cell_of_a_lab_does_what_a_gpu_refuses(lab: Lab, processes: Forks, tmp_path: Path):
     refused = processes.run("run_on_gpu", lab.name, output=tmp_path / "errors")
