@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 
 from lablib import launch
 from tests.conformance import reference
@@ -197,52 +197,49 @@ def test_an_all_reduce_over_replicas_may_wait_for_the_last_micro_batch():
 # ---- policies and options ----
 
 
-@pytest.mark.parametrize(
-    "policy", [OffloadPolicy(), CPUOffloadPolicy(pin_memory=False)], ids=lambda p: type(p).__name__
-)
-def test_parameters_that_live_in_host_memory_give_the_same_gradients(policy: OffloadPolicy):
+def with_prefetching_of_more_blocks_and_unsharding_by_hand() -> nn.Module:
+    model = sharded(reference.build())
+    blocks = list(model.children())
+    for i, block in enumerate(blocks):
+        block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 3])
+        block.set_modules_to_backward_prefetch(blocks[max(0, i - 2) : i][::-1])
+    blocks[0].unshard(async_op=True).wait()
+    return model
+
+
+def made_on_meta() -> nn.Module:
+    """It gets memory after sharding."""
+    torch.manual_seed(7)  # nothing of the values below comes from here
+    with torch.device("meta"):
+        model = reference.build()
+    sharded(model)
+    model.to_empty(device="cpu")
+    set_model_state_dict(model, reference.build().state_dict(), options=StateDictOptions(full_state_dict=True))
+    return model
+
+
+def scattered_from_rank_0() -> nn.Module:
+    torch.manual_seed(dist.get_rank() + 100)
+    model = sharded(nn.Sequential(*(type(block)() for block in reference.build())).double())
+    state = dict(reference.build().state_dict()) if dist.get_rank() == 0 else {}
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+    set_model_state_dict(model, state, options=options)
+    return model
+
+
+WAYS = {
+    "on the host": lambda: sharded(reference.build(), offload_policy=CPUOffloadPolicy(pin_memory=False)),
+    "the last dimension": lambda: sharded(reference.build(), shard_placement_fn=lambda param: Shard(param.dim() - 1)),
+    "prefetching": with_prefetching_of_more_blocks_and_unsharding_by_hand,
+    "meta": made_on_meta,
+    "scattered": scattered_from_rank_0,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_sharded_in_another_way_gives_the_gradients_of_one_device(way: str):
     def program() -> reference.Gradients:
-        model = sharded(reference.build(), offload_policy=policy)
-        reference.loss_of(model(reference.my_part())).backward()
-        return reference.gradients(model)
-
-    reference.launched(program, expected=reference.one_device())
-
-
-def test_a_dimension_other_than_the_first_may_be_sharded():
-    def program() -> reference.Gradients:
-        from torch.distributed.tensor import Shard
-
-        model = sharded(reference.build(), shard_placement_fn=lambda param: Shard(param.dim() - 1))
-        reference.loss_of(model(reference.my_part())).backward()
-        return reference.gradients(model)
-
-    reference.launched(program, expected=reference.one_device())
-
-
-def test_prefetching_more_blocks_and_unsharding_by_hand_change_no_gradient():
-    def program() -> reference.Gradients:
-        model = sharded(reference.build())
-        blocks = list(model.children())
-        for i, block in enumerate(blocks):
-            block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 3])
-            block.set_modules_to_backward_prefetch(blocks[max(0, i - 2) : i][::-1])
-        handle = blocks[0].unshard(async_op=True)
-        handle.wait()
-        reference.loss_of(model(reference.my_part())).backward()
-        return reference.gradients(model)
-
-    reference.launched(program, expected=reference.one_device())
-
-
-def test_a_model_may_be_made_on_meta_and_given_memory_after_sharding():
-    def program() -> reference.Gradients:
-        torch.manual_seed(7)  # nothing of the values below comes from here
-        with torch.device("meta"):
-            model = reference.build()
-        sharded(model)
-        model.to_empty(device="cpu")
-        set_model_state_dict(model, reference.build().state_dict(), options=StateDictOptions(full_state_dict=True))
+        model = WAYS[way]()
         reference.loss_of(model(reference.my_part())).backward()
         return reference.gradients(model)
 
@@ -272,16 +269,3 @@ def test_steps_of_sgd_and_a_gathered_state_equal_one_device():
     for found, state in launch(program, ranks=4).values:
         reference.assert_same(found, reference.parameters(model))
         reference.assert_same(state, dict(model.state_dict()))
-
-
-def test_a_state_dict_loaded_from_rank_0_is_scattered_to_all():
-    def program() -> reference.Gradients:
-        torch.manual_seed(dist.get_rank() + 100)
-        model = sharded(nn.Sequential(*(type(block)() for block in reference.build())).double())
-        state = dict(reference.build().state_dict()) if dist.get_rank() == 0 else {}
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        set_model_state_dict(model, state, options=options)
-        reference.loss_of(model(reference.my_part())).backward()
-        return reference.gradients(model)
-
-    reference.launched(program, expected=reference.one_device())

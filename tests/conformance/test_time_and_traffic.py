@@ -95,17 +95,6 @@ def test_ddp_sends_each_gradient_twice_but_for_one_part_in_n(ranks: int):
     assert volumes["all_reduce"] == pytest.approx([2 * (ranks - 1) / ranks * PSI] * ranks)
 
 
-@pytest.mark.parametrize(("reshard", "times"), [(True, 3), (False, 2)])
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_fsdp2_sends_the_volume_of_zero_3_or_of_zero_2(reshard: bool, times: int, ranks: int):
-    run = run_of(partial(fsdp2, reshard, (ranks,)), ranks)
-    share = (ranks - 1) / ranks * PSI
-    volumes = sent(run, "all_gather_into_tensor", "reduce_scatter_tensor")
-    assert volumes["all_gather_into_tensor"] == pytest.approx([(times - 1) * share] * ranks)
-    assert volumes["reduce_scatter_tensor"] == pytest.approx([share] * ranks)
-    assert [run.traffic.sent_bytes(rank) for rank in range(ranks)] == pytest.approx([times * share] * ranks)
-
-
 @pytest.mark.filterwarnings("ignore:.*torch.jit.* is deprecated")  # torch's own, on importing its optimizers
 def test_a_sharded_optimizer_reduces_every_gradient_and_broadcasts_every_parameter():
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -169,17 +158,6 @@ def test_a_stream_does_one_thing_at_a_time_and_members_of_a_collective_agree_on_
     for transfer in collectives:
         for member in transfer.ranks:
             assert spans_at[member, transfer.name, transfer.start_s, transfer.end_s] >= 1
-
-
-@pytest.mark.parametrize(("reshard", "in_backward"), [(True, NUM_BLOCKS), (False, 0)])
-def test_fsdp2_gathers_every_block_in_forward_and_again_in_backward_and_scatters_once(reshard: bool, in_backward: int):
-    timeline = run_of(partial(fsdp2, reshard)).timeline
-    for rank in range(RANKS):
-        count = Counter((s.name, s.phase) for s in timeline.select(rank, "comm"))
-        assert count["all_gather_into_tensor", "forward"] == NUM_BLOCKS
-        assert count["all_gather_into_tensor", "backward"] == in_backward
-        assert count["reduce_scatter_tensor", "backward"] == NUM_BLOCKS
-        assert sum(count.values()) == 2 * NUM_BLOCKS + in_backward
 
 
 def test_hybrid_sharding_and_replication_are_on_streams_of_their_own():

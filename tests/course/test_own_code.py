@@ -7,6 +7,7 @@ import inspect
 import pickle
 import pkgutil
 import sys
+import textwrap
 import weakref
 from collections.abc import Callable
 from itertools import accumulate
@@ -102,69 +103,15 @@ def test_a_function_of_lablib_is_found_in_whatever_holds_it(solution: str, aroun
     )
 
 
-def by_a_store_imported(x):
-    from torch.distributed import TCPStore as Shelf  # pyright: ignore[reportPrivateImportUsage]
-
-    Shelf("localhost", 1)
-
-
-def by_modules_imported(x):
-    from sys import modules
-
-    return modules
-
-
-def by_inspect_imported(x):
-    from inspect import getmodule as g
-
-    g(parallel.exchange)
-
-
-def by_another_name(x):
-    p = parallel
-    p.ring_all_reduce(x)
-
-
-def by_import_as(x):
-    import lablib.parallel as p
-
-    p.ring_all_reduce(x)
-
-
-def by_import(x):
-    import lablib.parallel
-
-    lablib.parallel.ring_all_reduce(x)
-
-
-def by_import_of_a_module(x):
-    from lablib import parallel as p
-
-    return [p.ring_all_reduce for _ in x]
-
-
-def by_import_of_a_file(x):
-    from lablib.parallel.collectives.ring import ring_all_reduce as ring
-
-    ring(x)
-
-
-def in_a_nested_function(x):
-    p = parallel
-    return lambda: p.ring_all_reduce(x)
-
-
-def in_a_default_module(x, p=parallel):
-    p.ring_all_reduce(x)
+def function(body: str, parameters: str = "x") -> Callable:
+    """One with these lines."""
+    namespace = {"lablib": lablib, "parallel": parallel, "phase": phase, "sys": sys, "torch": torch}
+    exec(f"def answer({parameters}):\n" + textwrap.indent(body, "    "), namespace)
+    return namespace["answer"]
 
 
 NAMES = {"ring": "lablib.parallel"}
-
-
-def by_pydoc(x):
-    from pydoc import locate
-
-    locate(x)
+by_another_name = function("p = parallel; p.ring_all_reduce(x)")
 
 
 @pytest.mark.parametrize(
@@ -176,33 +123,39 @@ def by_pydoc(x):
         (lambda x: f"lablib.{x}", "the text 'lablib.'"),
         (lambda x: NAMES["ring"], "the text 'lablib.parallel'"),
         (lambda x: pkgutil.resolve_name(x), "pkgutil"),
-        (by_pydoc, "pydoc"),
+        (function("from pydoc import locate; locate(x)"), "pydoc"),
         (lambda x: pickle.loads(x), "_pickle"),
         (lambda x: dist.distributed_c10d._get_default_store().set("x", "1"), "torch's store"),
-        (by_a_store_imported, "torch's store"),
+        (function("from torch.distributed import TCPStore as Shelf; Shelf('localhost', 1)"), "torch's store"),
         (lambda x: dist.distributed_c10d._world.pg_map, "torch's store"),
         (lambda x: sys.modules["lablib.parallel"].ring_all_reduce(x), "sys.modules"),
         (lambda x: getattr(sys, "mod" + "ules"), "sys"),
-        (by_modules_imported, "sys.modules"),
+        (function("from sys import modules; return modules"), "sys.modules"),
         (lambda x: parallel.exchange.__globals__["ring_all_reduce"](x), "__globals__"),
         (lambda x: inspect.getmodule(parallel.exchange).ring_all_reduce(x), "inspect"),
-        (by_inspect_imported, "inspect"),
+        (function("from inspect import getmodule as g; g(parallel.exchange)"), "inspect"),
         (lambda x: importlib.import_module("lab" + "lib"), "importlib"),
         (lambda x: globals()["parallel"].ring_all_reduce(x), "globals"),
         (lambda x: exec("parallel.ring_all_reduce(x)"), "exec"),
         (lambda x: sys._getframe(1), "sys._getframe"),
         (lambda x: x.gi_frame.f_back, "f_back"),
         (by_another_name, "parallel.ring_all_reduce"),
-        (by_import_as, "parallel.ring_all_reduce"),
-        (by_import, "parallel.ring_all_reduce"),
+        (function("import lablib.parallel as p; p.ring_all_reduce(x)"), "parallel.ring_all_reduce"),
+        (function("import lablib.parallel; lablib.parallel.ring_all_reduce(x)"), "parallel.ring_all_reduce"),
         (lambda x: __import__("lablib.parallel"), "__import__"),
         (lambda x: [by_another_name(each) for each in x], "parallel.ring_all_reduce"),
         (lambda x: getattr(parallel, "ring_all_reduce")(x), "lablib.parallel as a whole"),  # noqa: B009
-        (by_import_of_a_module, "parallel.ring_all_reduce"),
-        (by_import_of_a_file, "parallel.ring_all_reduce"),
+        (
+            function("from lablib import parallel as p; p.ring_all_reduce(x)"),
+            "parallel.ring_all_reduce",
+        ),
+        (
+            function("from lablib.parallel.collectives.ring import ring_all_reduce as r"),
+            "parallel.ring_all_reduce",
+        ),
         (lambda x: [parallel][0], "lablib.parallel as a whole"),
-        (in_a_nested_function, "parallel.ring_all_reduce"),
-        (in_a_default_module, "parallel.ring_all_reduce"),
+        (function("p = parallel; return lambda: p.ring_all_reduce(x)"), "parallel.ring_all_reduce"),
+        (function("p.ring_all_reduce(x)", "x, p=parallel"), "parallel.ring_all_reduce"),
     ],
 )
 def test_ways_round_the_rule_are_refused_by_name(answer: Callable, named: str):
@@ -211,70 +164,21 @@ def test_ways_round_the_rule_are_refused_by_name(answer: Callable, named: str):
     assert raised.value.saw.startswith(f"it uses {named}")
 
 
-def imports_it(x):
-    from lablib.parallel import exchange
-
-    exchange(x, 1, x, 1)
-
-
-def imports_it_as(x):
-    import lablib.parallel as p
-    from lablib.parallel import exchange as e
-    from lablib.parallel import ring_reduce_scatter
-
-    p.exchange(x, 1, x, 1)
-    e(x, 1, x, 1)
-    ring_reduce_scatter(x, range(2))
-
-
-def imports_all(x):
-    import torch.distributed as d
-
-    import lablib.parallel
-
-    lablib.parallel.exchange(x, d.get_rank(), x, 1)
-
-
-def another_name(x):
-    p = parallel
-    return [p.exchange(each, 1, each, 1) for each in x], lambda: p.exchange(x, 1, x, 1)
-
-
-def a_default(x, p=parallel):
-    p.exchange(x, 1, x, 1)
-
-
-def names_its_phase(x):
-    with phase("up"):
-        parallel.exchange(x, 1, x, 1)
-    with lablib.phase("down"):
-        print(x, file=sys.stderr)
-
-
-def names_it_in_its_docstring(x):
-    """As lablib.parallel does."""
-
-
-def modules_of_torch(x):
-    return [list(layer.parameters()) for layer in torch.nn.Linear(2, 2).modules()], type(x), isinstance(x, int), len(x)
-
-
-def imports_another_library(x):
-    import sys  # noqa: F401
-
-
 @pytest.mark.parametrize(
     "answer",
     [
-        imports_it,
-        imports_it_as,
-        imports_all,
-        another_name,
-        a_default,
-        names_its_phase,
-        names_it_in_its_docstring,
-        modules_of_torch,
-        imports_another_library,
+        function("from lablib.parallel import exchange; exchange(x, 1, x, 1)"),
+        function("import lablib.parallel as p; p.exchange(x, 1, x, 1)"),
+        function("from lablib.parallel import exchange as e; e(x, 1, x, 1)"),
+        function("from lablib.parallel import ring_reduce_scatter; ring_reduce_scatter(x, range(2))"),
+        function("import torch.distributed as d; import lablib.parallel; lablib.parallel.exchange(x, d.get_rank())"),
+        function("p = parallel; return [p.exchange(y, 1) for y in x], lambda: p.exchange(x, 1)"),
+        function("p.exchange(x, 1, x, 1)", "x, p=parallel"),
+        function("with phase('up'):\n    parallel.exchange(x, 1, x, 1)"),
+        function("with lablib.phase('down'):\n    print(x, file=sys.stderr)"),
+        function("'As lablib.parallel does.'"),
+        function("return list(torch.nn.Linear(2, 2).modules()), type(x), isinstance(x, int), len(x)"),
+        function("import sys"),
     ],
 )
 def test_what_is_allowed_may_be_named_in_any_way(answer: Callable):
@@ -303,23 +207,12 @@ def test_objects_of_a_refused_class_are_refused():
     not_from_lablib(another, allowed=["Combination"], refused=[parallel.Mesh])
 
 
-def imports_a_part(x):
-    from lablib import parallel  # noqa: F401
-
-
-def imports_it_under_another_name(x):
-    import lablib.parallel as p  # noqa: F401
-
-
-def imports_all_in_a_helper(x):
-    def helper():
-        import lablib  # noqa: F401
-
-
-@pytest.mark.parametrize("answer", [imports_a_part, imports_it_under_another_name, imports_all_in_a_helper])
-def test_an_import_that_is_not_used_is_refused_too(answer):
+@pytest.mark.parametrize(
+    "lines", ["from lablib import parallel", "import lablib.parallel as p", "def helper():\n    import lablib"]
+)
+def test_an_import_that_is_not_used_is_refused_too(lines: str):
     with pytest.raises(RuleBroken, match="lablib.* as a whole"):
-        not_from_lablib(answer)
+        not_from_lablib(function(lines))
 
 
 @pytest.mark.parametrize(

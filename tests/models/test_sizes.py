@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.models import GPT, MODELS, GPTConfig, model_config, num_parameters, parameter_counts
+from lablib.models.published import find_transformer
+from lablib.models.transformer_sizes import transformer_parameters
 
 
 @given(
@@ -46,6 +48,13 @@ def test_gpt3_sizes_are_within_two_percent_of_the_papers_names(name):
     size = name.removeprefix("gpt3-")
     published = float(size[:-1]) * {"m": 1e6, "b": 1e9}[size[-1]]
     assert num_parameters(model_config(name)) == pytest.approx(published, rel=0.02)
+
+
+# Narayanan et al., SC21, table 1: billions of parameters.
+@pytest.mark.parametrize("printed", ["1.7", "3.6", "7.5", "18.4", "39.1", "76.1", "145.6", "310.1", "529.6", "1008.0"])
+def test_megatron_sizes_are_those_of_the_papers_table(printed):
+    counted = transformer_parameters(find_transformer(f"megatron-{printed.removesuffix('.0')}b"))
+    assert f"{counted.total / 1e9:.1f}" == printed
 
 
 def test_an_unknown_model_is_answered_with_the_nearest_names():

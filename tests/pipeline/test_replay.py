@@ -25,30 +25,6 @@ def test_one_micro_batch_goes_down_and_up():
     assert found.makespan_s == 6 and found.busy_s == (3, 3) and found.bubble_fraction == 0.5
 
 
-def test_a_gradient_for_the_input_goes_up_before_that_for_the_weights():
-    plan = Plan.parse("split", ["0F0 0I0 0W0", "1F0 1I0 1W0"])
-    costs = Costs(forward_s=1, input_s=2, weight_s=5)
-    assert steps(plan, costs) == {
-        "0F0": (0, 1),
-        "1F0": (1, 2),
-        "1I0": (2, 4),
-        "1W0": (4, 9),
-        "0I0": (4, 6),
-        "0W0": (6, 11),
-    }
-
-
-def test_each_piece_takes_its_own_time():
-    costs = Costs(forward_s=[1, 3], backward_s=[2, 7])
-    assert steps(ONE_EACH, costs) == {"0F0": (0, 1), "1F0": (1, 4), "1B0": (4, 11), "0B0": (11, 13)}
-
-
-def test_a_message_travels_after_one_action_and_before_the_next():
-    for overlap in (True, False):
-        found = steps(ONE_EACH, Costs(send_s=0.5, overlap=overlap))
-        assert found == {"0F0": (0, 1), "1F0": (1.5, 2.5), "1B0": (2.5, 4.5), "0B0": (5, 7)}
-
-
 def test_blocking_messages_hold_up_both_ends_and_overlapping_ones_neither():
     plan = Plan.parse("two", ["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"])
     free = steps(plan, Costs(send_s=0.5))

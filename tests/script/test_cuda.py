@@ -1,9 +1,12 @@
 """The CUDA device of a script: where tensors are, answers from the cluster's records, a sentence for the rest."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from lablib import RankError, find_cluster
+from lablib.run import Run
 from lablib.script.process import NotSimulatedError
 
 pytestmark = pytest.mark.usefixtures("everything_is_given_back")
@@ -12,6 +15,17 @@ import os, torch, torch.nn as nn, torch.distributed as dist
 local_rank = int(os.environ["LOCAL_RANK"])
 torch.cuda.set_device(local_rank)
 """
+
+
+@pytest.fixture
+def on_gpus(simulated: Callable[..., Run]) -> Callable[[str], Run]:
+    """Simulate a script on two ranks, each of which has chosen its device."""
+    return lambda text: simulated(SETUP + text)
+
+
+@pytest.fixture
+def on_gpu(simulated: Callable[..., Run]) -> Callable[[str], Run]:
+    return lambda text: simulated(SETUP + text, ranks=1)
 
 
 def lines(run, rank=0):
@@ -36,10 +50,8 @@ print(torch.accelerator.current_accelerator(), torch.accelerator.is_available(),
     assert lines(run)[2] == "cuda True True"
 
 
-def test_tensors_say_where_they_are(simulated):
-    run = simulated(
-        SETUP
-        + """
+def test_tensors_say_where_they_are(on_gpus):
+    run = on_gpus("""
 x = torch.ones(2, 3)
 for y in (x.cuda(), x.to("cuda"), x.to(torch.device("cuda", local_rank)), x.to(local_rank),
           torch.ones(2, device="cuda"), x.to(x.cuda()), x.cuda() + 1, x.cuda().view(3, 2),
@@ -61,15 +73,12 @@ assert torch.arange(3).is_cuda
 torch.set_default_device(None)
 assert not torch.arange(3).is_cuda
 print(on[0, :2].tolist(), on.type(), x.pin_memory().is_pinned())
-"""
-    )
+""")
     assert lines(run, 1) == ["[1.0, 1.0] torch.cuda.FloatTensor False"]
 
 
-def test_moving_a_module_keeps_its_parameters_and_copies_their_values(simulated):
-    run = simulated(
-        SETUP
-        + """
+def test_moving_a_module_keeps_its_parameters_and_copies_their_values(on_gpus):
+    run = on_gpus("""
 import copy
 model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
 params = list(model.parameters())
@@ -83,8 +92,7 @@ loss = model(torch.randn(4, 2, dtype=torch.float64, device="cuda")).sum()
 loss.backward()
 assert loss.is_cuda and all(p.grad.is_cuda for p in params)
 print(not any(p.is_cuda for p in model.cpu().parameters()))
-"""
-    )
+""")
     assert lines(run) == ["True"]
 
 
@@ -126,10 +134,8 @@ def test_what_cannot_be_answered_is_named(simulated, call):
     assert "script.py:5" in text and "not compiled with CUDA" not in text
 
 
-def test_every_public_function_of_torch_cuda_is_answered_or_refused(simulated):
-    run = simulated(
-        SETUP
-        + """
+def test_every_public_function_of_torch_cuda_is_answered_or_refused(on_gpu):
+    run = on_gpu("""
 import types
 from lablib.script.cuda import ANSWERS
 for name, value in sorted(vars(torch.cuda).items()):
@@ -143,16 +149,12 @@ for name, value in sorted(vars(torch.cuda).items()):
         assert f"torch.cuda.{name} has no answer" in str(refusal), name
     else:
         print(name)
-""",
-        ranks=1,
-    )
+""")
     assert lines(run) == []
 
 
-def test_a_thread_that_the_script_started_is_told_that_the_device_is_not_its_own(simulated):
-    run = simulated(
-        SETUP
-        + """
+def test_a_thread_that_the_script_started_is_told_that_the_device_is_not_its_own(on_gpu):
+    run = on_gpu("""
 import threading
 def work():
     try:
@@ -162,16 +164,12 @@ def work():
 thread = threading.Thread(target=work)
 thread.start()
 thread.join()
-""",
-        ranks=1,
-    )
+""")
     assert "CUDA has no answer on the simulator in a thread that the script started itself" in run.stdout[0]
 
 
-def test_the_devices_random_numbers_are_its_own(simulated):
-    run = simulated(
-        SETUP
-        + """
+def test_the_devices_random_numbers_are_its_own(on_gpus):
+    run = on_gpus("""
 torch.manual_seed(3)
 host = torch.rand(4)
 torch.manual_seed(3)
@@ -187,16 +185,13 @@ assert torch.equal(nn.functional.dropout(torch.ones(32, device="cuda")), a)
 torch.cuda.manual_seed_all(local_rank)
 generator = torch.Generator("cuda").manual_seed(1)
 print(torch.rand(1, device="cuda").item(), torch.randn(3, generator=generator, device="cuda").sum().item())
-"""
-    )
+""")
     first, second = (text.split() for text in run.stdout)
     assert first[0] != second[0] and first[1] == second[1]
 
 
-def test_checkpoints_recompute_the_same_dropout(simulated):
-    run = simulated(
-        SETUP
-        + """
+def test_checkpoints_recompute_the_same_dropout(on_gpu):
+    run = on_gpu("""
 from torch.utils.checkpoint import checkpoint
 layer = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8)).cuda()
 def gradient(use_reentrant):
@@ -206,16 +201,12 @@ def gradient(use_reentrant):
     out.sum().backward()
     return x.grad
 print(torch.equal(gradient(None), gradient(True)), torch.equal(gradient(None), gradient(False)))
-""",
-        ranks=1,
-    )
+""")
     assert lines(run) == ["True True"]
 
 
-def test_autocast_and_the_gradient_scaler_work_on_the_device(simulated):
-    run = simulated(
-        SETUP
-        + """
+def test_autocast_and_the_gradient_scaler_work_on_the_device(on_gpu):
+    run = on_gpu("""
 model = nn.Linear(4, 4).cuda()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scaler = torch.amp.GradScaler("cuda", init_scale=1024.0)
@@ -239,17 +230,13 @@ moved = model.weight.detach().clone()
 scaler.step(optimizer)
 scaler.update()
 print(out.dtype, inside, not torch.equal(before, moved), torch.equal(moved, model.weight), scaler.get_scale())
-""",
-        ranks=1,
-    )
+""")
     assert lines(run) == ["torch.float16 (True, torch.float16) True True 512.0"]
 
 
-def test_a_checkpoint_names_the_device_and_map_location_is_followed(simulated, tmp_path):
+def test_a_checkpoint_names_the_device_and_map_location_is_followed(on_gpus, tmp_path):
     path = str(tmp_path / "x.pt")
-    run = simulated(
-        SETUP
-        + f"""
+    run = on_gpus(f"""
 dist.init_process_group("nccl")
 if local_rank == 1:
     torch.save({{"x": torch.arange(3, device="cuda"), "host": torch.ones(1)}}, {path!r})
@@ -260,18 +247,15 @@ found = [load(to).device for to in (None, "cpu", "cuda", "cuda:0", {{"cuda:1": "
 found += [load(lambda storage, place: storage).device, load(None, "host").device]
 found.append(load(lambda storage, place: storage.cuda(local_rank)).device)
 print(*found, load(None).tolist())
-"""
-    )
+""")
     assert run.stdout[0].split()[:8] == ["cuda:1", "cpu", "cuda:0", "cuda:0", "cuda:0", "cpu", "cpu", "cuda:0"]
     assert run.stdout[1].split()[2] == "cuda:1" and "[0, 1, 2]" in run.stdout[1]
     with pytest.raises(RuntimeError, match="map_location"):
         torch.load(tmp_path / "x.pt")  # the same as with a file from a GPU
 
 
-def test_compile_runs_eagerly_and_the_run_says_so(simulated):
-    run = simulated(
-        SETUP
-        + """
+def test_compile_runs_eagerly_and_the_run_says_so(on_gpus):
+    run = on_gpus("""
 @torch.compile
 def double(x):
     return 2 * x
@@ -281,23 +265,18 @@ def triple(x):
 model = torch.compile(nn.Linear(2, 2).cuda())
 model.compile()
 print(double(torch.ones(1)).item(), triple(torch.ones(1)).item(), isinstance(model, nn.Linear))
-"""
-    )
+""")
     compiled, host = run.notes
     assert lines(run) == ["2.0 3.0 True"] and "ran the model eagerly" in compiled and "host's work" in host
 
 
-def test_host_work_takes_no_virtual_time_and_a_copy_takes_that_of_pcie(simulated):
-    run = simulated(
-        SETUP
-        + """
+def test_host_work_takes_no_virtual_time_and_a_copy_takes_that_of_pcie(on_gpu):
+    run = on_gpu("""
 x = torch.ones(1 << 20)
 for _ in range(10):
     x = x * 2
 x = x.cuda()
-""",
-        ranks=1,
-    )
+""")
     (span,) = run.timeline
     (note,) = run.notes  # 1 of ones, 10 products
     assert note.startswith("The host's work took no virtual time: 11 operators of rank 0")
@@ -306,10 +285,8 @@ x = x.cuda()
     assert span.duration_s == pytest.approx(2.5e-6 + 4 * 2**20 / 63e9, rel=1e-12)
 
 
-def test_a_collective_of_a_cuda_tensor_gives_the_same_as_one_of_the_cpu(simulated):
-    run = simulated(
-        SETUP
-        + """
+def test_a_collective_of_a_cuda_tensor_gives_the_same_as_one_of_the_cpu(on_gpus):
+    run = on_gpus("""
 dist.init_process_group("nccl", device_id=torch.device("cuda", local_rank))
 x = torch.full((2,), float(local_rank + 1), device="cuda")
 outputs = [torch.empty_like(x) for _ in range(2)]
@@ -320,15 +297,12 @@ dist.all_gather_object(objects, {"rank": local_rank})
 holder = [outputs if local_rank == 0 else None]
 dist.broadcast_object_list(holder, src=0)
 print([o.tolist() for o in outputs], x.tolist(), objects, holder[0][1].tolist(), outputs[0].is_cuda)
-"""
-    )
+""")
     assert lines(run, 1) == ["[[1.0, 1.0], [2.0, 2.0]] [3.0, 3.0] [{'rank': 0}, {'rank': 1}] [2.0, 2.0] True"]
 
 
-def test_allocation_statistics_answer_from_the_tracker_of_the_device(simulated):
-    run = simulated(
-        SETUP
-        + """
+def test_allocation_statistics_answer_from_the_tracker_of_the_device(on_gpus):
+    run = on_gpus("""
 def held():
     return torch.cuda.memory_allocated() // 2**20, torch.cuda.max_memory_allocated() // 2**20
 MiB = 2**18  # float32 numbers in it
@@ -348,8 +322,7 @@ print(*held(), torch.cuda.memory_stats()["allocated_bytes.all.peak"] // 2**20)
 free, total = torch.cuda.mem_get_info()
 print((total - free) // 2**20, torch.cuda.memory_allocated(1 - local_rank), torch.accelerator.memory_allocated() > 0)
 torch.cuda.empty_cache()
-"""
-    )
+""")
     assert lines(run) == ["0 0", "8 8", "16 16", "8 16 True", "8 8", "12 12 12", "12 0 True"]
     assert run.memory.peak_bytes(0) == 16 * 2**20  # what is on the host is not the device's
 
@@ -485,14 +458,10 @@ def test_a_number_names_a_device(simulated, tmp_path):
     simulated(setup + "\n".join(LINES))
 
 
-def test_a_custom_operator_may_say_that_it_takes_a_device(simulated):
-    simulated(
-        SETUP
-        + """
+def test_a_custom_operator_may_say_that_it_takes_a_device(on_gpu):
+    on_gpu("""
 @torch.library.custom_op("lablib_tests::ones_on", mutates_args=())
 def ones_on(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     return x.clone()
 ones_on(torch.ones(1), torch.device("cpu"))
-""",
-        ranks=1,
-    )
+""")

@@ -1,4 +1,7 @@
-"""A buffer holds what it held until the wait of its own work; a handle that is dropped without a wait is a finding."""
+"""A buffer holds what it held until the wait of its own work, whatever way it waits; a dropped handle is a finding.
+
+gloo cannot be asked: its handle of a reduce_scatter has no future, and a poll of it never ends.
+"""
 
 import warnings
 from collections.abc import Callable
@@ -10,6 +13,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 from lablib import launch
 from lablib.errors import UnwaitedWarning, WriteInFlightWarning
@@ -74,11 +78,23 @@ def scatter(rank: int, n: int, salt: int) -> Issued:
     return dist.scatter(output, parts, src=root, async_op=True), [output], [given_in(rank, salt)]
 
 
+def reduce_scatter(rank: int, n: int, salt: int) -> Issued:
+    output, parts = old(), list(given_in(rank, salt, n).view(n, 2))
+    total = torch.stack([given_in(r, salt, n) for r in range(n)]).sum(0)
+    return dist.reduce_scatter(output, parts, async_op=True), [output], [total[2 * rank : 2 * rank + 2]]
+
+
 def reduce_scatter_tensor(rank: int, n: int, salt: int) -> Issued:
     output = old()
     total = torch.stack([given_in(r, salt, n) for r in range(n)]).sum(0)
     work = dist.reduce_scatter_tensor(output, given_in(rank, salt, n), async_op=True)
     return work, [output], [total[2 * rank : 2 * rank + 2]]
+
+
+def all_to_all(rank: int, n: int, salt: int) -> Issued:
+    outputs = [old() for _ in range(n)]
+    expected = [given_in(r, salt, n)[2 * rank : 2 * rank + 2] for r in range(n)]
+    return dist.all_to_all(outputs, list(given_in(rank, salt, n).view(n, 2)), async_op=True), outputs, expected
 
 
 def all_to_all_single(rank: int, n: int, salt: int) -> Issued:
@@ -104,16 +120,8 @@ class _Both:
 
 
 KINDS: list[Callable[[int, int, int], Issued]] = [
-    all_reduce,
-    broadcast,
-    reduce,
-    all_gather,
-    all_gather_into_tensor,
-    gather,
-    scatter,
-    reduce_scatter_tensor,
-    all_to_all_single,
-    message,
+    *(all_reduce, broadcast, reduce, all_gather, all_gather_into_tensor, gather, scatter, reduce_scatter),
+    *(reduce_scatter_tensor, all_to_all, all_to_all_single, message),
 ]
 
 
@@ -165,6 +173,89 @@ def test_a_buffer_is_filled_by_its_own_wait_and_by_no_other(drawn):
         run = launch(program, ranks=num_ranks)
     unwaited = {number for order in waits for number in set(range(len(kinds))) - set(order)}
     assert bool(unwaited) == bool([note for note in run.notes if "never waited" in note])
+
+
+def poll(work: dist.Work) -> None:
+    while not work.is_completed():
+        pass
+
+
+WAYS: dict[str, Callable[[dist.Work], Any]] = {
+    "wait": lambda work: work.wait(),
+    "wait twice": lambda work: (work.wait(), work.wait()),
+    "synchronize": lambda work: work.synchronize(),
+    "result": lambda work: work.result(),
+    "poll": poll,
+    "future": lambda work: work.get_future().wait(),
+    "then": lambda work: work.get_future().then(lambda future: future.value()).wait(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_of_waiting_fills_the_buffers(way: str, ranks: int):
+    def program() -> None:
+        for salt, kind in enumerate(KINDS[:-1]):
+            work, buffers, after = kind(dist.get_rank(), ranks, salt)
+            WAYS[way](work)
+            assert [buffer.tolist() for buffer in buffers] == [now.tolist() for now in after], kind.__name__
+
+    launch(program, ranks=ranks)
+
+
+@pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")
+@pytest.mark.parametrize("is_async", [False, True])
+def test_coalesced_gathers_and_scatters_equal_those_made_one_by_one(is_async: bool):
+    def program() -> tuple[list[Tensor], list[Tensor]]:
+        shards, wholes = [torch.randn(2, 3) for _ in range(3)], [torch.zeros(6, 3) for _ in range(3)]
+        with _coalescing_manager(async_ops=is_async) as manager:
+            for whole, shard in zip(wholes, shards, strict=True):
+                dist.all_gather_into_tensor(whole, shard)
+        if is_async:
+            manager.wait()
+        parts, sums = [torch.randn(6, 3) for _ in range(3)], [torch.zeros(2, 3) for _ in range(3)]
+        with _coalescing_manager(async_ops=is_async) as manager:
+            for total, part in zip(sums, parts, strict=True):
+                dist.reduce_scatter_tensor(total, part)
+        if is_async:
+            manager.wait()
+        plain = [torch.zeros(6, 3) for _ in range(3)] + [torch.zeros(2, 3) for _ in range(3)]
+        for k in range(3):
+            dist.all_gather_into_tensor(plain[k], shards[k])
+            dist.reduce_scatter_tensor(plain[3 + k], parts[k])
+        return wholes + sums, plain
+
+    for coalesced, plain in launch(program, ranks=3).values:
+        assert all(torch.equal(x, y) for x, y in zip(coalesced, plain, strict=True))
+
+
+def test_one_poll_of_what_is_under_way_is_false_and_no_wait():
+    """`work.is_completed(); x /= n` without a loop is a race: nobody waited."""
+
+    def program() -> bool:
+        x = torch.ones(100_000)
+        work = dist.all_reduce(x, async_op=True)
+        assert work is not None
+        seen = work.is_completed()
+        x /= dist.get_world_size()
+        return seen
+
+    with pytest.warns(UnwaitedWarning):
+        run = launch(program, ranks=3)
+    assert run.values == [False] * 3
+
+
+def test_a_poll_after_enough_work_is_true():
+    def program() -> tuple[bool, bool, float]:
+        x = torch.ones(1000)
+        work = dist.all_reduce(x, async_op=True)
+        assert work is not None
+        early = work.is_completed()
+        torch.ones(3000, 3000) @ torch.ones(3000, 3000)
+        return early, work.is_completed(), x[0].item()
+
+    assert launch(program, ranks=2).values == [(False, True, 2.0)] * 2
 
 
 def test_a_receive_is_filled_by_its_wait_although_the_sender_has_gone_on():
@@ -230,7 +321,7 @@ def test_many_lines_that_drop_handles_become_a_few_notes():
 def test_one_coalesced_handle_is_for_all_that_it_holds():
     def program() -> list[float]:
         xs = [torch.full((2,), float(dist.get_rank())) for _ in range(3)]
-        with dist._coalescing_manager(async_ops=True) as manager:  # pyright: ignore[reportPrivateImportUsage]
+        with _coalescing_manager(async_ops=True) as manager:
             for x in xs:
                 dist.all_reduce(x)
         early = [x.tolist()[0] for x in xs]  # no operator: nobody is told of a read
