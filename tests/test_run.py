@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from lablib import launch
 from lablib.record.memory import Memory
 from lablib.record.rank_text import short_ranks
-from lablib.record.timeline import length, overlap, union
 from lablib.run import COMPUTE, Run, Span, Timeline, Traffic, Transfer
 
 STREAMS = (COMPUTE, "comm:world", "comm:dp", "comm:world:send")
@@ -35,9 +34,6 @@ def spans(draw) -> Span:
 
 
 SPANS = st.lists(spans(), max_size=25)
-INTERVALS = st.lists(
-    st.tuples(st.integers(0, 40), st.integers(0, 8)).map(lambda pair: (float(pair[0]), float(sum(pair)))), max_size=15
-)
 
 
 def seconds(intervals: list[tuple[float, float]]) -> set[int]:
@@ -50,34 +46,6 @@ def busy(timeline: Timeline, rank: int, *streams: str) -> set[int]:
 
 
 # ---- time ----
-
-
-@given(INTERVALS)
-def test_a_union_covers_the_same_seconds_with_disjoint_intervals_in_order(intervals):
-    merged = union(intervals)
-    assert seconds(merged) == seconds(intervals)
-    assert length(merged) == len(seconds(intervals))
-    assert all(end < start for (_, end), (start, _) in zip(merged, merged[1:], strict=False))
-
-
-@given(INTERVALS, INTERVALS)
-def test_an_overlap_is_the_number_of_seconds_in_both(a, b):
-    assert overlap(union(a), union(b)) == overlap(union(b), union(a)) == len(seconds(a) & seconds(b))
-
-
-@given(SPANS)
-def test_busy_exposed_and_idle_time_are_counted_second_by_second(some):
-    timeline = Timeline.of(some, 4)
-    makespan = max((s.end_s for s in some), default=0.0)
-    assert timeline.makespan_s == makespan
-    for rank in range(4):
-        compute, communication = busy(timeline, rank, COMPUTE), busy(timeline, rank, *STREAMS[1:])
-        assert timeline.busy_s(rank) == len(compute)
-        assert timeline.busy_s(rank, "comm") == len(communication)
-        assert all(timeline.busy_s(rank, stream) == len(busy(timeline, rank, stream)) for stream in STREAMS)
-        assert timeline.exposed_s(rank) == len(communication - compute)
-        assert timeline.compute_idle_s(rank) == makespan - len(compute)
-        assert timeline.idle_s(rank) == makespan - len(compute | communication)
 
 
 @given(SPANS)

@@ -82,15 +82,6 @@ def test_both_fits_are_their_definitions(case, longest_first):
     assert best_fit(lengths, block_size, longest_first).blocks == best
 
 
-def test_first_and_best_fit_by_hand():
-    lengths = [5, 7, 3, 2, 4]
-    assert first_fit(lengths, 10, longest_first=False).blocks == ((0, 2, 3), (1,), (4,))
-    assert best_fit(lengths, 10, longest_first=False).blocks == ((0, 3), (1, 2), (4,))
-    assert first_fit(lengths, 10).blocks == best_fit(lengths, 10).blocks == ((1, 2), (0, 4), (3,))
-    assert one_per_block(lengths, 10).waste == pytest.approx(1 - 21 / 50)
-    assert first_fit(lengths, 10).waste == pytest.approx(1 - 21 / 30)
-
-
 def test_a_packed_block_is_the_picture_of_the_docstring():
     documents = [torch.tensor([1, 2, 3]), torch.tensor([4, 5, 6, 7]), torch.tensor([8, 9])]
     packing = Packing(((0, 1, 2),), (3, 4, 2), 10)

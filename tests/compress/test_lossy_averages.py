@@ -250,17 +250,6 @@ def test_top_k_takes_the_largest(values, share):
     assert sorted(found.abs().tolist()) == sorted(np.abs(values).tolist())[len(values) - k :]
 
 
-def test_top_k_of_the_docstring():
-    parts = [[0.1, -9.0, 0.2, 3.0], [7.0, 0.1, 0.0, 1.0]]
-
-    def program():
-        buffer = torch.tensor(parts[dist.get_rank()])
-        TopK(0.25)(buffer).wait()
-        return buffer.tolist()
-
-    assert launch(program, ranks=2).values == [[3.5, -4.5, 0.0, 0.0]] * 2
-
-
 def sent_per_rank(make: Make, shape: tuple[int, ...], ranks: int, dtype: torch.dtype = torch.float32) -> float:
     def program():
         buffer = gradient(math.prod(shape), dist.get_rank(), 0, dtype)

@@ -216,13 +216,6 @@ def test_bytes_are_the_planners(numel):
     assert Int4().message_bytes(2 * numel) == find_compression("int4").wire_bytes(2 * numel)
 
 
-def test_bytes_by_hand():
-    assert Int8(block=256).message_bytes(1000) == 1000 + 4 * 4
-    assert Int4(block=256).message_bytes(999) == 500 + 4 * 4
-    assert Asymmetric(block=100, bits=4).message_bytes(1000) == 500 + 8 * 10
-    assert Rotated(quantizer=Int4(), size=64).message_bytes(1) == 32 + 4
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
 def test_every_floating_dtype_is_quantized_as_float32(dtype):
     x = torch.randn(300).to(dtype)

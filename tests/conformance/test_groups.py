@@ -2,7 +2,6 @@
 # pyright: reportCallIssue=false, reportOptionalMemberAccess=false
 """Groups, barriers, objects and meetings: the calls around training that a script for torchrun makes."""
 
-from datetime import timedelta
 from typing import Any
 
 import hypothesis
@@ -37,16 +36,6 @@ def total(group: Any = None) -> float:
     x = torch.tensor(float(dist.get_rank()))
     dist.all_reduce(x, group=group)
     return x.item()
-
-
-def test_subgroups_of_equal_size_and_by_enumeration():
-    def program() -> tuple[float, float]:
-        pair, pairs = dist.new_subgroups(2)
-        odd_even, _ = dist.new_subgroups_by_enumeration([[0, 2], [1, 3]])
-        assert len(pairs) == 2
-        return total(pair), total(odd_even)
-
-    assert launch(program, ranks=4).values == [(1.0, 2.0), (1.0, 4.0), (5.0, 2.0), (5.0, 4.0)]
 
 
 def test_new_group_with_local_synchronization_is_made_by_its_members_alone():
@@ -155,58 +144,6 @@ def test_split_group_is_left_to_backends_that_torch_lets_split():
         launch(program, ranks=4)
 
 
-def test_objects_are_broadcast_gathered_and_scattered():
-    def program() -> tuple[Any, Any, Any]:
-        rank, size = dist.get_rank(), dist.get_world_size()
-        mine = {"rank": rank, "square": rank**2}
-        everyone: list[Any] = [None] * size
-        dist.all_gather_object(everyone, mine)
-        at_root: list[Any] | None = [None] * size if rank == 1 else None
-        dist.gather_object(mine, at_root, dst=1)
-        told: list[Any] = [("from", rank)]
-        dist.broadcast_object_list(told, src=2)
-        given: list[Any] = [None]
-        dist.scatter_object_list(given, [f"for {r}" for r in range(size)] if rank == 0 else None, src=0)
-        if rank == 0:
-            dist.send_object_list([mine], dst=1)
-        elif rank == 1:
-            received: list[Any] = [None]
-            dist.recv_object_list(received, src=0)
-            assert received == [{"rank": 0, "square": 0}]
-        return everyone, at_root, (told[0], given[0])
-
-    whole = [{"rank": r, "square": r**2} for r in range(3)]
-    for rank, (everyone, at_root, (told, given)) in enumerate(launch(program, ranks=3).values):
-        assert everyone == whole and at_root == (whole if rank == 1 else None)
-        assert told == ("from", 2) and given == f"for {rank}"
-
-
-def test_a_monitored_barrier_names_who_is_missing():
-    def program() -> None:
-        if dist.get_rank() != 1:
-            dist.monitored_barrier(timeout=timedelta(seconds=1))
-
-    with pytest.raises(DeadlockError, match=r"waits in monitored_barrier #0 of group world; rank 1 is not there"):
-        launch(program, ranks=3)
-
-
-def test_a_ring_of_batched_sends_and_receives():
-    def program() -> float:
-        rank, size = dist.get_rank(), dist.get_world_size()
-        seen, passed = 0.0, torch.tensor([float(rank)])
-        for _ in range(size):
-            received = torch.zeros(1)
-            works = dist.batch_isend_irecv(
-                [dist.P2POp(dist.isend, passed, (rank + 1) % size), dist.P2POp(dist.irecv, received, (rank - 1) % size)]
-            )
-            for work in works:
-                work.wait()
-            seen, passed = seen + received.item(), received
-        return seen
-
-    assert launch(program, ranks=5).values == [10.0] * 5
-
-
 def test_a_mesh_is_made_from_ranks_or_from_groups():
     def program() -> tuple[float, float, float]:
         by_ranks = DeviceMesh("cpu", [[0, 3], [1, 2]], mesh_dim_names=("a", "b"))
@@ -245,16 +182,6 @@ def test_worker_processes_of_a_data_loader_serve_a_simulated_rank():
         return sum(int(part.sum()) for (part,) in loader)
 
     assert launch(program, ranks=2).values == [0 + 2 + 4 + 6, 1 + 3 + 5 + 7]
-
-
-def test_a_store_is_shared_by_the_ranks():
-    def program() -> str:
-        store = dist.distributed_c10d._get_default_store()
-        if dist.get_rank() == 1:
-            store.set("key", "value of rank 1")
-        return store.get("key").decode()
-
-    assert launch(program, ranks=3).values == ["value of rank 1"] * 3
 
 
 def test_symmetric_memory_is_refused_in_one_clear_line():

@@ -119,32 +119,3 @@ def test_torchs_synchronized_batch_norm_needs_an_accelerator():
 
     with pytest.raises(RankError, match="SyncBatchNorm expected input tensor to be on"):
         launch(program, ranks=2)
-
-
-def test_batch_statistics_reduced_by_hand_give_the_gradients_of_one_device():
-    """What synchronized batch norm computes: mean and variance of all rows, by an all-reduce that has a gradient."""
-    from torch.distributed.nn.functional import all_reduce
-
-    def normalized(x: Tensor) -> Tensor:
-        sums = all_reduce(torch.stack([x.sum(0), x.square().sum(0), torch.full_like(x[0], x.shape[0])]))
-        mean = sums[0] / sums[2]
-        variance = sums[1] / sums[2] - mean.square()
-        return (x - mean) / (variance + 1e-5).sqrt()
-
-    def program() -> tuple[Tensor, Tensor | None]:
-        x = my_part().clone().requires_grad_()
-        y = normalized(x)
-        (y * weights.chunk(4)[dist.get_rank()]).sum().backward()
-        return y.detach(), x.grad
-
-    weights = batch(seed=5)
-    x = batch().requires_grad_()
-    y = nn.BatchNorm1d(8, affine=False, dtype=torch.float64)(x)
-    (y * weights).sum().backward()
-    # The deprecation is torch's: its autograd collectives move to another module.
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torch.distributed.nn.functional._deprecated", lambda *args, **kwargs: None, raising=False)
-        values = launch(program, ranks=4).values
-    for part, grad, (found, found_grad) in zip(y.detach().chunk(4), x.grad.chunk(4), values, strict=True):
-        torch.testing.assert_close(found, part, rtol=1e-9, atol=1e-9)
-        torch.testing.assert_close(found_grad, grad, rtol=1e-9, atol=1e-9)

@@ -14,13 +14,6 @@ F: Any = Fraction
 WORK = st.lists(st.integers(1, 20), min_size=1, max_size=30)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("ranks", [1, 2, 4, 6, 7])
-def test_equal_work_of_many_ranks_takes_as_many_turns_as_it_must(count, ranks):
-    cores = Cores(count)
-    assert max(cores.work(0, 5) for _ in range(ranks)) == 5 * -(-ranks // count)
-
-
 def test_work_goes_on_in_the_gaps_of_the_core_on_which_it_is_done_first():
     cores = Cores(2)
     assert cores.work(0, 6) == 6  # core 0

@@ -5,7 +5,6 @@ from fractions import Fraction
 from itertools import count
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,10 +36,6 @@ def run(flows: Iterable[Transfer]) -> list[tuple[Seconds, Seconds]]:
     return [spans[i] for i in range(len(spans))]
 
 
-def ends(*flows: tuple[float, float, float, str]) -> list[Seconds]:
-    return [end for _, end in run((F(s), F(a), F(b), wires) for s, a, b, wires in flows)]
-
-
 def naive_ends(flows: list[Transfer]) -> list[Seconds]:
     """The definition, read aloud: advance all flows together from one change to the next."""
     left = [transfer for *_, transfer, _ in flows]
@@ -64,31 +59,6 @@ def naive_ends(flows: list[Transfer]) -> list[Seconds]:
 
 
 # ---- closed forms ----
-
-
-def test_a_flow_alone_takes_its_latency_and_its_transfer():
-    assert ends((3, 2, 5, "ab")) == [10]
-
-
-@pytest.mark.parametrize("k", [2, 3, 7])
-def test_k_equal_flows_on_one_wire_take_k_times_the_transfer_and_once_the_latency(k: int):
-    assert ends(*[(0, 2, 5, "a")] * k) == [2 + k * 5] * k
-
-
-def test_a_flow_that_comes_later_shares_what_is_left_of_the_first():
-    # Alone for 4 s, then 6 s of work at half speed; the second has then done 6 of its 10.
-    assert ends((0, 0, 10, "a"), (4, 0, 10, "a")) == [4 + 2 * 6, 4 + 2 * 6 + 4]
-
-
-def test_a_flow_without_bytes_uses_no_wire():
-    assert ends((0, 7, 0, "a"), (0, 0, 50, "a")) == [7, 50]
-
-
-def test_a_flow_is_as_fast_as_its_fullest_wire_lets_it_be():
-    # On b there are three, on d two: "ab" and "bc" at a third, "bd" too, "d" at a half.
-    assert ends((0, 0, 1, "ab"), (0, 0, 1, "bc"), (0, 0, 1, "bd"), (0, 0, 1, "d"))[3] == 2
-    # Pairwise they share, but no wire has all three.
-    assert ends((0, 0, 1, "ab"), (0, 0, 1, "bc"), (0, 0, 1, "ca")) == [2, 2, 2]
 
 
 def test_alone_the_end_is_start_plus_cost_to_the_bit():

@@ -70,14 +70,6 @@ def test_seconds_are_the_simulators(numel):
         assert seconds == pytest.approx(chain_time_s(cost(chain, numel, 4), H100), rel=1e-9)
 
 
-def test_a_chain_of_five_by_hand():
-    """x -> relu -> * 2 -> + y -> tanh -> * z on 1,000 numbers of 4 bytes."""
-    chain = ["relu", "double", "add", "tanh", "mul"]
-    assert unfused_cost(chain, 1000, 4).size_bytes == 4000 * (2 + 2 + 3 + 2 + 3)
-    assert fused_cost(chain, 1000, 4).size_bytes == 4000 * (1 + 1 + 1 + 1)
-    assert unfused_cost(chain, 1000, 4).flops == fused_cost(chain, 1000, 4).flops == 5000
-
-
 @given(k=st.integers(1, 50), itemsize=st.sampled_from([1, 2, 4, 8]))
 def test_fusing_raises_the_intensity_by_the_number_of_operators(k, itemsize):
     chain = ["relu"] * k

@@ -31,15 +31,6 @@ def test_one_launch_is_never_slower(kernels_s, launch_s, gap_s, tail):
     assert all(-1e-9 <= step.idle_share <= 1 for step in (single, graph, mega))
 
 
-def test_by_hand():
-    """Three kernels of 4 s and launches of 1 s: 1 + 12. Of 6 s: 6 + 6 + 6 + 4."""
-    assert one_by_one([4.0] * 3, 1.0).step_s == 13
-    late = one_by_one([4.0] * 3, 6.0)
-    assert late.step_s == 22 and late.idle_share == pytest.approx(10 / 22)
-    assert cuda_graph([4.0] * 3, 6.0, 0.5).step_s == 6 + 12 + 1
-    assert mega_kernel([4.0] * 3, 6.0, 0.25).step_s == 6 + 9 + 1
-
-
 @pytest.mark.parametrize("cluster", ["dgx-a100", "dgx-h100"])
 @pytest.mark.parametrize("numel", [8, 1 << 24])
 def test_the_simulator_launches_ahead(cluster, numel):

@@ -456,6 +456,7 @@ def functional_collectives(at: Place):
         [t + 0 for t in funcol.all_reduce_coalesced([rows, rows + rows], reduction, group)],
         [t + 0 for t in funcol.all_gather_into_tensor_coalesced([rows, rows + rows], group)],
         [t + 0 for t in funcol.reduce_scatter_tensor_coalesced([rows, rows + rows], reduction, [0, 0], group)],
+        *(x, rows),  # as they were
     ]
 
 

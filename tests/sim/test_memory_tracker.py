@@ -480,11 +480,6 @@ def test_fsdp2_frees_what_it_gathered_and_shards_parameters_gradients_and_state(
 # ---- the memory tracker and the run ----
 
 
-def test_the_same_program_has_the_same_memory():
-    memories = [memory_of(gpt_step, GPTConfig(2, 16, 2, 30, 8), 2, False, torch.optim.AdamW, ranks=2) for _ in range(2)]
-    assert memories[0] == memories[1] and len(memories[0]) > 100
-
-
 def test_the_tracker_keeps_nothing_alive_and_hears_nothing_after_the_run():
     alive: list[weakref.ref] = []
 

@@ -169,22 +169,6 @@ def times(run: Run) -> list[tuple[float, float]]:
     return [(t.start_s, t.end_s) for t in run.traffic.transfers]
 
 
-def test_collectives_of_one_group_run_one_after_another():
-    sizes = [4_000_000, 1000, 250_000]
-
-    def program() -> None:
-        works = [dist.all_reduce(bits(size), async_op=True) for size in sizes]
-        for work in reversed(works):
-            assert work is not None
-            work.wait()
-
-    run = launch(program, ranks=4, cluster=H100)
-    costs = [collective_cost("all_reduce", size, GroupNetwork(H100, range(4))).time_s for size in sizes]
-    assert isclose(run.timeline.makespan_s, sum(costs), rel_tol=ROUNDING)
-    spans = times(run)
-    assert spans[0][0] == 0 and all(end == start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
-
-
 def test_waiting_for_one_communication_does_not_wait_for_the_next():
     sizes = [1000, 4_000_000]
 
@@ -249,22 +233,6 @@ def test_a_send_and_a_receive_at_the_same_time_take_one_transfer(pairs):
     assert takes(run, INTRA_S) and [start for start, _ in times(run)] == [0, 0]
 
 
-def test_a_send_and_then_a_receive_take_two_transfers():
-    def program() -> None:
-        rank = dist.get_rank()
-        for step in (0, 1):
-            if rank == step:
-                dist.send(bits(SIZE), dst=1 - rank)
-            else:
-                dist.recv(bits(SIZE), src=1 - rank)
-
-    assert takes(launch(program, ranks=2, cluster=H100), 2 * INTRA_S)
-
-
-def test_a_shift_around_a_ring_takes_one_transfer():
-    assert takes(messages(*((rank, (rank + 1) % 6) for rank in range(6)), ranks=6), INTRA_S)
-
-
 @pytest.mark.parametrize("peers", [1, 2, 5])
 def test_sends_to_different_peers_leave_one_after_another_through_one_port(peers):
     run = messages(*((0, peer) for peer in range(1, peers + 1)), ranks=6)
@@ -276,10 +244,6 @@ def test_sends_to_different_peers_leave_one_after_another_through_one_port(peers
 @pytest.mark.parametrize("peers", [1, 2, 5])
 def test_receives_from_different_peers_come_in_one_after_another_through_one_port(peers):
     assert takes(messages(*((peer, 0) for peer in range(1, peers + 1)), ranks=6), peers * INTRA_S)
-
-
-def test_pairs_that_share_no_rank_do_not_wait_for_each_other():
-    assert takes(messages((0, 1), (2, 3)), INTRA_S)
 
 
 def test_a_node_has_a_port_for_its_inside_and_another_for_its_outside():
@@ -310,18 +274,6 @@ def test_a_message_moves_when_both_ends_have_posted_it(sender_late, receiver_lat
     assert (message.ranks, message.sent_bytes, message.algorithm) == ((0, 1), (SIZE, 0), "direct")
 
 
-def test_a_pipeline_of_messages_takes_a_transfer_a_stage():
-    def program() -> None:
-        rank, size = dist.get_rank(), dist.get_world_size()
-        if rank:
-            dist.recv(bits(SIZE), src=rank - 1)
-        if rank < size - 1:
-            dist.send(bits(SIZE), dst=rank + 1)
-
-    # 10 ranks on nodes of 8: eight hops inside nodes, one between them.
-    assert takes(launch(program, ranks=10, cluster=H100), 8 * INTRA_S + INTER_S)
-
-
 def test_batched_messages_overlap_like_single_ones():
     def program() -> None:
         rank, size = dist.get_rank(), dist.get_world_size()
@@ -333,22 +285,6 @@ def test_batched_messages_overlap_like_single_ones():
             work.wait()
 
     assert takes(launch(program, ranks=5, cluster=H100), INTRA_S)
-
-
-def test_a_ring_of_shifts_takes_as_long_as_the_ring_all_gather_it_is():
-    def program() -> None:
-        rank, size = dist.get_rank(), dist.get_world_size()
-        for _ in range(size - 1):
-            works = [send((rank + 1) % size), receive((rank - 1) % size)]
-            for work in works:
-                assert work is not None
-                work.wait()
-
-    n = 8
-    cost = collective_cost("all_gather", n * SIZE, GroupNetwork(H100, range(n)), "ring")
-    run = launch(program, ranks=n, cluster=H100)
-    assert takes(run, cost.time_s)
-    assert [run.traffic.sent_bytes(rank) for rank in range(n)] == list(cost.sent_bytes)
 
 
 @settings(max_examples=20)

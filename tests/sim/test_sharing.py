@@ -45,16 +45,6 @@ def ends(run: Run) -> list[tuple[tuple[int, ...], float]]:
 # ---- collectives ----
 
 
-@pytest.mark.parametrize("k", [1, 2, 3])
-@pytest.mark.parametrize("num_ranks", [2, 4, 6, 8])
-def test_k_equal_collectives_at_once_take_k_times_as_long_but_for_their_latency(k: int, num_ranks: int):
-    ranks = list(range(num_ranks))
-    cost = all_reduce_cost(10_000, ranks)
-    run = launch(reduce_in, [(ranks, 10_000, 0)] * k, ranks=num_ranks, cluster=TOY)
-    assert ends(run) == [(tuple(ranks), about(cost.latency_s + k * cost.transfer_s))] * k
-    assert len({end_s for _, end_s in ends(run)}) == 1  # to the bit
-
-
 @settings(max_examples=15)
 @given(st.integers(2000, 9000), st.integers(2000, 9000), st.integers(1, 19_000))
 def test_two_that_start_apart_share_while_both_are_under_way(first: int, second: int, later: int):
@@ -66,14 +56,6 @@ def test_two_that_start_apart_share_while_both_are_under_way(first: int, second:
     expected = [later_s + costs[1].latency_s + both_s + (left - both_s / 2) for left in left_s]
     transfers = sorted(run.traffic.transfers, key=lambda t: t.start_s)
     assert [t.end_s for t in transfers] == [pytest.approx(end_s, rel=1e-9) for end_s in expected]
-
-
-def test_groups_that_have_one_rank_in_common_share_that_ranks_wires():
-    run = launch(reduce_in, [([0, 1], 5000, 0), ([1, 2], 5000, 0), ([2, 3], 5000, 0)], ranks=4, cluster=TOY)
-    cost = all_reduce_cost(5000, [0, 1])
-    # The middle one meets one on each side, and no wire has all three.
-    expected = about(cost.latency_s + 2 * cost.transfer_s)
-    assert ends(run) == [((0, 1), expected), ((1, 2), expected), ((2, 3), expected)]
 
 
 def test_tensor_parallel_groups_inside_nodes_and_data_parallel_groups_across_them_cost_what_they_cost_alone():
@@ -118,18 +100,6 @@ def test_the_order_in_which_calls_are_issued_at_one_moment_does_not_matter(calls
     assert ends(forwards) == ends(backwards)
     again = launch(reduce_in, calls, ranks=6, cluster=TOY)
     assert again.timeline == forwards.timeline and again.traffic == forwards.traffic
-
-
-@settings(max_examples=10)
-@given(CALLS, st.permutations(range(4)))
-def test_the_numbers_of_the_ranks_do_not_matter(calls: list[tuple[list[int], int, int]], order: list[int]):
-    """On one node all ranks are alike: renamed, the same program takes the same times."""
-    calls = [([r for r in ranks if r < 4], size, 0) for ranks, size, _ in calls]
-    calls = [call for call in calls if len(call[0]) > 1]
-    renamed = [(sorted(order[r] for r in ranks), size, 0) for ranks, size, _ in calls]
-    # Trees and rings of a renamed group use the same wires, both ways of every rank, where they go both ways.
-    one, other = (launch(reduce_in, each, ranks=4, cluster=TOY) for each in (calls, renamed))
-    assert sorted(end_s for _, end_s in ends(one)) == sorted(end_s for _, end_s in ends(other))
 
 
 # ---- collectives and messages ----

@@ -155,16 +155,6 @@ def test_hierarchical_seconds_and_bytes_are_the_closed_form(nodes: int, elements
     assert [run.traffic.sent_bytes(rank) for rank in range(n)] == pytest.approx(cost.sent_bytes, rel=1e-12)
 
 
-def test_ring_formula_written_out():
-    """2 (n-1) (alpha + S/n beta), with the link's own figures: not through the cost model."""
-    n, size_bytes = 8, 8 * 4000
-    cluster = find_cluster("dgx-h100").free_compute()
-    run = launch(program, ring_all_reduce, draw_parts(n, size_bytes // 4, torch.float32), ranks=n, cluster=cluster)
-    alpha, beta = cluster.intra.latency_s, 1 / cluster.intra.bandwidth_bytes_per_s
-    assert relative_error(run.timeline.makespan_s, 2 * (n - 1) * (alpha + size_bytes / n * beta)) < 1e-9
-    assert all(run.traffic.sent_bytes(rank) == 2 * (n - 1) / n * size_bytes for rank in range(n))
-
-
 def test_hierarchical_sends_little_through_each_nic():
     """2 (N-1)/N S/L a rank, where a flat ring sends 2 (n-1)/n S through one NIC of each node."""
     n, size_bytes = 8, 8 * 4000

@@ -163,25 +163,6 @@ def large(way: str, order: parallel.Order, kv_heads: int, dtype: torch.dtype = t
     y.backward(torch.ones_like(y))
 
 
-def test_a_ring_sends_keys_and_values_n_minus_1_times_forward_and_backward_and_their_gradients_n_times():
-    n, t = 4, 128
-    run = launch(large, "ring", parallel.zigzag_order(n * t, n), 2, ranks=n, cluster="dgx-h100", fidelity="shapes")
-    keys = 2 * 2 * t * 64  # numbers
-    for rank in range(n):
-        assert run.traffic.sent_bytes(rank) == 2 * (n - 1) * keys * 2 + n * keys * 4
-
-
-@pytest.mark.parametrize("kv_heads", [1, 2, 8])
-def test_gathering_sends_keys_and_values_and_ulysses_a_share_of_everything(kv_heads: int):
-    n, t, size = 4, 128, 128 * 64 * 2  # bytes of one head's tokens
-    options: Any = {"ranks": n, "cluster": "dgx-h100", "fidelity": "shapes"}
-    gathered = launch(large, "gather", parallel.zigzag_order(n * t, n), kv_heads, **options)
-    heads = launch(large, "ulysses", parallel.zigzag_order(n * t, n), kv_heads, **options)
-    for rank in range(n):
-        assert gathered.traffic.sent_bytes(rank) == 2 * (n - 1) * 2 * kv_heads * size
-        assert heads.traffic.sent_bytes(rank) == 2 * (n - 1) / n * (2 * 8 + 2 * max(kv_heads, n)) * size
-
-
 @pytest.mark.parametrize("name", parallel.ORDERS)
 def test_flops_counted_are_those_of_the_blocks_and_contiguous_ranks_have_unequal_ones(name: str):
     """torch counts a causal block as a whole one: what the mask leaves out inside of a kernel is not seen here."""

@@ -144,21 +144,6 @@ def test_real_processes_give_what_the_simulator_gives_and_the_simulator_repeats_
     assert all(torch.equal(a, b) for x, y in zip(real, first, strict=True) for a, b in zip(x[10:], y[10:], strict=True))
 
 
-def test_a_rank_sends_what_leaves_it_and_the_numbers_of_its_rows():
-    """Even routing: (n-1)/n N k D w twice forward, twice backward, and (n-1)/n E numbers of 8 bytes."""
-
-    def program() -> None:
-        x = torch.zeros(12, 5, dtype=torch.float64, requires_grad=True)
-        routing = route(torch.zeros(12, 6), 2, balanced=True)
-        experts = ExpertMLPs(torch.zeros(2, 5, 4).double(), torch.zeros(2, 4, 5).double())
-        expert_parallel(x, routing, experts, sort_by_expert(routing)).sum().backward()
-
-    for fidelity in ("values", "shapes"):
-        calls = launch(program, ranks=3, fidelity=fidelity).traffic.transfers
-        found = [bytes_of_rank for call in calls if "all_to_all" in call.name for bytes_of_rank in call.sent_bytes]
-        assert found == [2 / 3 * 6 * 8] * 3 + [2 / 3 * 12 * 2 * 5 * 8] * 3 * 4
-
-
 # ---- a whole GPT ----
 
 CONFIG = GPTConfig(2, 12, 2, vocab_size=12, max_seq_len=8, d_ff=8)
@@ -257,36 +242,6 @@ def test_a_gpt_on_a_mesh_with_tensor_parallelism_has_the_gradients_of_one_device
     expected = whole_gpt(8, num_shared=1)
     for _, grads in launch(partial(tensor_step, num_shared=1), mesh, cuts_experts, ranks=mesh.num_ranks).values:
         torch.testing.assert_close(grads, expected[1], **EXACT)
-
-
-def test_the_two_classic_mistakes_give_other_gradients():
-    """Experts averaged over all ranks add up different experts; divided by the data ranks they are too large."""
-
-    def program(mistake: str) -> dict[str, Tensor]:
-        mesh = Mesh(data=2, expert=2)
-        model = ExpertParallel(mesh.group("expert")).parallelize(gpt())
-        own = slice(2 * dist.get_rank(), 2 * dist.get_rank() + 2)
-        tokens, targets = (part[own] for part in batch(8))
-        (next_token_loss(model(tokens), targets)).backward()
-        if mistake == "all ranks":
-            for param in model.parameters():
-                param.grad /= 4
-                dist.all_reduce(param.grad)
-        else:
-            average_expert_gradients(model, mesh.group("data"))
-            for mixture in mixtures(model):
-                for param in mixture.experts.parameters():
-                    assert param.grad is not None
-                    param.grad *= 2
-        return grads_of(model)
-
-    model, (tokens, targets) = gpt(), batch(8)
-    next_token_loss(model(tokens), targets).backward()
-    expected, name = grads_of(model), "blocks.0.mlp.experts.up"
-    for found in launch(program, "data ranks", ranks=4).values:
-        torch.testing.assert_close(found[name], 2 * expected[name], **EXACT)
-    for found in launch(program, "all ranks", ranks=4).values:
-        torch.testing.assert_close(found[name][:2], expected[name][:2] + expected[name][2:], **EXACT)
 
 
 def test_three_steps_with_a_bias_leave_the_parameters_and_the_bias_of_one_device():

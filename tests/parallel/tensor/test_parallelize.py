@@ -128,31 +128,6 @@ def test_real_processes_give_what_the_simulator_gives_and_the_simulator_repeats_
         torch.testing.assert_close(grads, first[0][1], **EXACT)
 
 
-def test_five_steps_of_sgd_leave_the_parameters_of_one_device_on_a_mesh_of_two_axes():
-    """Tensor parallel inside a data-parallel mesh: each pair of ranks is a group of its own."""
-    tokens, targets = batch(CONFIG, 4)
-
-    def program() -> dict[str, Tensor]:
-        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-        model = parallelize(gpt(CONFIG), mesh["tensor"], GPT_SEQUENCE_PLAN)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for _ in range(5):
-            loss = vocabulary_parallel_loss(model(tokens), targets, 12, mesh.get_group("tensor"))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return full_parameters(model)
-
-    model = gpt(CONFIG)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for _ in range(5):
-        optimizer.zero_grad()
-        next_token_loss(model(tokens), targets).backward()
-        optimizer.step()
-    for found in launch(program, ranks=4).values:
-        torch.testing.assert_close(found, {n: p.detach() for n, p in model.named_parameters()}, **EXACT)
-
-
 def test_ranks_that_built_different_models_train_the_first_one():
     def program() -> dict[str, Tensor]:
         model = parallelize(GPT(CONFIG, seed=dist.get_rank(), dtype=torch.float64))

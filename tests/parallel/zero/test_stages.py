@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from lablib import RankError, launch
-from lablib.parallel import DataParallel, Zero, node_mesh
+from lablib.parallel import Zero, node_mesh
 from lablib.precision.loss_scaling import LossScaler, static_scale
 from tests.parallel.drawn import mlp
 
@@ -100,33 +100,6 @@ def test_gradients_and_steps_equal_one_device(
 
     x = data(2 * ranks * num_micro_batches, sizes[0])
     assert_same(launch(program, ranks=ranks), one_device(built(), x))
-
-
-ELEMENTWISE = [sgd, partial(torch.optim.AdamW, lr=0.01), partial(torch.optim.RMSprop, lr=0.01)]
-
-
-@pytest.mark.parametrize("make", ELEMENTWISE, ids=["sgd", "adamw", "rmsprop"])
-@pytest.mark.parametrize("ranks", [3, pytest.param(4, marks=pytest.mark.thorough)])
-def test_an_elementwise_optimizer_steps_as_if_it_were_not_sharded_to_the_bit(make: Any, ranks: int):
-    """The simulator sums in the order of ranks, and an element's step does not depend on its neighbours."""
-    x = data(4 * ranks, 5, torch.float32)
-
-    def unsharded() -> dict[str, Tensor]:
-        replica = DataParallel(mlp([5, 7, 3], torch.float32))
-        optimizer = make(replica.parameters())
-        for step in range(3):
-            optimizer.zero_grad()
-            replica(x.chunk(ranks)[dist.get_rank()] + step).square().mean().backward()
-            optimizer.step()
-        return replica.module.state_dict()
-
-    def sharded(stage: int) -> dict[str, Tensor]:
-        return steps(Zero(mlp([5, 7, 3], torch.float32), make, stage), x)[1]
-
-    expected = dict(launch(unsharded, ranks=ranks).values[0])
-    for stage in STAGES:
-        for found in launch(sharded, stage, ranks=ranks).values:
-            torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @pytest.mark.slow
