@@ -121,11 +121,6 @@ def test_a_corpus_shows_its_text(cache):
     assert corpus.text(0, 20).encode() == bytes(corpus.tokens[:20].tolist())
 
 
-def test_an_unknown_corpus_is_answered_with_the_nearest_name(cache):
-    with pytest.raises(ValueError, match="name must be one of .*: got 'wikitext'; did you mean 'wikitext-2'"):
-        load_corpus("wikitext")
-
-
 def test_the_cache_works_from_any_folder(cache, monkeypatch, tmp_path):
     monkeypatch.setenv("LAB_DATA", os.path.relpath(tmp_path / "here"))
     assert cache_folder() == tmp_path / "here"

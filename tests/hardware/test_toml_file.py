@@ -287,11 +287,6 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"none\.toml: cannot be read \(No such file or directory\)"):
-        hardware.find_cluster(str(tmp_path / "none.toml"))
-
-
 def test_every_figure_of_a_cluster_can_be_given_in_a_file(tmp_path):
     hardware.save_cluster(hardware.find_cluster("dgx-h100"), tmp_path / "all.toml")
     text = (tmp_path / "all.toml").read_text(encoding="utf-8")
@@ -321,12 +316,6 @@ def test_a_memory_a_thousand_times_off_is_questioned(tmp_path, name, factor):
     size = hardware.CLUSTERS[name].device.memory_bytes * factor
     with pytest.raises(ValueError, match="memory_bytes = .*probably a unit error"):
         read(tmp_path, f'base = "{name}"\n[device]\nmemory_bytes = {size}\n')
-
-
-def test_a_file_may_begin_with_the_mark_of_its_encoding(tmp_path):
-    file = tmp_path / "mine.toml"
-    file.write_bytes(b'\xef\xbb\xbfbase = "dgx-h100"\r\n')
-    assert hardware.load_cluster(file).device == hardware.CLUSTERS["dgx-h100"].device
 
 
 def test_a_slow_network_that_is_meant_is_taken(tmp_path):

@@ -186,31 +186,6 @@ def test_bad_settings_are_refused_in_any_group(name):
     assert len(optimizer.param_groups) == 1
 
 
-@pytest.mark.parametrize(
-    "name, wrong, message",
-    [
-        ("adamw", {"lr": "fast"}, "AdamW: lr must be a finite number, 0 or more: got 'fast'"),
-        ("adamw", {"lr": None}, "AdamW: lr must be a finite number, 0 or more: got None"),
-        ("lion", {"betas": (0.9,)}, r"Lion: betas must be .*: got \(0.9,\)"),
-        (
-            "soap",
-            {"precondition_frequency": 2.5},
-            "SOAP: precondition_frequency must be a whole number, 1 or more: got 2.5",
-        ),
-        ("galore", {"rank": 1.5}, "GaLore: rank must be .*: got 1.5"),
-        ("muon", {"ns_steps": None}, "Muon: ns_steps must be a whole number, 0 to 99: got None"),
-    ],
-)
-def test_settings_of_a_group_have_the_types_of_the_signature(name, wrong, message):
-    a, b = parameters(MATRICES)
-    with pytest.raises(TypeError, match=message):
-        MAKE[name]([{"params": [a]}, {"params": [b]} | wrong])
-    optimizer = MAKE[name]([a])
-    with pytest.raises(TypeError, match=message):
-        optimizer.add_param_group({"params": [b]} | wrong)
-    assert len(optimizer.param_groups) == 1
-
-
 def test_every_optimizer_is_a_file_under_120_lines():
     files = {kind: Path(inspect.getfile(kind)) for kind in DEFAULTS}
     long = {path.name: count for path in files.values() if (count := len(path.read_text("utf-8").splitlines())) >= 120}

@@ -52,26 +52,6 @@ def test_the_bubble_is_that_of_its_schedule():
     assert 1 / 3 < zero.bubble_fraction / kept.bubble_fraction < 0.5
 
 
-def test_zero_divides_states_by_the_ranks_that_share_them():
-    # Rajbhandari et al., 2019, section 3: of 2 + 4 + 12 bytes (gradients in 32 bits), those of the stage over 8 ranks.
-    bytes_of = {}
-    for stage in range(4):
-        first = gpt3(parallel=replace(GPT3, zero_stage=stage)).memory[0]
-        bytes_of[stage] = [first[name] for name in ("parameter", "gradient", "optimizer state")]
-    parameter, gradient, state = bytes_of[0]
-    assert [gradient / parameter, state / parameter] == [2, 6]
-    assert bytes_of[1] == pytest.approx([parameter, gradient, state / 8])
-    assert bytes_of[2] == pytest.approx([parameter, gradient / 8, state / 8])
-    assert bytes_of[3] == pytest.approx([parameter / 8, gradient / 8, state / 8])
-
-
-def test_recomputation_trades_time_for_memory():
-    none, selective, full = (gpt3(recompute=name, stack="megatron-2022") for name in ("none", "selective", "full"))
-    assert none.peak_memory_bytes > selective.peak_memory_bytes > full.peak_memory_bytes
-    assert none.step_time_s < selective.step_time_s < full.step_time_s
-    assert none.model_flops == full.model_flops
-
-
 def test_a_plan_that_does_not_fit_is_predicted_and_says_so():
     prediction = predict("gpt3-175b", "dgx-a100", Parallel(tensor=8), batch=8)
     assert not prediction.fits
@@ -105,16 +85,6 @@ def test_energy_is_known_where_the_catalogue_has_power():
     prediction = gpt3()
     assert prediction.energy_j() == pytest.approx(512 * 400 * prediction.step_time_s)
     assert prediction.gpu_hours(300e9) == pytest.approx(300e9 / prediction.tokens_per_s * 512 / 3600)
-
-
-@pytest.mark.parametrize("name", ["mixtral-8x7b", "deepseek-v3", "llama-3-70b", "gpt2"])
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor", "lamb", "lion", "sophia", "adam-8bit", "galore"])
-def test_every_kind_of_model_and_optimizer_is_predicted(name, optimizer):
-    is_mixture = find_transformer(name).experts is not None
-    parallel = Parallel(data=8, tensor=4, expert=8 if is_mixture else 1)
-    prediction = predict(name, "dgx-h100", parallel, 64, seq_len=1024, optimizer=optimizer)
-    assert 0 < prediction.mfu < 1
-    assert (prediction.communication["expert"][0] > 0) == is_mixture
 
 
 def sharded(batch, **changes):

@@ -222,12 +222,6 @@ def test_a_state_of_another_shape_is_refused_and_changes_nothing(wrong, message)
     assert scaler.state_dict() == before
 
 
-@pytest.mark.parametrize("wrong", [{"scale": torch.ones(3)}, {"good_steps": 1.5}])
-def test_a_state_of_another_type_is_refused(wrong):
-    with pytest.raises(TypeError):  # the project's WrongType; under the strict checks of tests, theirs
-        LossScaler().load_state_dict(LossScaler().state_dict() | wrong)
-
-
 def test_calls_out_of_order_are_refused():
     param = parameter()
     optimizer = torch.optim.SGD([param], lr=1.0)

@@ -165,56 +165,6 @@ def test_a_backward_that_is_itself_recorded_is_no_recomputation():
 # ---- storages ----
 
 
-def test_views_and_operators_in_place_add_nothing():
-    def program() -> None:
-        x = torch.zeros(6, 8)
-        _ = x.view(-1), x.t(), x[1:, ::2], x.unsqueeze(0).expand(9, 6, 8), x.detach(), x.split(2), x.data, x.numpy()
-        x.add_(1).mul_(2).relu_()
-        x[2].fill_(5)
-        torch.add(x, x, out=x)
-
-    assert [b.size_bytes for b in memory_of(program).allocations] == [4 * 48]
-
-
-def test_a_tensor_lives_until_the_last_name_view_or_graph_that_holds_it_is_gone():
-    def program() -> list[int]:
-        tracker, held = my_tracker(), []
-        x = torch.zeros(10)
-        view = x[2:]
-        del x
-        held.append(tracker.allocated_bytes())
-        del view
-        held.append(tracker.allocated_bytes())
-        w = torch.ones(10, requires_grad=True)
-        y = (w * 2).exp().sum()
-        held.append(tracker.allocated_bytes())  # w, what exp keeps, and y
-        del y
-        held.append(tracker.allocated_bytes())
-        return held
-
-    assert launch(program, ranks=1).values == [[40, 0, 40 + 40 + 4, 40]]
-
-
-def test_what_is_computed_out_of_place_is_held_beside_what_it_is_computed_from():
-    def program() -> None:
-        x = torch.zeros(100)
-        for _ in range(3):
-            x = x + 1
-
-    run = launch(program, ranks=1, cluster=find_cluster("dgx-h100").free_compute())
-    assert {b.start_s for b in run.memory.allocations} == {0.0}
-    assert run.memory.peak_bytes() == 800 and len(run.memory) == 4
-
-
-def test_an_address_that_is_used_again_is_another_block():
-    def program() -> set[int]:
-        return {torch.empty(1000).data_ptr() for _ in range(200)}
-
-    run = launch(program, ranks=1)
-    assert len(run.values[0]) < 200  # the host's allocator did use an address again
-    assert len(run.memory) == 200 and run.memory.peak_bytes() == 4000
-
-
 def test_a_storage_that_changes_its_size_ends_one_block_and_begins_another():
     def program() -> list[int]:
         tracker, held = my_tracker(), []
@@ -248,19 +198,6 @@ def test_tensors_made_where_no_dispatcher_looks_are_counted(make):
         return x
 
     assert held_at_end(memory_of(program)) == {"other": 8}
-
-
-def test_shapes_without_values_are_counted_like_the_tensors_they_stand_for():
-    def program(device: str) -> tuple:
-        model = nn.Linear(8, 4, device=device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        model(torch.empty(2, 8, device=device)).sum().backward()
-        optimizer.step()
-        return model, optimizer
-
-    meta, real = memory_of(program, "meta"), memory_of(program, "cpu")
-    assert held_at_end(meta) == held_at_end(real) == {"parameter": 144, "gradient": 144, "optimizer state": 144}
-    assert meta.peak_bytes() == real.peak_bytes()
 
 
 def test_sparse_gradients_count_by_their_indices_and_values():

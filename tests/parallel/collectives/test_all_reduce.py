@@ -100,13 +100,6 @@ def test_hierarchical_equals_the_stated_order_to_the_bit(nodes: int, local: int,
     assert all(torch.equal(value, expected) for value in run.values)
 
 
-@pytest.mark.parametrize("n", [2, 3, 8])
-def test_dist_all_reduce_on_the_simulator_sums_in_rank_order(n: int):
-    parts = draw_parts(n, 1000, torch.float32)
-    run = launch(program, dist.all_reduce, parts, ranks=n)
-    assert all(torch.equal(value, in_rank_order(parts)) for value in run.values)
-
-
 @pytest.mark.parametrize("all_reduce", [ring_all_reduce, tree_all_reduce, hierarchical_all_reduce])
 def test_integers_are_the_same_in_every_order(all_reduce: AllReduce):
     parts = draw_parts(8, 37, torch.int64)

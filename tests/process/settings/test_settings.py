@@ -328,16 +328,6 @@ def test_cudnns_older_switch_of_tf32_is_a_ranks_own_however_it_is_set(sets: str)
     assert launch(program, ranks=3).values == [False, True, True] and cudnn.allow_tf32
 
 
-def test_a_rank_that_redirects_its_output_keeps_it_redirected():
-    def program() -> str:
-        with contextlib.redirect_stdout(io.StringIO()) as text:
-            dist.barrier()
-            print(f"rank {dist.get_rank()}")
-        return text.getvalue()
-
-    assert launch(program, ranks=3).values == ["rank 0\n", "rank 1\n", "rank 2\n"]
-
-
 def test_the_state_of_loggers_is_read_without_a_call_for_each(calls_of: Callable[..., int]):
     """Every launch reads it three times, and torch alone makes a hundred loggers."""
     root = logging.RootLogger(logging.WARNING)
