@@ -37,7 +37,6 @@ from lablib.compress import (
 )
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.parallel import DataParallel, node_mesh
-from lablib.plan.gradient_compression import find_compression
 
 few = settings(max_examples=6, deadline=None)
 rank_counts = st.integers(1, 5)
@@ -185,22 +184,6 @@ def test_traffic_is_the_closed_form_to_the_byte(n, numel, quantizer):
     sent = launch(program, ranks=n).traffic.sent_bytes()
     a_rank = 2 * two_phase_bytes(numel, n, quantizer) + 2 * (n - 1) * quantizer.message_bytes(numel)
     assert sent == n * a_rank
-
-
-@pytest.mark.parametrize(("name", "quantizer"), [("int8", Int8()), ("int4", Int4())])
-def test_traffic_is_the_planners_where_pieces_are_whole_blocks(name, quantizer):
-    numel, n = 4 * 256 * 3, 4
-    run = launch(lambda: quantized_all_reduce(torch.randn(numel), None, quantizer).wait(), ranks=n)
-    method = find_compression(name)
-    assert run.traffic.sent_bytes(0) == method.sent_bytes(method.wire_bytes(numel), n)
-
-
-def test_a_large_buffer_is_priced_without_values():
-    def program():
-        quantized_all_reduce(torch.empty(4 * 10**8), None, Int4(rounding="stochastic")).wait()
-
-    run = launch(program, ranks=4, fidelity="shapes")
-    assert run.traffic.sent_bytes(0) == two_phase_bytes(4 * 10**8, 4, Int4()) == 6 * (5 * 10**7 + 4 * 390_625)
 
 
 # ---- in data parallelism ----
