@@ -8,7 +8,7 @@ import torch
 from lablib.models import GPT, GPTConfig
 from lablib.optim.memory import OPTIMIZERS
 from lablib.optim.muon import Muon
-from lablib.studies.optimizer_trial import CURVATURE_EVERY, Training, held_out_loss, make_optimizers, train
+from lablib.studies.optimizer_trial import CURVATURE_EVERY, Training, held_out_loss, kinds, make_optimizers, train
 
 CONFIG = GPTConfig(1, 8, 2, vocab_size=11, max_seq_len=6)
 
@@ -74,3 +74,9 @@ def test_divergence_ends_a_run_with_an_infinite_loss():
     looks = train(training, text(5), text(1)[0], 5, 1)
     assert (looks[-1].step, looks[-1].loss, len(looks)) == (1, math.inf, 2)
     assert held_out_loss(training.model, text(1)[0]) == math.inf
+
+
+def test_an_unknown_optimizer():
+    assert set(kinds(64)) == set(OPTIMIZERS)
+    with pytest.raises(ValueError, match="adamw"):
+        make_optimizers("adamv", GPT(CONFIG), 1e-3, 0.0)
