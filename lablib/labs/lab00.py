@@ -25,11 +25,6 @@ from lablib.signature import Range, checked
 from lablib.text.units import format_quantity
 from lablib.widgets import Choice, IntChoice
 
-# Names of other packages that the notebook uses, as lab00.show.
-__all__ = ["Choice", "CorruptGradient", "IntChoice", "KillRank", "SlowRank", "batch_for", "checks_for", "explore"]
-__all__ += ["figure_memory", "figure_timeline", "figure_waits", "find_cluster", "format_quantity", "guess"]
-__all__ += ["print_text", "show", "table", "this_machine", "try_out"]
-
 
 @checked
 def figure_question(ranks: Annotated[int, Range(ge=2, le=16)] = 8) -> go.Figure:

@@ -28,12 +28,6 @@ from lablib.studies.step_memory import memory_of_step
 from lablib.text.units import format_quantity
 from lablib.widgets import memory_calculator
 
-# Names of other packages that the notebook uses, as lab01.show.
-__all__ = ["batch_for", "checks_for", "figure_lines", "figure_memory", "figure_roofline", "find_cluster"]
-__all__ += ["find_transformer", "format_quantity", "forward_flops", "guess", "memory_calculator", "memory_of_step"]
-__all__ += ["num_parameters", "print_text", "recompute_flops", "recorded_comparison", "replace", "show", "show_source"]
-__all__ += ["six_n_d", "step_flops", "this_machine", "training_days", "try_out"]
-
 GPT2 = replace(model_config("gpt2"), vocab_size=50304)  # padded to a multiple of 64, which GPUs multiply faster
 
 

@@ -25,11 +25,6 @@ from lablib.text.units import format_quantity
 from lablib.widgets import Choice, IntChoice, LogSlider, explore
 from lablib.widgets.explore import Exploration
 
-# Names of other packages that the notebook uses, as lab02.show.
-__all__ = ["Choice", "LogSlider", "LossScaler", "ScaleRule", "batch_for", "checks_for", "explore", "figure_lines"]
-__all__ += ["format_quantity", "guess", "model_config", "print_text", "recorded_comparison", "running_sum", "show"]
-__all__ += ["show_source", "stalls_at", "this_machine", "train_on_text", "training_steps", "try_out"]
-
 GREY, PAPER = "#7A7A7A", "#FFFFFF"  # the paper's colour, hatched: fainter than grey in both themes
 
 

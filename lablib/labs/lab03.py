@@ -27,10 +27,6 @@ from lablib.signature import NonEmpty, Range, checked
 from lablib.text.units import format_quantity
 from lablib.widgets import Choice, IntChoice, explore
 
-# Names of other packages that the notebook uses, as lab03.show.
-__all__ = ["Choice", "IntChoice", "batch_for", "checks_for", "explore", "format_quantity", "guess"]
-__all__ += ["nullcontext", "print_text", "recorded_comparison", "show", "this_machine", "try_out"]
-
 SLOWEST = 2.0  # times the plain step: slower ways are drawn at the edge, as arrows
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "triangle-down", "hourglass", "bowtie")
 HOST_LINKS = {"v100": "pcie3", "a100": "pcie4", "h100": "pcie5"}

@@ -15,7 +15,7 @@ from lablib.batches.large_batch import linear_rate, square_root_rate
 from lablib.batches.noise_scale import StepsLaw
 from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, guess, print_text, recorded_comparison, show_source, try_out
-from lablib.data import Batch, batches, documents, load_corpus
+from lablib.data import Batch, batches, load_corpus
 from lablib.figures import figure_lines, show
 from lablib.figures.chart import (
     PLOT_PIXELS,
@@ -39,10 +39,6 @@ from lablib.signature import NonEmpty, Range, checked
 from lablib.text.units import format_quantity
 from lablib.widgets import batch_calculator
 from lablib.widgets.batch_calculator import split_batch
-
-# Names of other packages that the notebook uses, as lab04.show.
-__all__ = ["batch_calculator", "checks_for", "documents", "figure_lines", "format_quantity", "guess", "print_text"]
-__all__ += ["recorded_comparison", "show", "show_source", "split_batch", "this_machine", "try_out"]
 
 Runs = Annotated[Sequence[float], NonEmpty()]
 Points = Annotated[Mapping[float, Runs], NonEmpty()]  # a setting -> a value of each run

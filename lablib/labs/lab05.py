@@ -49,10 +49,6 @@ from lablib.studies.optimizers import Difference, OptimizerResult, about, differ
 from lablib.text.units import format_quantity, plural
 from lablib.widgets import LogSlider, explore
 
-# Names of other packages that the notebook uses, as lab05.show.
-__all__ = ["LogSlider", "block_errors", "checks_for", "difference", "explore", "figure_lines", "guess", "print_text"]
-__all__ += ["recorded_comparison", "recorded_results", "show", "show_source", "singular_values", "try_out"]
-
 momentum = partial(torch.optim.SGD, momentum=0.9)
 without_decay = partial(AdamW, weight_decay=0.0)
 

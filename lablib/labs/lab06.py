@@ -16,7 +16,7 @@ from plotly.subplots import make_subplots
 from torch import Tensor
 
 from lablib.calibration import this_machine
-from lablib.course import checks_for, guess, print_text, recorded_comparison, show_source, try_out
+from lablib.course import checks_for, guess, print_text, recorded_comparison, try_out
 from lablib.figures import figure_lines, figure_roofline, show
 from lablib.figures.chart import TITLE_PIXELS, Axis, Panel, Series, bars, chart, check_lengths, line
 from lablib.figures.describe import attach
@@ -31,10 +31,6 @@ from lablib.launch import launch
 from lablib.signature import NonEmpty, Range, checked
 from lablib.text.units import format_quantity, plural
 from lablib.widgets import IntChoice, explore
-
-# Names of other packages that the notebook uses, as lab06.show.
-__all__ = ["IntChoice", "chains", "checks_for", "explore", "figure_lines", "figure_roofline", "guess", "hbm_bytes"]
-__all__ += ["record_accesses", "show", "show_source", "this_machine", "try_out"]
 
 MOST = 32  # rows or columns of a grid with legible numbers
 PER_ROW, ROW_PIXELS, NUM_COLORS = 3, 250, 8

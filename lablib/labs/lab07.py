@@ -21,10 +21,6 @@ from lablib.signature import NonEmpty, Range, checked
 from lablib.text.units import Unit, axis_title, format_quantity, plural, unit_for
 from lablib.widgets import loader_calculator
 
-# Names of other packages that the notebook uses, as lab07.show.
-__all__ = ["Copy", "checks_for", "figure_lines", "guess", "loader_calculator", "print_text", "recorded_comparison"]
-__all__ += ["show", "show_source", "steady_step_s", "try_out"]
-
 PREFETCHES = [1, 2, 4, 8, 16, 32]
 
 LANE_PIXELS = 34

@@ -16,7 +16,7 @@ from lablib.figures import (
     figure_network,
     figure_timeline,
     figure_traffic,
-    figure_traffic_matrices,
+    figure_traffic_matrix,
     show,
 )
 from lablib.figures.chart import Axis, Panel, bars, chart
@@ -27,11 +27,6 @@ from lablib.phases import phase
 from lablib.text.units import format_quantity
 from lablib.widgets import IntChoice, LogSlider, explore
 from lablib.widgets.explore import Exploration
-
-# Names of other packages that the notebook uses, as lab08.show.
-__all__ = ["LINKS", "Dragonfly", "FatTree", "Torus", "checks_for", "figure_collective_cost", "figure_network"]
-__all__ += ["figure_timeline", "figure_traffic", "figure_traffic_matrices", "find_cluster", "format_quantity", "guess"]
-__all__ += ["print_text", "recorded_comparison", "show", "show_source", "try_out"]
 
 Seconds = Callable[[float], float]  # time by size in bytes
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7")

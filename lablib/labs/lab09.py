@@ -29,10 +29,6 @@ from lablib.studies.data_parallel_scaling import METHODS, Method
 from lablib.text.units import format_quantity
 from lablib.widgets import Choice, IntChoice, LogSlider, explore
 
-# Names of other packages that the notebook uses, as lab09.show.
-__all__ = ["checks_for", "figure_memory", "guess", "print_text", "recorded_comparison", "show", "show_source"]
-__all__ += ["try_out"]
-
 SEQUENCES, SEQ_LEN = 4, 64  # of one rank's part of the batch
 CONFIG = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=SEQ_LEN)
 MODELS = {"this lab's (3.2M)": CONFIG, "GPT-2 (124M)": model_config("gpt2", max_seq_len=256)}

@@ -29,9 +29,6 @@ from lablib.studies import zero_latency
 from lablib.text.units import format_quantity
 from lablib.widgets import Choice, IntChoice, LogSlider, explore
 
-# Names of other packages that the notebook uses, as lab10.show.
-__all__ = ["checks_for", "guess", "launch", "print_text", "recorded_comparison", "show", "show_source", "try_out"]
-
 CONFIG = GPTConfig(num_layers=8, d_model=1024, num_heads=8, vocab_size=1024, max_seq_len=512)
 NUM_PARAMS, SEQUENCES = num_parameters(CONFIG), 2  # sequences of one rank
 SMALL = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=64)

@@ -63,13 +63,6 @@ from lablib.studies.compression import CompressedRun, recorded_runs, table
 from lablib.text.units import format_quantity
 from lablib.widgets import compression_calculator
 
-# Names of other packages that the notebook uses, as lab11.show.
-__all__ = ["Bucket", "DiLoCo", "ErrorFeedback", "Fp8", "InSequence", "Int8", "PowerSGD", "StreamingDiLoCo"]
-__all__ += ["TopK", "Traffic", "break_even_bandwidth", "checks_for", "compressed_step", "compression_calculator"]
-__all__ += ["guess", "layer_fragments", "powerSGD_hook", "print_text", "quantized_all_reduce", "reconcile"]
-__all__ += ["recorded_comparison", "recorded_runs", "show", "table", "this_machine", "try_out", "two_phase_bytes"]
-__all__ += ["variance_ratio", "zero3_bytes", "zero_plus_plus_bytes", "zero_plus_plus_options", "zero_plus_plus_speedup"]
-
 LOSS = Axis("final loss, least to largest seed", "nats a byte")
 Runs = Mapping[str, CompressedRun]
 CONFIG = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=64)  # of lab 09

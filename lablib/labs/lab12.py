@@ -32,10 +32,6 @@ from lablib.text.markup import plain
 from lablib.text.units import format_quantity, plural
 from lablib.widgets import tensor_calculator
 
-# Names of other packages that the notebook uses, as lab12.show.
-__all__ = ["batch_for", "checks_for", "guess", "num_parameters", "print_text", "reconcile", "recorded_comparison"]
-__all__ += ["show", "show_source", "tensor_calculator", "tensor_layer_time", "this_machine", "try_out"]
-
 TOKENS, WIDTH, NUM_HEADS, NUM_KV_HEADS, WORDS = 4096, 4096, 16, 2, 128_000
 WIDE = parallel.LayerSizes(batch=1, seq_len=4096, width=8192, heads=64)
 PLANS = {"f and g": parallel.GPT_PLAN, "sequence": parallel.GPT_SEQUENCE_PLAN}

@@ -38,11 +38,6 @@ from lablib.signature import checked
 from lablib.text.units import format_quantity, plural
 from lablib.widgets import bubble_simulator
 
-# Names of other packages that the notebook uses, as lab13.show.
-__all__ = ["batch_for", "bubble_simulator", "checks_for", "cut_at", "equal_memory", "executed", "guess", "leader_board"]
-__all__ += ["measured_costs", "num_parameters", "pairs_bubble_s", "print_text", "reconcile", "recorded_comparison"]
-__all__ += ["replay_pairs", "show", "this_machine", "try_out", "units_of"]
-
 CONFIG = GPTConfig(num_layers=15, d_model=2048, num_heads=16, vocab_size=32_000, max_seq_len=1024)
 TINY = GPTConfig(num_layers=2, d_model=32, num_heads=2, vocab_size=64, max_seq_len=16)
 MEMORY = Axis("activations a rank can hold", "micro-batches")

@@ -27,9 +27,6 @@ from lablib.studies.placement import PlacedMesh
 from lablib.text.units import format_quantity, plural
 from lablib.widgets import placement_calculator
 
-# Names of other packages that the notebook uses, as lab14.show.
-__all__ = ["checks_for", "guess", "in_rows", "placement_calculator", "print_text", "show", "try_out"]
-
 SMALL = GPTConfig(4, 16, 4, vocab_size=32, max_seq_len=16)
 TEXT = torch.randint(0, 32, (3, 8, 17), generator=torch.Generator().manual_seed(0))  # three batches
 LARGE = GPTConfig(16, 4096, 32, vocab_size=32_000, max_seq_len=2048, tied_head=False)

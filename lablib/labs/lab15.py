@@ -21,9 +21,6 @@ from lablib.studies.expert_against_dense import AgainstDense
 from lablib.studies.expert_runs import recorded_expert_runs
 from lablib.text.units import format_quantity, plural
 
-# Names of other packages that the notebook uses, as lab15.show.
-__all__ = ["checks_for", "format_quantity", "guess", "recorded_expert_runs", "show"]
-
 # --- Question ---
 
 LLAMA_3_8B = 32 * 4096 * 2  # bytes of one token's layer inputs, in 16 bits: 32 layers of width 4,096

@@ -32,9 +32,6 @@ from lablib.text.files import parse_json, read_text, write_text
 from lablib.text.units import format_quantity
 from lablib.widgets import Choice, IntChoice, LogSlider, explore
 
-# Names of other packages that the notebook uses, as lab16.show.
-__all__ = ["PublishedRuns", "checks_for", "find_cluster", "format_quantity", "guess", "show", "try_out"]
-
 GPT3_TOKENS, GPT3_FLOPS = 300e9, 3.14e23  # Brown et al., 2020, arXiv 2005.14165, table D.1
 BATCH, SEQ_LEN, WIDTH, VOCABULARY = 1536, 2048, 12288, 51_200  # sequences of a step: 3.1 million tokens
 RATE = 0.85  # of the peak: a bit above the products in the timeline of a layer, for a lower bound

@@ -30,9 +30,6 @@ from lablib.text.units import format_quantity, plural
 from lablib.train.interval import LLAMA3_FAILURES, expected_overhead, simulated_overhead, young_interval_s
 from lablib.widgets import LogSlider, explore
 
-# Names of other packages that the notebook uses, as lab17.show.
-__all__ = ["KillRank", "checks_for", "guess", "launch", "show", "try_out"]
-
 LLAMA_GPUS, LLAMA_DAYS = LLAMA3_FAILURES.num_devices, LLAMA3_FAILURES.days
 DAY_S, HOUR_S, MINUTE_S = 86_400.0, 3_600.0, 60.0
 MEAN_S = LLAMA3_FAILURES.mean_time_s()  # seconds between failures

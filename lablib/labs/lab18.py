@@ -31,9 +31,6 @@ from lablib.text.units import format_quantity, plural
 from lablib.train.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from lablib.validation.explain import kinds_of
 
-# Names of other packages that the notebook uses, as lab18.show.
-__all__ = ["REPLICATION", "checks_for", "format_quantity", "guess", "show", "try_out"]
-
 # Losses of the first steps of the small run, two ranks, gloo, batches of 16 sequences of 64 bytes of Python's sources.
 _FIRST = "5.39 5.26 5.1 4.93 4.85 4.65 4.5 4.15 4.2 3.98 3.94 3.61 3.51 3.36 3.45 3.09 3.11 3.2 3.26 3.26"
 FIRST_LOSSES = tuple(map(float, _FIRST.split()))

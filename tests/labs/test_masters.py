@@ -1,6 +1,8 @@
 """Rules of all masters: a picture in the first cell, checks that load, limits of code to read and of cells in a row."""
 
 import ast
+import inspect
+import re
 import runpy
 from importlib import import_module
 from itertools import groupby
@@ -26,6 +28,17 @@ def test_a_lab_begins_with_one_import_and_a_picture_of_its_question(lab: Lab):
     assert len(first.source.splitlines()) <= 4 and second.tagged("parameters")
     figure = import_module(f"lablib.labs.{name}").figure_question()
     assert figure.data and not any(trace.name is None for trace in figure.data)
+
+
+def test_a_lab_module_imports_only_what_it_or_its_notebook_uses(lab: Lab):
+    name = f"lab{lab.number}"
+    nodes = list(ast.walk(ast.parse(inspect.getsource(import_module(f"lablib.labs.{name}")))))
+    imports = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
+    imported = {alias.asname or alias.name for node in imports for alias in node.names}
+    used = {node.id for node in nodes if isinstance(node, ast.Name)}
+    notebook = lab.master.read_text()
+    imported_there = ", ".join(re.findall(rf"^from lablib\.labs\.{name} import (.+)", notebook, re.MULTILINE))
+    assert imported - used <= {*re.findall(rf"\b{name}\.(\w+)", notebook), *imported_there.split(", ")}
 
 
 def test_the_checks_load_with_torch_2_11_and_2_12(lab: Lab, monkeypatch: pytest.MonkeyPatch):
