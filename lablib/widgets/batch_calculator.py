@@ -19,25 +19,15 @@ _EXAMPLES = ({"micro_batch": 16, "num_accumulations": 2}, {"data_ranks": 64, "nu
 
 
 @checked
-def batch_calculator(
-    interactive: bool = True,
-    model: str = "gpt2-xl",
-    cluster: str = "dgx-h100",
-    micro_batch: int = 4,
-    num_accumulations: int = 8,
-    data_ranks: int = 16,
-) -> Exploration:
-    """The calculator, to end a cell with; not interactive: its figure at a few settings.
-
-    Arguments are initial values of controls: of `MODELS` and `CLUSTERS`, and powers of two.
-    """
+def batch_calculator(interactive: bool = True) -> Exploration:
+    """The calculator, to end a cell with; not interactive: its figure at a few settings."""
     controls: list[Control] = [
-        IntChoice("micro_batch", "Micro-batch", (1, 2, 4, 8, 16, 32, 64), micro_batch, "sequences"),
-        IntChoice("num_accumulations", "Accumulations", tuple(2**i for i in range(9)), num_accumulations),
-        IntChoice("data_ranks", "Data ranks", tuple(2**i for i in range(11)), data_ranks, "GPUs"),
+        IntChoice("micro_batch", "Micro-batch", (1, 2, 4, 8, 16, 32, 64), 4, "sequences"),
+        IntChoice("num_accumulations", "Accumulations", tuple(2**i for i in range(9)), 8),
+        IntChoice("data_ranks", "Data ranks", tuple(2**i for i in range(11)), 16, "GPUs"),
         IntChoice("seq_len", "Sequence", (256, 512, 1024), 1024, "tokens"),
-        Choice("model", "Model", MODELS, model),
-        Choice("cluster", "Cluster", CLUSTERS, cluster),
+        Choice("model", "Model", MODELS, "gpt2-xl"),
+        Choice("cluster", "Cluster", CLUSTERS, "dgx-h100"),
     ]
     return explore(_calculated, lambda found: figure_batch_splits(*found), controls, interactive, _EXAMPLES)
 

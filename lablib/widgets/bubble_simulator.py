@@ -45,17 +45,10 @@ class Scene:
 
 
 @checked
-def bubble_simulator(
-    interactive: bool = True, schedule: str = "1f1b", stages: int = 4, microbatches: int = 8, own: str = OWN_EXAMPLE
-) -> Exploration:
-    """The simulator, to end a cell with; not interactive: its figure at a few settings.
-
-    Arguments:
-        schedule: initial value, one of `schedules.SCHEDULES` or "your own plan".
-        own: initial text of the user's plan, one line per rank (`read_plan`).
-    """
+def bubble_simulator(interactive: bool = True, stages: int = 4, microbatches: int = 8) -> Exploration:
+    """The simulator, to end a cell with, at so many stages at first; not interactive: its figure at a few settings."""
     controls: list[Control] = [
-        Choice("schedule", "Schedule", (*schedules.SCHEDULES, OWN), schedule),
+        Choice("schedule", "Schedule", (*schedules.SCHEDULES, OWN), "1f1b"),
         IntChoice("stages", "Stages", range(1, 17), stages, "ranks"),
         IntChoice(
             "microbatches", "Micro-batches", (*range(1, 33), 48, 64, 96, 128, 192, 256, 384, 512), microbatches, ""
@@ -67,7 +60,7 @@ def bubble_simulator(
         IntChoice("send_percent", "Message (% of a second)", (0, 2, 5, 10, 20, 30, 50, 75, 100, 200), 0),
         Toggle("overlap", "Messages travel while ranks compute", True),
         Text("limit", "Limit (empty: none)", ""),
-        Text("own", "Your own plan", own, rows=5),
+        Text("own", "Your own plan", OWN_EXAMPLE, rows=5),
         Steps("moment", "Moment", lambda scene: len(scene.simulation.moments_s)),
     ]
     return explore(Simulator(), Scene.figure, controls, interactive, EXAMPLES, without_effect=without_effect)

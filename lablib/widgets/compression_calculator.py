@@ -32,36 +32,25 @@ class CompressionSpeedups(NamedTuple):
 
 
 @checked
-def compression_calculator(
-    interactive: bool = True,
-    compute_s: float = 0.1,
-    bandwidth: float = 1e10,
-    bits: int = 8,
-    overhead: int = 1,
-    overlap: int = 50,
-) -> Exploration:
-    """The calculator, to end a cell with; not interactive: its figure at a few settings. 10^9 gradients, 64 ranks.
-
-    Arguments:
-        compute_s: compute seconds of one sequence; of the slider's values, in steps of 1, 2, 5.
-        bandwidth: bytes per second out of a rank; of the slider's values, too.
-        bits: sent per gradient.
-        overhead: passes over the bytes to pack them; 1 is a fused kernel's.
-        overlap: percent of compute that can hide communication.
-    """
+def compression_calculator(interactive: bool = True) -> Exploration:
+    """The calculator, to end a cell with; not interactive: its figure at a few settings. 10^9 gradients, 64 ranks."""
     controls: list[Control] = [
-        LogSlider("compute_s", "Compute", 1e-3, 10.0, compute_s, "s"),
-        LogSlider("bandwidth", "Bandwidth", 1e8, 1e12, bandwidth, "B/s"),
-        IntChoice("bits", "Bits", (1, 2, 4, 8, 16), bits, "a gradient"),
-        IntChoice("overhead", "Packing", (1, 2, 3, 5, 10, 20), overhead, "x a fused kernel's"),
-        IntChoice("overlap", "Overlap", (0, 25, 50, 75, 100), overlap, "% of compute"),
+        LogSlider("compute_s", "Compute", 1e-3, 10.0, 0.1, "s"),
+        LogSlider("bandwidth", "Bandwidth", 1e8, 1e12, 1e10, "B/s"),
+        IntChoice("bits", "Bits", (1, 2, 4, 8, 16), 8, "a gradient"),
+        IntChoice("overhead", "Packing", (1, 2, 3, 5, 10, 20), 1, "x a fused kernel's"),
+        IntChoice("overlap", "Overlap", (0, 25, 50, 75, 100), 50, "% of compute"),
     ]
     return explore(compression_pays, _draw, controls, interactive, _EXAMPLES)
 
 
 @checked
 def compression_pays(compute_s: float, bandwidth: float, bits: int, overhead: int, overlap: int) -> CompressionSpeedups:
-    """The speedups for each of `BATCHES` at each of `BANDWIDTHS`, in blocks of 256 and two phases."""
+    """The speedups for each of `BATCHES` at each of `BANDWIDTHS`, in blocks of 256 and two phases.
+
+    Arguments: compute seconds of a sequence, bytes per second out of a rank, bits of a gradient, passes over the bytes
+    to pack them (1 is a fused kernel's), percent of compute that can hide communication.
+    """
     method = replace(find_compression("int8"), name=f"{bits} bits", bits=bits)
     options = {"overlap": overlap / 100, "overhead": float(overhead)}
     curves = speedup_curves(method, NUM_GRADIENTS, compute_s, BATCHES, BANDWIDTHS, **options)

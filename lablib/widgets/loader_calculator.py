@@ -19,26 +19,14 @@ _EXAMPLES = ({"spread": 0}, {"workers": 8})
 
 
 @checked
-def loader_calculator(
-    interactive: bool = True,
-    load_s: float = 0.2,
-    step_s: float = 0.1,
-    workers: int = 2,
-    prefetch: int = 2,
-    spread: int = 100,
-) -> Exploration:
-    """The calculator, to end a cell with; not interactive: its figure at a few settings.
-
-    Arguments:
-        load_s, step_s: mean seconds of a load, and seconds of a step; of the sliders' values, in steps of 1, 2, 5.
-        spread: standard deviation of load times in percent of their mean.
-    """
+def loader_calculator(interactive: bool = True) -> Exploration:
+    """The calculator, to end a cell with; not interactive: its figure at a few settings."""
     controls: list[Control] = [
-        LogSlider("load_s", "Load a batch", 1e-3, 10.0, load_s, "s"),
-        IntChoice("spread", "Jitter", (0, 25, 50, 100, 200), spread, "% of it"),
-        IntChoice("workers", "Workers", (1, 2, 4, 8, 16), workers),
-        IntChoice("prefetch", "Prefetch", PREFETCHES, prefetch, "a worker"),
-        LogSlider("step_s", "Step", 1e-3, 10.0, step_s, "s"),
+        LogSlider("load_s", "Load a batch", 1e-3, 10.0, 0.2, "s"),
+        IntChoice("spread", "Jitter", (0, 25, 50, 100, 200), 100, "% of it"),
+        IntChoice("workers", "Workers", (1, 2, 4, 8, 16), 2),
+        IntChoice("prefetch", "Prefetch", PREFETCHES, 2, "a worker"),
+        LogSlider("step_s", "Step", 1e-3, 10.0, 0.1, "s"),
     ]
     return explore(idle_shares, _draw, controls, interactive, _EXAMPLES)
 
@@ -47,7 +35,10 @@ def loader_calculator(
 def idle_shares(
     load_s: float, spread: int, workers: int, prefetch: int, step_s: float
 ) -> tuple[int, dict[str, list[float]]]:
-    """The chosen prefetch, and the idle share at each of `PREFETCHES`: simulated, and by both closed forms."""
+    """The chosen prefetch, and the idle share at each of `PREFETCHES`: simulated, and by both closed forms.
+
+    `spread` is the standard deviation of load times in percent of their mean.
+    """
     simulated = [idle_share(load_s, step_s, workers, one, spread / 100, NUM_BATCHES) for one in PREFETCHES]
     exponential = [idle_share_exponential(load_s, step_s, workers, one) for one in PREFETCHES]
     constant = [idle_share_constant(load_s, step_s, workers)] * len(PREFETCHES)

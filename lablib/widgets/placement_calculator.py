@@ -41,33 +41,17 @@ _EXAMPLES = (
 
 
 @checked
-def placement_calculator(
-    interactive: bool = True,
-    network: str = "rails: 8 NICs a node",
-    model: str = "gpt3-13b",
-    data: int = 4,
-    tensor: int = 8,
-    pipeline: int = 2,
-    context: int = 1,
-    expert: int = 1,
-    order: str = "data, pipeline, tensor",
-) -> Exploration:
-    """The calculator, to end a cell with; not interactive: its figure at a few settings. ZeRO-1, 2,048 tokens.
-
-    Arguments:
-        network, model: of `NETWORKS` and `MODELS`.
-        data, tensor, pipeline, context, expert: ranks on each axis.
-        order: axes from far apart to neighbours; axes of one rank may be left out.
-    """
+def placement_calculator(interactive: bool = True) -> Exploration:
+    """The calculator, to end a cell with; not interactive: its figure at a few settings. ZeRO-1, 2,048 tokens."""
     controls: list[Control] = [
-        Choice("network", "Wires", tuple(NETWORKS), network),
-        Choice("model", "Model", MODELS, model),
-        IntChoice("data", "Data", (1, 2, 4, 8), data, "ranks"),
-        IntChoice("tensor", "Tensor", (1, 2, 4, 8, 16), tensor, "ranks"),
-        IntChoice("pipeline", "Pipeline", (1, 2, 4), pipeline, "stages"),
-        IntChoice("context", "Context", (1, 2, 4), context, "ranks"),
-        IntChoice("expert", "Expert", (1, 2, 4, 8), expert, "ranks"),
-        Text("order", "Order, far to near", order),
+        Choice("network", "Wires", tuple(NETWORKS), "rails: 8 NICs a node"),
+        Choice("model", "Model", MODELS, "gpt3-13b"),
+        IntChoice("data", "Data", (1, 2, 4, 8), 4, "ranks"),
+        IntChoice("tensor", "Tensor", (1, 2, 4, 8, 16), 8, "ranks"),
+        IntChoice("pipeline", "Pipeline", (1, 2, 4), 2, "stages"),
+        IntChoice("context", "Context", (1, 2, 4), 1, "ranks"),
+        IntChoice("expert", "Expert", (1, 2, 4, 8), 1, "ranks"),
+        Text("order", "Order, far to near", "data, pipeline, tensor"),
     ]
     return explore(placed_mesh, _draw, controls, interactive, _EXAMPLES)
 
@@ -82,7 +66,9 @@ def network_of(name: str) -> Cluster:
 def placed_mesh(
     network: str, model: str, data: int, tensor: int, pipeline: int, context: int, expert: int, order: str
 ) -> PlacedMesh:
-    """The mesh in that order on that network. Arguments as `placement_calculator`.
+    """The mesh with its axes in `order`, from far apart to neighbours, on one of `NETWORKS`.
+
+    Axes of one rank may be left out.
 
     Raises ValueError: an order with an unknown axis, or without one of several ranks; and as `studies.placement.place`.
     """

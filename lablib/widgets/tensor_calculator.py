@@ -35,29 +35,14 @@ class LayerByRanks(NamedTuple):
 
 
 @checked
-def tensor_calculator(
-    interactive: bool = True,
-    cluster: str = "dgx-h100",
-    width: int = 8192,
-    ranks: int = 16,
-    sequences: int = 2,
-    way: str = "f and g",
-) -> Exploration:
-    """The calculator, to end a cell with; not interactive: its figure at a few settings. Sequences of 2,048 tokens.
-
-    Arguments:
-        cluster: one of `MACHINES`.
-        width: of the residual stream; heads are 64 wide.
-        ranks: most ranks in the figure.
-        sequences: of a micro-batch.
-        way: one of `tensor_time.WAYS`.
-    """
+def tensor_calculator(interactive: bool = True) -> Exploration:
+    """The calculator, to end a cell with; not interactive: its figure at a few settings. Sequences of 2,048 tokens."""
     controls: list[Control] = [
-        Choice("cluster", "Machine", MACHINES, cluster),
-        IntChoice("width", "Width", (4096, 8192, 16384), width),
-        IntChoice("ranks", "Ranks", RANKS, ranks, "at most"),
-        IntChoice("sequences", "Micro-batch", (1, 2, 4, 8, 16), sequences, f"x {SEQ_LEN} tokens"),
-        Choice("way", "Way", WAYS, way),
+        Choice("cluster", "Machine", MACHINES, "dgx-h100"),
+        IntChoice("width", "Width", (4096, 8192, 16384), 8192),
+        IntChoice("ranks", "Ranks", RANKS, 16, "at most"),
+        IntChoice("sequences", "Micro-batch", (1, 2, 4, 8, 16), 2, f"x {SEQ_LEN} tokens"),
+        Choice("way", "Way", WAYS, "f and g"),
     ]
     return explore(tensor_layer, _draw, controls, interactive, _EXAMPLES)
 
