@@ -8,10 +8,7 @@ from .run.allocator import figure_allocator as figure_allocator
 from .plans.pipeline import figure_pipeline as figure_pipeline
 from .plans.pipeline_simulation import figure_pipeline_simulation as figure_pipeline_simulation
 from .run.ranks import figure_traffic as figure_traffic
-from .run.traffic_matrix import (
-    figure_traffic_matrix as figure_traffic_matrix,
-    figure_traffic_matrices as figure_traffic_matrices,
-)
+from .run.traffic_matrix import figure_traffic_matrix as figure_traffic_matrix
 from .run.roofline import figure_roofline as figure_roofline
 from .plans.waterfall import figure_waterfall as figure_waterfall
 from .plans.communication import figure_communication as figure_communication

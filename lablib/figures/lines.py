@@ -104,42 +104,27 @@ def _fastest(sizes: Sequence[float], curves: Mapping[str, Sequence[float]], cros
 
 @checked
 def figure_scaling(
-    ranks: Sequence[int],
-    series: Mapping[str, Sequence[float]],
-    ideal: bool = True,
-    throughput_unit: str | None = None,
-    title: str = "",
+    ranks: Sequence[int], series: Mapping[str, Sequence[float]], title: str = "Scaling efficiency against ranks"
 ) -> go.Figure:
-    """Scaling efficiency or throughput against the number of ranks (logarithmic), with the ideal.
+    """Scaling efficiency against the number of ranks (logarithmic), with the ideal of 100%.
 
     Args:
         ranks: numbers of ranks, ascending.
-        series: name -> efficiency (1.0 is perfect) or, with `throughput_unit`, throughput at each number of ranks.
-        ideal: True draws perfect scaling: 100%, or the first throughput of the best series times the ranks.
-        throughput_unit: None for efficiency, otherwise e.g. "samples/s".
+        series: name -> efficiency (1.0 is perfect) at each number of ranks.
     """
     check_lengths(ranks, series)
-    is_efficiency, unit = throughput_unit is None, throughput_unit or "%"
-    quantity = "scaling efficiency" if is_efficiency else "throughput"
-    shown = {name: [100 * v if is_efficiency else v for v in values] for name, values in series.items()}
-    marks = []
-    if ideal and len(ranks) and shown:
-        best = max(values[0] for values in shown.values()) / ranks[0]
-        perfect = [100.0 if is_efficiency else best * r for r in ranks]
-        look = {"mode": "lines", "line": {"color": FAINT_INK, "dash": "dot", "width": 1.5}}
-        marks.append(Mark("ideal", ranks, perfect, hover=(), look=look))
-    parts = []
-    for index, (name, values) in enumerate(shown.items()):
-        words = [f"{v:.1f}%" if is_efficiency else format_quantity(v, unit) for v in values]
-        hover = [f"<b>{name}</b><br>{plural(r, 'ranks')}<br>{text}" for r, text in zip(ranks, words, strict=True)]
+    percent = {name: [100 * value for value in values] for name, values in series.items()}
+    look = {"mode": "lines", "line": {"color": FAINT_INK, "dash": "dot", "width": 1.5}}
+    marks = [Mark("ideal", ranks, [100.0 for _ in ranks], hover=(), look=look)] if len(ranks) and percent else []
+    for index, (name, values) in enumerate(percent.items()):
+        pairs = zip(ranks, values, strict=True)
+        hover = [f"<b>{name}</b><br>{plural(r, 'ranks')}<br>{value:.1f}%" for r, value in pairs]
         marks.append(line(index, name, ranks, values, hover))
-        growth = f", {values[-1] / (values[0] or float('nan')):.3g} times that on {ranks[0]}" if len(ranks) else ""
-        parts.append(f"{name} {words[-1] if words else ''}{'' if is_efficiency else growth}")
     across = Axis("ranks", "count", log=True, ticks={r: f"{r:,}" for r in ranks})
-    sentence = f"On {plural(ranks[-1], 'ranks')} the {quantity} is: {'; '.join(parts)}." if len(ranks) and parts else ""
-    columns = {"ranks": list(ranks)} | {f"{name} ({unit})": values for name, values in shown.items()}
-    panel = Panel(across, Axis(quantity, unit, from_zero=True), marks)
-    return chart(title or f"{quantity.capitalize()} against ranks", panel, sentence, columns)
+    parts = [f"{name} {values[-1]:.1f}%" for name, values in percent.items() if len(ranks)]
+    sentence = f"On {plural(ranks[-1], 'ranks')} the scaling efficiency is: {'; '.join(parts)}." if parts else ""
+    columns = {"ranks": list(ranks)} | {f"{name} (%)": values for name, values in percent.items()}
+    return chart(title, Panel(across, Axis("scaling efficiency", "%", from_zero=True), marks), sentence, columns)
 
 
 @checked

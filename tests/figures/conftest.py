@@ -14,6 +14,7 @@ from lablib.batches.packing import best_fit
 from lablib.data.loading.loader import Loader
 from lablib.data.loading.loader_timeline import run_loop
 from lablib.errors import DeadlockError, Wait
+from lablib.figures import DrawnLink, Node
 from lablib.labs import lab02, lab03, lab04, lab05, lab06, lab07, lab11, lab12, lab13, lab14, lab15, lab16
 from lablib.memory.ways_to_fit import Way
 from lablib.pipeline import Plan, equal_memory, replay
@@ -41,7 +42,8 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "no rank can go on",
         [Wait(0, "waits in recv from rank 1", for_ranks=(1,)), Wait(1, "waits in recv from rank 0", for_ranks=(0,))],
     )
-    nodes = [("a", 0.0, 0.0, "gpu"), ("b", 1.0, 0.0, "gpu"), ("s", 0.5, 1.0, "switch")]
+    nodes = [Node("a", 0.0, 0.0), Node("b", 1.0, 0.0), Node("s", 0.5, 1.0, "switch")]
+    links = [DrawnLink("a", "s", "NVLink"), DrawnLink("b", "s", "NVLink")]
     memory, device, plan = examples.some_memory(), examples.DEVICE, examples.some_prediction()
     return {
         "timeline": figures.figure_timeline(step),
@@ -49,14 +51,13 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "reconcile normalized": figures.figure_reconcile(step, slower, normalize=True),
         "collective cost": figures.figure_collective_cost(sizes, curves, {"tree = ring": 1e6}),
         "efficiency": figures.figure_scaling(ranks, {"ddp": [1.0, 0.95, 0.9, 0.8]}),
-        "throughput": figures.figure_scaling(ranks, {"ddp": [100, 190, 360, 640]}, throughput_unit="samples/s"),
         "traffic": figures.figure_traffic(examples.some_traffic(), 4),
         "traffic matrix": figures.figure_traffic_matrix(examples.some_traffic(), 4, devices_per_node=2),
         "traffic matrix of a mesh": figures.figure_traffic_matrix(
             examples.some_traffic(), devices_per_node=2, mesh={"data": 2, "tensor": 2}
         ),
         "placements": lab14.figure_placements(examples.some_placements(), "orders"),
-        "traffic matrices": figures.figure_traffic_matrices(
+        "traffic matrices": figures.figure_traffic_matrix(
             {"one": examples.some_traffic(), "the same": examples.some_traffic()}, 4
         ),
         "memory": figures.figure_memory(memory, device=device),
@@ -132,5 +133,5 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "staircase": lab06.figure_staircase(
             [128, 256, 257], {"A100": [1e-5, 1e-5, 2e-5]}, {"A100": [0.4, 0.8, 0.4]}, "stairs"
         ),
-        "topology": figures.figure_topology(nodes, [("a", "s", "NVLink"), ("b", "s", "NVLink")]),
+        "topology": figures.figure_topology(nodes, links, "Topology", "2 GPUs, 1 switch."),
     }

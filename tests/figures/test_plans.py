@@ -73,18 +73,6 @@ def test_where_nothing_fits_the_smallest_is_named():
     assert "Pareto front" not in points(figure)
 
 
-def test_groups_differ_in_color_and_symbol():
-    figure = plans(groups=["none", "full", "full", "none"])
-    looks = {t.name: (t.marker.color, t.marker.symbol) for t in figure.data if t.name in ("none", "full")}
-    assert len(set(looks.values())) == 2 and len(points(figure)["full"]) == 2
-
-
-def test_a_front_from_elsewhere_is_drawn_as_given():
-    assert points(plans(front=[2]))["Pareto front"] == [(40, 21)]
-    with pytest.raises(ValueError, match="front holds indices of the 4 plans"):
-        plans(front=[4])
-
-
 def test_wide_ranges_are_logarithmic_and_end_near_what_matters():
     figure = figure_plans([1.0, 2.0, 900.0], [1e9, 50e9, 5e12], 80e9, ["a", "b", "c"])
     assert figure.layout.xaxis.type == "log"
@@ -102,8 +90,8 @@ def test_a_plan_that_takes_nothing_stands_on_a_linear_axis():
 def test_of_many_plans_some_are_drawn_and_the_front_whole():
     number = 3 * MAX_POINTS
     times = [1 + 1e-4 * i for i in range(number)]
-    sizes = [1e9 * (2 - i / number) for i in range(number)]  # all on the front
-    figure = figure_plans(times, sizes, 80e9, [f"plan {i}" for i in range(number)], front=[1, 2, 4])
+    sizes = [3e9, 4e9, 2e9, 1e9, *[5e9] * (number - 4)]
+    figure = figure_plans(times, sizes, 80e9, [f"plan {i}" for i in range(number)])
     drawn = points(figure)["fits"]
     assert MAX_POINTS <= len(drawn) <= MAX_POINTS + 3 and len(points(figure)["Pareto front"]) == 3
     assert f"{len(drawn):,} of them are drawn." in describe(figure)
@@ -139,9 +127,9 @@ def test_predictions_are_called_by_their_choices():
         def __getitem__(self, i: int) -> Prediction:
             return some_prediction()
 
-    figure = figure_predictions(Two(), groups=["full", "none"])
+    figure = figure_predictions(Two())
     assert list(table(figure)["plan"]) == ["data 2, tensor 4, micro-batch 8, recompute full"]
-    assert list(points(figure)) == ["full", "Pareto front"]
+    assert list(points(figure)) == ["fits", "Pareto front"]
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.booleans()), max_size=30))

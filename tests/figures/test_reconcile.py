@@ -44,13 +44,6 @@ def test_normalized_panels_end_at_100_percent(examples):
     assert "share of the makespan (%)" == figure.layout.xaxis2.title.text
 
 
-def test_panels_on_axes_of_their_own_say_so():
-    figure = figure_reconcile(one_op(1e-4), one_op(2.0), same_axis=False)
-    assert "(\N{MICRO SIGN}s)" in figure.layout.xaxis.title.text and "(s)" in figure.layout.xaxis2.title.text
-    assert figure.layout.xaxis2.matches is None
-    assert "axes differ" in describe(figure)
-
-
 def test_the_error_is_relative_to_the_measurement():
     figure = figure_reconcile(one_op(0.011), one_op(0.010))
     row = table(figure).set_index("part").loc["makespan"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from lablib import launch
 from lablib.cost import GroupNetwork
 from lablib.cost.routes import Route
-from lablib.figures import describe, figure_traffic_matrices, figure_traffic_matrix, table
+from lablib.figures import describe, figure_traffic_matrix, table
 from lablib.hardware import find_cluster
 from lablib.run import Traffic, Transfer
 
@@ -92,7 +92,7 @@ def test_nothing_sent_is_said():
 
 def test_runs_side_by_side_share_one_scale_of_colours_and_one_bar():
     big, small = Traffic((send(0, 1, 4e6), send(1, 0, 2e6))), Traffic((send(0, 3, 1e6),))
-    figure = figure_traffic_matrices({"big": big, "small": small}, 4)
+    figure = figure_traffic_matrix({"big": big, "small": small}, 4)
     first, second = figure.data
     assert (first.zmin, first.zmax) == (second.zmin, second.zmax) == (0, 4)
     assert first.showscale and not second.showscale
@@ -105,7 +105,7 @@ def test_runs_side_by_side_share_one_scale_of_colours_and_one_bar():
 
 @given(st.lists(st.floats(1, 1e12), min_size=1, max_size=4))
 def test_equal_colours_are_equal_bytes_in_all_panels(sizes):
-    figure = figure_traffic_matrices({f"run {i}": Traffic((send(0, 1, size),)) for i, size in enumerate(sizes)})
+    figure = figure_traffic_matrix({f"run {i}": Traffic((send(0, 1, size),)) for i, size in enumerate(sizes)})
     drawn = [np.array(heat.z, dtype=float)[0, 1] for heat in figure.data]
     assert len({(heat.zmin, heat.zmax) for heat in figure.data}) == 1
     for (a, x), (b, y) in itertools.combinations(zip(sizes, drawn, strict=True), 2):
@@ -113,11 +113,11 @@ def test_equal_colours_are_equal_bytes_in_all_panels(sizes):
 
 
 def test_runs_of_other_sizes_have_the_squares_of_the_largest():
-    figure = figure_traffic_matrices({"two": Traffic((send(0, 1, 1.0),)), "five": Traffic((send(0, 4, 1.0),))})
+    figure = figure_traffic_matrix({"two": Traffic((send(0, 1, 1.0),)), "five": Traffic((send(0, 4, 1.0),))})
     assert figure.layout.xaxis.range == figure.layout.xaxis2.range == (-0.5, 4.5)
     for count in (0, 5):
         with pytest.raises(ValueError, match="1 to 4 runs fit side by side"):
-            figure_traffic_matrices({str(i): Traffic() for i in range(count)})
+            figure_traffic_matrix({str(i): Traffic() for i in range(count)})
 
 
 def _shift() -> None:

@@ -163,7 +163,7 @@ def report() -> Any:
 
 DEADLOCK = DeadlockError(MARK, [Wait(0, f"waits in {MARK}", MARK, MARK, (1,), MARK, MARK), Wait(1, MARK, MARK)])
 SIZES = [1e3, 1e6]
-NODES = [(MARK, 0.0, 0.0, MARK), ("b", 1.0, 0.0, "gpu")]
+NODES = [figures.Node(MARK, 0.0, 0.0, MARK), figures.Node("b", 1.0, 0.0)]
 CURVE, APART = [5.5, 3.0], difference({1: 2.0, 2: 2.1}, {1: 1.0, 2: 2.2})
 COMPRESSED = {f"{MARK} {h}": CompressedRun(f"{MARK} {h}", 1e-3, True, {1: 2.0, 2: 2.1}, 1e4 / h, h) for h in (1, 4)}
 RESULTS = {
@@ -186,8 +186,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     ),
     "figure_pipeline": lambda: figures.figure_pipeline(replay(Plan.parse(MARK, ["0F0 0B0"]))),
     "figure_traffic": lambda: figures.figure_traffic(TRAFFIC, 2),
-    "figure_traffic_matrix": lambda: figures.figure_traffic_matrix(TRAFFIC, 2, title=MARK),
-    "figure_traffic_matrices": lambda: figures.figure_traffic_matrices({MARK: TRAFFIC}, 2),
+    "figure_traffic_matrix": lambda: figures.figure_traffic_matrix({MARK: TRAFFIC}, 2, title=MARK),
     "figure_roofline": lambda: figures.figure_roofline(timeline(), DEVICE),
     "figure_waterfall": lambda: figures.figure_waterfall(prediction()),
     "figure_communication": lambda: figures.figure_communication(prediction()),
@@ -201,8 +200,8 @@ FIGURES: dict[str, Callable[[], Any]] = {
         [0, 1], {MARK: [3.0, 2.0]}, [(MARK, "above", 2.0)], [(MARK, MARK, 0.0, 1.0)], title=MARK
     ),
     "figure_lines": lambda: figures.figure_lines([0, 1], {MARK: [3.0, 2.0]}, MARK, MARK, y_unit=MARK),
-    "figure_topology": lambda: figures.figure_topology(NODES, [(MARK, "b", MARK)]),
-    "figure_network": lambda: figures.figure_network(FatTree(), 4, title=MARK),
+    "figure_topology": lambda: figures.figure_topology(NODES, [figures.DrawnLink(MARK, "b", MARK)], MARK, MARK),
+    "figure_network": lambda: figures.figure_network(FatTree(), 4),
     "figure_step_memory": lambda: figures.figure_step_memory(replace(memory_of_step("gpt2", 64), name=MARK)),
     "figure_time_memory": lambda: lab03.figure_time_memory({MARK: WAYS}),
     "figure_exponents": lambda: lab02.figure_exponents({MARK: EXPONENTS}, [replace(FP16, name=MARK)], (-32, 0), MARK),

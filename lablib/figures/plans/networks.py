@@ -13,14 +13,8 @@ from lablib.text.units import plural
 
 
 @checked
-def figure_network(
-    topology: FatTree | Dragonfly | Torus, num_nodes: Annotated[int, Range(ge=1, le=512)], title: str = ""
-) -> go.Figure:
-    """The first nodes of a network, with the switches and links between them.
-
-    Args:
-        topology: small ones make readable pictures, e.g. `FatTree(2, 2)`.
-        title: none given: the topology's name.
+def figure_network(topology: FatTree | Dragonfly | Torus, num_nodes: Annotated[int, Range(ge=1, le=512)]) -> go.Figure:
+    """The first nodes of a network, with the switches and links between them; best of a small one: `FatTree(2, 2)`.
 
     Raises ValueError: a torus that is not flat, or has not this many nodes.
     """
@@ -30,8 +24,8 @@ def figure_network(
         things, links, summary = _dragonfly(topology, num_nodes)
     else:
         things, links, summary = _torus(topology, num_nodes)
-    heading = title or f"{topology.name[0].upper()}{topology.name[1:]} of {plural(num_nodes, 'nodes')}"
-    return figure_topology(things, links, heading, summary)
+    title = f"{topology.name[0].upper()}{topology.name[1:]} of {plural(num_nodes, 'nodes')}"
+    return figure_topology(things, links, title, summary)
 
 
 Picture = tuple[list[Node], list[DrawnLink], str]

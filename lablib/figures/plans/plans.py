@@ -16,7 +16,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from lablib.figures.chart import Axis, Mark, Panel, ReferenceLine, chart, points
-from lablib.figures.style import GRID, INK, series_look
+from lablib.figures.style import GRID, INK
 from lablib.signature import check_type, checked
 from lablib.text.units import format_quantity, log_ticks
 
@@ -37,8 +37,6 @@ def figure_plans(
     memory_bytes: Sequence[float] | np.ndarray,
     limit_bytes: float,
     names: Sequence[str] | Callable[[int], str],
-    front: Sequence[int] | None = None,
-    groups: Sequence[str] | None = None,
     title: str = "Plans in time and memory",
     note: str = "",
 ) -> go.Figure:
@@ -51,8 +49,6 @@ def figure_plans(
         memory_bytes: at the peak of the fullest GPU.
         limit_bytes: of a GPU.
         names: of the plans, or a function from the index of a plan to its name.
-        front: indices of the plans on the Pareto front; None: computed here, among the plans that fit.
-        groups: of each plan, such as its recomputation: each group has a colour and a symbol.
         note: a sentence after the summary.
 
     Table: the plans of the front, then the fastest others, at most 200.
@@ -60,16 +56,14 @@ def figure_plans(
     for what, values in (("times_s", times_s), ("memory_bytes", memory_bytes)):
         check_type(what, list(np.ravel(values)) if isinstance(values, np.ndarray) else values, Sequence[float])
     times, sizes = [float(t) for t in times_s], [float(b) for b in memory_bytes]
-    for what, values in (("memory_bytes", sizes), ("names", None if callable(names) else names), ("groups", groups)):
+    for what, values in (("memory_bytes", sizes), ("names", None if callable(names) else names)):
         if values is not None and len(values) != len(times):
             raise ValueError(f"{what} must have one value for each of the {len(times)} plans: got {len(values)}.")
-    if any(not 0 <= i < len(times) for i in (() if front is None else front)):
-        raise ValueError(f"front holds indices of the {len(times)} plans: got {list(front or ())}.")
     fits = [size <= limit_bytes for size in sizes]
-    best = set(pareto_front(times, sizes, fits) if front is None else map(int, front))
+    best = set(pareto_front(times, sizes, fits))
     name = names if callable(names) else names.__getitem__
     plans = [
-        _Plan(time, size, is_in, i in best, groups[i] if groups is not None else "fits", i, name)
+        _Plan(time, size, is_in, i in best, i, name)
         for i, (time, size, is_in) in enumerate(zip(times, sizes, fits, strict=True))
         if isfinite(time) and isfinite(size)
     ]
@@ -86,8 +80,7 @@ def figure_plans(
         note += f" Beyond the edges: {outside:,}; zoom out to see them."
     if impossible := len(times) - len(plans):
         note += f" {impossible:,} more are impossible."
-    columns = _columns(plans, groups is not None)
-    figure = chart(title, panel, _summary(plans, limit_bytes) + note, columns, pixels=PLOT_PIXELS)
+    figure = chart(title, panel, _summary(plans, limit_bytes) + note, _columns(plans), pixels=PLOT_PIXELS)
     if plans:
         unit, end = panel.x.scale(()), max([*(panel.x.span or ()), *(plan.size_bytes for plan in plans)])
         beyond = {"fillcolor": GRID, "opacity": 0.35, "line_width": 0, "layer": "below"}
@@ -101,7 +94,6 @@ class _Plan:
     size_bytes: float
     fits: bool
     is_on_front: bool
-    group: str
     index: int
     namer: Callable[[int], str]
 
@@ -136,13 +128,8 @@ def _panel(plans: Sequence[_Plan], shown: Sequence[_Plan], limit: float) -> tupl
 
 
 @checked
-def figure_predictions(predictions: Predictions, title: str = "Plans in time and memory", **options: Any) -> go.Figure:
-    """Many predicted plans, each named by its split, its micro-batch and its recomputation; evidence of the fastest.
-
-    Args:
-        predictions: of `predict_many`, all of one batch.
-        options: `front` and `groups` of `figure_plans`.
-    """
+def figure_predictions(predictions: Predictions, title: str = "Plans in time and memory") -> go.Figure:
+    """Plans of `predict_many` for one batch, named by split, micro-batch and recomputation; evidence of the fastest."""
 
     def name(i: int) -> str:
         chosen = p.arguments(i)
@@ -150,9 +137,8 @@ def figure_predictions(predictions: Predictions, title: str = "Plans in time and
 
     p = predictions
     fitting = np.flatnonzero(p.fits)
-    if len(fitting):
-        options.setdefault("note", p[int(fitting[p.step_time_s[fitting].argmin()])].evidence_sentence())
-    return figure_plans(p.step_time_s, p.peak_memory_bytes, p.memory_limit_bytes, name, title=title, **options)
+    note = p[int(fitting[p.step_time_s[fitting].argmin()])].evidence_sentence() if len(fitting) else ""
+    return figure_plans(p.step_time_s, p.peak_memory_bytes, p.memory_limit_bytes, name, title, note)
 
 
 def pareto_front(times_s: Sequence[float], memory_bytes: Sequence[float], fits: Sequence[bool]) -> list[int]:
@@ -188,25 +174,17 @@ def _axis(values: Sequence[float], maximum: float, label: str, base: str) -> Axi
 
 
 def _clouds(plans: Sequence[_Plan]) -> list[Mark]:
-    """The points: grey crosses for plans that do not fit, a look for each group of the others."""
-    beyond = [plan for plan in plans if not plan.fits]
+    """The points: grey crosses for plans that do not fit, dots for the others."""
     cross = {"symbol": "x-thin", "size": 7, "color": GREY, "line": {"color": GREY, "width": 1.3}}
-    marks = [_points(0, "does not fit", beyond, **cross)] if beyond else []
-    groups: dict[str, list[_Plan]] = {group: [] for group in sorted({plan.group for plan in plans})}
-    for plan in plans:
-        groups[plan.group] += [plan] if plan.fits else []
-    # Small groups last, so that large ones do not cover them.
-    for index, (name, own) in sorted(enumerate(groups.items()), key=lambda item: -len(item[1][1])):
-        if own:
-            edge = {"color": "#FFFFFF", "width": 0.6}
-            symbol = series_look(index).symbol
-            marks.append(_points(index, name, own, symbol=symbol, size=7, opacity=0.65, line=edge))
-    return marks
+    dot = {"size": 7, "opacity": 0.65, "line": {"color": "#FFFFFF", "width": 0.6}}
+    beyond, inside = ([plan for plan in plans if plan.fits == fits] for fits in (False, True))
+    groups = (("does not fit", beyond, cross), ("fits", inside, dot))
+    return [_points(name, own, **marker) for name, own, marker in groups if own]
 
 
-def _points(index: int, name: str, plans: Sequence[_Plan], **marker: Any) -> Mark:
+def _points(name: str, plans: Sequence[_Plan], **marker: Any) -> Mark:
     sizes, times = [plan.size_bytes for plan in plans], [plan.time_s for plan in plans]
-    return points(index, name, sizes, times, [plan.hover for plan in plans], **marker)
+    return points(0, name, sizes, times, [plan.hover for plan in plans], **marker)
 
 
 def _front(plans: Sequence[_Plan]) -> list[Mark]:
@@ -217,7 +195,7 @@ def _front(plans: Sequence[_Plan]) -> list[Mark]:
     across, up = [plan.size_bytes for plan, _ in corners], [corner.time_s for _, corner in corners]
     staircase = Mark("", across, up, (), look={"mode": "lines", "line": {"color": INK, "width": 1.5}})
     ring = {"symbol": "circle-open", "size": 12, "color": INK, "line": {"color": INK, "width": 1.8}}
-    return [staircase, _points(0, "Pareto front", plans, **ring)]
+    return [staircase, _points("Pareto front", plans, **ring)]
 
 
 def _summary(plans: Sequence[_Plan], limit: float) -> str:
@@ -241,12 +219,11 @@ def _summary(plans: Sequence[_Plan], limit: float) -> str:
     return text + "."
 
 
-def _columns(plans: Sequence[_Plan], has_groups: bool) -> dict[str, list[Any]]:
+def _columns(plans: Sequence[_Plan]) -> dict[str, list[Any]]:
     """The front, then the plans that fit, then the rest; each the fastest first."""
     rows = sorted(plans, key=lambda plan: (not plan.is_on_front, not plan.fits))[:MAX_ROWS]
-    columns: dict[str, list[Any]] = {"plan": [plan.name for plan in rows]}
-    columns |= {"group": [plan.group for plan in rows]} if has_groups else {}
-    return columns | {
+    return {
+        "plan": [plan.name for plan in rows],
         "step time (s)": [plan.time_s for plan in rows],
         "memory (B)": [plan.size_bytes for plan in rows],
         "fits": [plan.fits for plan in rows],

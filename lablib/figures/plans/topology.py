@@ -9,7 +9,6 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, PAPER_PIXELS, base_layout, halo, lay_out, series_look
 from lablib.signature import checked
-from lablib.text.units import plural
 
 _SYMBOLS = {"gpu": "square", "node": "square", "host": "square-open", "nic": "diamond", "switch": "circle"}
 _SYMBOLS |= {"router": "hexagon"}
@@ -23,7 +22,7 @@ _OTHERS = ("triangle-up", "star", "pentagon")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node of a topology. `kind`: "gpu", "node", "host", "nic", "switch", "router", or another name."""
+    """A node; x grows to the right, y upwards. `kind`: "gpu", "node", "host", "nic", "switch", "router", or another."""
 
     name: str
     x: float
@@ -45,45 +44,29 @@ class DrawnLink:
 
 
 @checked
-def figure_topology(
-    nodes: Iterable[Node | tuple[str, float, float, str]],
-    edges: Iterable[DrawnLink | tuple[str, str, str]],
-    title: str = "Topology",
-    summary: str = "",
-) -> go.Figure:
-    """Nodes by kind (symbol and colour), links by level (colour, dash and width).
-
-    Args:
-        nodes: records, or tuples (name, x, y, kind); x grows to the right and y upwards.
-        edges: records, or tuples (a, b, level).
-        summary: one sentence; "": the counts.
+def figure_topology(nodes: Sequence[Node], links: Sequence[DrawnLink], title: str, summary: str) -> go.Figure:
+    """Nodes by kind (symbol and colour), links by level (colour, dash and width); `summary` is a sentence.
 
     Table: one row per link. Raises ValueError: if a link names an unknown node, or two nodes share a name.
     """
-    things = [node if isinstance(node, Node) else Node(*node) for node in nodes]
-    links = [edge if isinstance(edge, DrawnLink) else DrawnLink(*edge) for edge in edges]
-    by_name = {node.name: node for node in things}
-    if len(by_name) < len(things):
-        raise ValueError(f"each node must have a different name: got {[n.name for n in things]}.")
+    by_name = {node.name: node for node in nodes}
+    if len(by_name) < len(nodes):
+        raise ValueError(f"each node must have a different name: got {[n.name for n in nodes]}.")
     for link in links:
         for end in (link.a, link.b):
             if end not in by_name:
                 raise ValueError(f"a link must join two nodes: got {end!r}, which is none of {list(by_name)}.")
     height = 320 + PAPER_PIXELS - 40
     figure = go.Figure(layout=base_layout(title, height, showlegend=True))
-    levels, kinds = _distinct(link.level for link in links), _distinct(node.kind for node in things)
+    levels, kinds = dict.fromkeys(link.level for link in links), dict.fromkeys(node.kind for node in nodes)
     traces: list[Any] = [_links(links, level, number, by_name) for number, level in enumerate(levels)]
-    traces += [_kind(things, kind, number) for number, kind in enumerate(kinds)]
+    traces += [_kind(nodes, kind, number) for number, kind in enumerate(kinds)]
     figure.add_traces(traces)
     hidden: dict[str, Any] = {"visible": False}
     axes = {f"{side}axis": hidden | _room([v for trace in traces for v in trace[side]]) for side in "xy"}
     lay_out(figure, axes | {"margin": {"b": 48, "l": 20, "r": 20}})
     ends = {"from": [e.a for e in links], "to": [e.b for e in links], "level": [e.level for e in links]}
-    return attach(figure, summary or _summary(things, links), ends)
-
-
-def _distinct(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))
+    return attach(figure, summary, ends)
 
 
 def _room(points: Sequence[float | None]) -> dict[str, Any]:
@@ -149,13 +132,3 @@ def _kind(things: Sequence[Node], kind: str, number: int) -> go.Scatter:
         hovertext=[f"<b>{n.name}</b><br>{n.kind}" for n in chosen],
         hoverinfo="text",
     )
-
-
-def _summary(things: Sequence[Node], links: Sequence[DrawnLink]) -> str:
-    kinds = []
-    for kind in _distinct(n.kind for n in things):
-        name = kind.upper() if kind in ("gpu", "nic") else kind
-        kinds.append(plural(sum(n.kind == kind for n in things), name + ("es" if name.endswith("ch") else "s")))
-    levels = [f"{sum(e.level == level for e in links)} {level}" for level in _distinct(e.level for e in links)]
-    joined = f", joined by {plural(len(links), 'links')} ({', '.join(levels)})" if links else ""
-    return f"{', '.join(kinds)}{joined}."

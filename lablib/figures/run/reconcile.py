@@ -30,7 +30,6 @@ def figure_reconcile(
     normalize: bool = False,
     ranks: Iterable[int] | None = None,
     title: str | None = None,
-    same_axis: bool = True,
     summary: str | None = None,
     columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> go.Figure:
@@ -42,7 +41,6 @@ def figure_reconcile(
         normalize: draw each as a share of its makespan, to compare shapes at different speeds.
         ranks: None: all up to 16, otherwise the first 4 and the last 4.
         title: None: the two makespans and the error.
-        same_axis: False: a separate time axis per panel, for makespans that differ too much. Not for `normalize`.
         summary, columns: the figure's sentence and table; None: computed here.
 
     Table: seconds per rank (mean over ranks) of each kind of work, of exposed communication, waiting and idle time, and
@@ -55,10 +53,11 @@ def figure_reconcile(
         )
     both = (predicted, measured)
     lanes = lanes_of(both, ranks_to_show(predicted.ranks, ranks))
-    units = _units(both, normalize, same_axis)
-    ends = [100.0 if normalize else unit.of(t.makespan_s) or 1.0 for unit, t in zip(units, both, strict=True)]
-    ends = [max(ends)] * 2 if same_axis and not normalize else ends
-
+    longest_s = max(timeline.makespan_s for timeline in both)
+    units = [unit_for(longest_s, "s")] * 2
+    if normalize:
+        units = [Unit("%", timeline.makespan_s / 100 or 1.0) for timeline in both]
+    end = 100.0 if normalize else units[0].of(longest_s) or 1.0
     panel = pixels(lanes)
     figure = go.Figure(layout=base_layout("", 2 * panel + PANEL_GAP_PIXELS + PAPER_PIXELS, barmode="overlay"))
     shown_kinds: set[str] = set()
@@ -67,7 +66,7 @@ def figure_reconcile(
         spans = [s for s in timeline if (s.rank, s.stream) in drawn]
         where: dict[str, Any] = {"xaxis": f"x{number + 1}", "yaxis": f"y{number + 1}"}
         drawing = drawing_of(spans, lanes, units[number], (timeline.start_s, timeline.end_s))
-        figure.add_traces(lane_traces(timeline, drawing, ends[number] * units[number].scale, **where))
+        figure.add_traces(lane_traces(timeline, drawing, end * units[number].scale, **where))
     traces: Any = figure.data  # plotly makes their properties at run time
     for trace in traces:  # one legend for both panels
         trace.showlegend = bool(trace.legendgroup) and trace.legendgroup not in shown_kinds
@@ -77,24 +76,15 @@ def figure_reconcile(
     for number, domain in enumerate(([1 - share, 1], [0, share])):
         lay_out(figure, {f"yaxis{number + 1}": lane_axis(lanes) | {"domain": domain, "anchor": f"x{number + 1}"}})
         quantity = "share of the makespan" if normalize else "time since launch"
-        across = axis(axis_title(quantity, units[number]), range=[-0.003 * ends[number], 1.015 * ends[number]])
-        linked = {"matches": "x"} if number and ends[0] == ends[1] else {}
+        across = axis(axis_title(quantity, units[number]), range=[-0.003 * end, 1.015 * end])
+        linked = {"matches": "x"} if number else {}
         lay_out(figure, {f"xaxis{number + 1}": across | {"anchor": f"y{number + 1}"} | linked})
         heading(figure, f"<b>{labels[number]}</b>  {format_quantity(both[number].makespan_s, 's')}", y=domain[1])
     own = _columns(predicted, measured, labels)
-    summary = _summary(both, labels, own, normalize, same_axis) if summary is None else summary
+    summary = _summary(both, labels, own, normalize) if summary is None else summary
     figure.update_layout(title_text=title or _title(both, labels))
     add_room(figure, 18)
     return attach(figure, summary, own if columns is None else columns, (*predicted.notes, *measured.notes))
-
-
-def _units(both: Sequence[Timeline], normalize: bool, same_axis: bool) -> list[Unit]:
-    """The unit of each panel: percent of its makespan, one unit for both, or one each."""
-    if normalize:
-        return [Unit("%", timeline.makespan_s / 100 or 1.0) for timeline in both]
-    if same_axis:
-        return [unit_for([t.makespan_s for t in both], "s")] * 2
-    return [unit_for(t.makespan_s, "s") for t in both]
 
 
 def _columns(predicted: Timeline, measured: Timeline, labels: tuple[str, str]) -> dict[str, list[Any]]:
@@ -133,9 +123,7 @@ def _percent(share: float) -> str:
     return f"{share:+.1%}" if abs(share) < 9 else f"{share + 1:.3g} times"
 
 
-def _summary(
-    both: Sequence[Timeline], labels: tuple[str, str], columns: dict[str, list[Any]], normalize: bool, same_axis: bool
-) -> str:
+def _summary(both: Sequence[Timeline], labels: tuple[str, str], columns: dict[str, list[Any]], normalize: bool) -> str:
     first, second = (t.makespan_s for t in both)
     if not first or not second:
         empty = labels[0] if not first else labels[1]
@@ -151,6 +139,4 @@ def _summary(
     if widest > 0:
         more = "more" if difference > 0 else "less"
         text += f"; the largest difference is in {part}: {format_quantity(widest, 's')} a rank {more} than {labels[1]}"
-    if normalize:
-        return text + ". Each panel is scaled to its own makespan."
-    return text + ("." if same_axis else ". The two time axes differ.")
+    return text + (". Each panel is scaled to its own makespan." if normalize else ".")

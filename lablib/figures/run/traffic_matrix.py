@@ -27,7 +27,7 @@ _COLORS = ((0.0, "#F2D9E7"), (0.35, "#D998BC"), (0.7, "#A04F7C"), (1.0, "#3D1029
 
 @checked
 def figure_traffic_matrix(
-    traffic: Traffic,
+    traffic: Traffic | Mapping[str, Traffic],
     num_ranks: int | None = None,
     devices_per_node: Count | None = None,
     title: str = "Bytes between ranks",
@@ -37,15 +37,16 @@ def figure_traffic_matrix(
     """A square for each pair of ranks: the row sends to the column. Lines separate nodes.
 
     Args:
-        num_ranks: of the run; None: up to the last one that took part in a communication.
+        traffic: of a run, or of up to 4 runs by name, drawn side by side with the same colours, blocks and lines.
+        num_ranks: of each run; None: up to the last one that took part in a communication of any.
         devices_per_node: ranks on each node, for the lines; None: of the simulator, or no lines.
         mesh: axes and their sizes, from far apart to neighbours (`Mesh.sizes`): ranks are named by their coordinates,
             and thin lines separate the groups of the last axis.
         note: a sentence before the others.
 
-    Table: one row for each pair with bytes. More than 128 ranks are drawn and listed as blocks of neighbours; of a
-    mesh, as blocks of its last axes. Raises ValueError: if a transfer names a rank beyond `num_ranks`, or for a mesh of
-    another number of ranks.
+    Table: one row for each pair with bytes, of each run. More than 128 ranks are drawn and listed as blocks of
+    neighbours; of a mesh, as blocks of its last axes. Raises ValueError: if a transfer names a rank beyond `num_ranks`,
+    or for a mesh of another number of ranks.
     """
     if mesh is not None:
         if not mesh or any(isinstance(size, bool) or size < 1 for size in mesh.values()):
@@ -55,40 +56,13 @@ def figure_traffic_matrix(
             got = f"got {dict(mesh)} for {num_ranks}; leave num_ranks out."
             raise ValueError(f"the mesh must have num_ranks ranks: {got}")
         num_ranks = prod(mesh.values())
-    return _figure({"": traffic}, num_ranks, devices_per_node, title, mesh, note)
-
-
-@checked
-def figure_traffic_matrices(
-    traffics: Mapping[str, Traffic],
-    num_ranks: int | None = None,
-    devices_per_node: Count | None = None,
-    title: str = "Bytes between ranks",
-) -> go.Figure:
-    """The matrices of 1 to 4 runs side by side, on one scale of colours. Table: one row for each run and pair.
-
-    Args:
-        num_ranks: of each run; None: up to the last one that took part in a communication of any.
-        devices_per_node: as for `figure_traffic_matrix`.
-    """
+    traffics = {"": traffic} if isinstance(traffic, Traffic) else traffic
     if not 1 <= len(traffics) <= MAX_PANELS:
         raise ValueError(f"1 to {MAX_PANELS} runs fit side by side: got {len(traffics)}; draw fewer of them")
     if num_ranks is None:
-        num_ranks = max(len(traffic.matrix()) for traffic in traffics.values())
-    return _figure(traffics, num_ranks, devices_per_node, title)
-
-
-def _figure(
-    traffics: Mapping[str, Traffic],
-    num_ranks: int | None,
-    per_node: int | None,
-    title: str,
-    mesh: Mapping[str, int] | None = None,
-    note: str = "",
-) -> go.Figure:
-    """One panel per run, left to right; colours, blocks and lines are the same in all."""
-    per_node = per_node or next((n for n in (one.devices_per_node for one in traffics.values()) if n), None)
-    sent = {name: traffic.matrix(num_ranks) for name, traffic in traffics.items()}
+        num_ranks = max(len(one.matrix()) for one in traffics.values())
+    per_node = devices_per_node or next((n for n in (one.devices_per_node for one in traffics.values()) if n), None)
+    sent = {name: one.matrix(num_ranks) for name, one in traffics.items()}
     size = len(next(iter(sent.values())))
     block = _block(size, per_node) if mesh is None else _block_of(mesh)
     cells = {name: _in_blocks(one, block) for name, one in sent.items()}

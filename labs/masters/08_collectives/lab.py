@@ -589,7 +589,7 @@ pd.DataFrame(rows, columns=["algorithm", "busiest NIC sends", "takes"]).set_inde
 # which squares of the hierarchy are across the lines?
 
 # %%
-lab08.show(lab08.figure_traffic_matrices(traffics, 2 * ranks, devices_per_node=ranks))
+lab08.show(lab08.figure_traffic_matrix(traffics, 2 * ranks, devices_per_node=ranks))
 
 # %% [markdown]
 # The ring fills one square per row. Each of the tree's squares is the whole tensor, and they are unequally spread: rank
