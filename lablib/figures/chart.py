@@ -84,7 +84,7 @@ class Mark:
     hover: Sequence[str] | None = None  # a text for each point; None: label, position and value; empty: no hover
     # the least and the greatest y of each point, drawn as a bar
     ends: tuple[Sequence[float], Sequence[float]] | None = None
-    look: Mapping[str, Any] = field(default_factory=dict)  # further plotly properties of the trace
+    look: Mapping[str, Any] = field(default_factory=dict)  # further plotly properties; `base` of bars in base units
     trace: type = go.Scatter
 
     def styled(self, **look: Any) -> Mark:
@@ -245,7 +245,10 @@ def _trace(mark: Mark, panel: Panel, units: Mapping[str, Unit]) -> Any:
         size = {"thickness": 1.5, "width": 4, "color": mark.look["marker"]["color"]}
         look["error_y"] = {"type": "data", "symmetric": False, "array": high, "arrayminus": low} | size
     x, y = [_scaled(v, units["x"]) for v in mark.x], [_scaled(v, units["y"]) for v in mark.y]
-    return mark.trace(x=x, y=y, **look, **mark.look)
+    if "base" in mark.look:
+        along = units["x" if mark.look.get("orientation") == "h" else "y"]
+        look["base"] = [_scaled(v, along) for v in mark.look["base"]]
+    return mark.trace(x=x, y=y, **{**mark.look, **look})
 
 
 def _scaled(value: Any, unit: Unit) -> Any:

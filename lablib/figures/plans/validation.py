@@ -43,7 +43,7 @@ def figure_validation(report: ScoreReport) -> go.Figure:
     mean = f"The mean of |error| is {report.all()['mape']:.1f}%." if rows or refused else ""
     return chart(
         "Predicted against published step time: one point a published run",
-        [_times(families), _errors(families, report)] if families else Panel(Axis(""), Axis(""), ()),
+        [*([_times(families)] if families else []), _errors(families, report)],
         f"{plural(len(rows), 'published runs')}, {refused} refused. {mean}".strip(),
         {
             "run": [one.row.id for one in rows],
@@ -78,7 +78,7 @@ def _times(families: dict[str, list[Scored]]) -> Panel:
 
 def _errors(families: dict[str, list[Scored]], report: ScoreReport) -> Panel:
     """The error of every row, one column per source."""
-    percent, last = 100 * BAND, len(families) - 0.5
+    percent, last = 100 * BAND, max(len(families), 1) - 0.5
     marks = [_band([-0.5, last, last, -0.5], [-percent, -percent, percent, percent])]
     names = {}
     for index, (name, ones) in enumerate(families.items()):
@@ -94,7 +94,8 @@ def _errors(families: dict[str, list[Scored]], report: ScoreReport) -> Panel:
         words = f"error by source; {plural(refused, 'refused rows')} as -100%"
     ticks = {error: f"{error:+d}%" if error else "0" for error in range(-int(MAX_ERROR), int(MAX_ERROR) + 1, 20)}
     if any(abs(one.error) > MAX_ERROR for one in report.timed):
-        ticks |= {-MAX_ERROR: f"< {-MAX_ERROR:.0f}%", MAX_ERROR: f"> +{MAX_ERROR:.0f}%"}
+        less, more = "\N{LESS-THAN OR EQUAL TO}", "\N{GREATER-THAN OR EQUAL TO}"
+        ticks |= {-MAX_ERROR: f"{less} {-MAX_ERROR:.0f}%", MAX_ERROR: f"{more} +{MAX_ERROR:.0f}%"}
     across = Axis("", ticks=names, span=(-0.5, last), look={"showgrid": False})
     return Panel(across, Axis("", ticks=ticks, span=(-MAX_ERROR, MAX_ERROR)), marks, [ReferenceLine(y=0.0)], words)
 

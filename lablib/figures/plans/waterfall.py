@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 
 from lablib.figures import style
-from lablib.figures.describe import attach
-from lablib.figures.style import COMPUTE, FAINT_INK, INK, LOOKS, OTHER, PAPER_PIXELS
+from lablib.figures.chart import Axis, Mark, Panel, bars, chart, labels
+from lablib.figures.style import COMPUTE, FAINT_INK, INK, LOOKS, OTHER
 from lablib.signature import checked
-from lablib.text.units import Unit, axis_title, format_quantity, plural, unit_for
+from lablib.text.units import format_quantity, plural
 
 if TYPE_CHECKING:
     from lablib.plan.prediction import Prediction
@@ -70,14 +70,11 @@ def figure_waterfall(prediction: Prediction, title: str = "") -> go.Figure:
         needed, limit = (format_quantity(size, "B") for size in (p.peak_memory_bytes, p.memory_limit_bytes))
         text += f" It does not fit: it needs {needed} of {limit} a GPU."
     parts = [name for name, time_s in p.parts.items() if abs(time_s) > NOTHING * p.step_time_s]
-    rows = {part: row for row, part in enumerate([*parts, "step"])}
-    unit, pieces = unit_for(p.step_time_s, "s"), _pieces(p, rows)
-    title, height = title or f"Where the step of {p.name} goes", ROW_PIXELS * len(rows) + PAPER_PIXELS
-    figure = go.Figure(layout=style.base_layout(title, height, barmode="overlay", showlegend=True))
-    figure.add_traces([*_bars(pieces, unit), _steps(pieces, unit), _labels(pieces, unit, p.step_time_s)])
-    ticks = {"tickvals": list(rows.values()), "ticktext": [*parts, "<b>step</b>"], "ticks": "", "showgrid": False}
-    across = style.axis(axis_title("time", unit), range=[0, 1.02 * unit.of(p.step_time_s)])
-    style.lay_out(figure, {"xaxis": across, "yaxis": style.axis("", range=[len(rows) - 0.45, -0.55], **ticks)})
+    pieces = _pieces(p, {part: row for row, part in enumerate([*parts, "step"])})
+    last = len(parts)  # the row of the step
+    ticks = {**dict(enumerate(parts)), last: "<b>step</b>"}
+    down = Axis("", ticks=ticks, span=(last + 0.55, -0.55), look={"ticks": "", "showgrid": False})
+    across = Axis("time", "s", span=(0.0, 1.02 * p.step_time_s))
     seconds = [p.parts[part] for part in parts]
     columns = {
         "part": parts,
@@ -85,7 +82,14 @@ def figure_waterfall(prediction: Prediction, title: str = "") -> go.Figure:
         "seconds (s)": seconds,
         "share of the step (%)": [100 * time_s / p.step_time_s for time_s in seconds],
     }
-    return attach(figure, f"{text} {p.evidence_sentence()}".strip(), columns)
+    return chart(
+        title or f"Where the step of {p.name} goes",
+        Panel(across, down, [*_bars(pieces), _steps(pieces), _labels(pieces, p.step_time_s)]),
+        f"{text} {p.evidence_sentence()}".strip(),
+        columns,
+        pixels=ROW_PIXELS * (last + 1),
+        barmode="overlay",
+    )
 
 
 def kind_of_part(part: str) -> str:
@@ -129,67 +133,55 @@ def _hover(prediction: Prediction, part: str, time_s: float) -> str:
     return text
 
 
-def _bars(pieces: Sequence[_Piece], unit: Unit) -> list[go.Bar]:
-    traces = []
+def _bars(pieces: Sequence[_Piece]) -> list[Mark]:
+    marks = []
     for look in _DRAWN:
-        own = [piece for piece in pieces if piece.kind == look.name]
-        if own:
-            traces.append(
-                go.Bar(
-                    name=look.title,
-                    legendgroup=look.name,
-                    orientation="h",
-                    base=[unit.of(piece.start_s) for piece in own],
-                    x=[unit.of(piece.time_s) for piece in own],
-                    y=[piece.row for piece in own],
-                    width=BAR,
-                    marker=look.marker() | {"line": {"color": FAINT_INK, "width": 0.8}},
-                    hovertext=[piece.hover for piece in own],
-                    hoverinfo="text",
-                )
-            )
-    return traces
+        if own := [piece for piece in pieces if piece.kind == look.name]:
+            place = {"orientation": "h", "base": [piece.start_s for piece in own], "width": BAR}
+            marker = look.marker() | {"line": {"color": FAINT_INK, "width": 0.8}}
+            rows, hover = [piece.row for piece in own], [piece.hover for piece in own]
+            marks.append(bars(look, look.title, [piece.time_s for piece in own], rows, hover, marker=marker, **place))
+    return marks
 
 
-def _steps(pieces: Sequence[_Piece], unit: Unit) -> go.Scatter:
+def _steps(pieces: Sequence[_Piece]) -> Mark:
     """Thin lines from the end of a part down to the start of the next one."""
     across: list[float | None] = []
     down: list[float | None] = []
     parts = [piece for piece in pieces if piece.name != "step"]
     for piece, after in zip(parts, parts[1:], strict=False):
-        end = unit.of(piece.start_s + piece.time_s)
+        end = piece.start_s + piece.time_s
         across += [end, end, None]
         down += [piece.row + BAR / 2, after.row - BAR / 2, None]
-    look = {"color": FAINT_INK, "width": 1, "dash": "dot"}
-    return go.Scatter(x=across, y=down, mode="lines", line=look, hoverinfo="skip", showlegend=False)
+    return Mark("", across, down, (), look={"mode": "lines", "line": {"color": FAINT_INK, "width": 1, "dash": "dot"}})
 
 
-def _labels(pieces: Sequence[_Piece], unit: Unit, step_s: float) -> go.Scatter:
+def _labels(pieces: Sequence[_Piece], step_s: float) -> Mark:
     """Seconds and percent of each bar, inside it if there is room, otherwise at its side."""
     room_s = LABEL_SHARE * step_s
     looks = {look.name: look for look in _DRAWN}
-    labels, places, sides, inks, shadows = [], [], [], [], []
+    texts, places, rows, sides, inks, shadows = [], [], [], [], [], []
     for piece in pieces:
         is_step = piece.name == "step"
         is_inside = piece.time_s >= (PERCENT_SHARE * step_s if is_step else room_s)
         if is_step and not is_inside:
             continue
         look = looks[piece.kind]
-        labels.append(_percent(piece) if is_step else f"{format_quantity(piece.time_s, 's')}, {_percent(piece)}")
+        texts.append(_percent(piece) if is_step else f"{format_quantity(piece.time_s, 's')}, {_percent(piece)}")
         if is_inside:
             place_s, side = piece.start_s + piece.time_s / 2, "middle center"
         elif piece.start_s >= room_s:
             place_s, side = piece.start_s, "middle left"
         else:
             place_s, side = piece.start_s + piece.time_s, "middle right"
-        places.append((unit.of(place_s), piece.row))
+        places.append(place_s)
+        rows.append(piece.row)
         sides.append(side)
         inks.append(look.ink if is_inside else INK)
         shadows.append(style.halo(look.color) if is_inside else "none")
-    across, down = [place for place, _ in places], [row for _, row in places]
-    padded = [f"\N{NO-BREAK SPACE}{text}\N{NO-BREAK SPACE}" for text in labels]
+    padded = [f"\N{NO-BREAK SPACE}{text}\N{NO-BREAK SPACE}" for text in texts]
     font = {"size": 12, "color": inks, "shadow": shadows}
-    return style.texts(across, down, padded, font, textposition=sides, cliponaxis=False)
+    return labels(places, rows, padded, "").styled(textposition=sides, textfont=font)
 
 
 def _percent(piece: _Piece) -> str:
