@@ -23,7 +23,6 @@ from .lines import (
     figure_collective_cost as figure_collective_cost,
     figure_scaling as figure_scaling,
     figure_idle_shares as figure_idle_shares,
-    figure_when_compression_pays as figure_when_compression_pays,
 )
 from .plans.batch_splits import figure_batch_splits as figure_batch_splits
 from .plans.tensor_times import figure_tensor_times as figure_tensor_times

@@ -1,4 +1,4 @@
-"""Line charts: any number against another, the cost of collectives, scaling, idle shares, gain of compression."""
+"""Line charts: any number against another, the cost of collectives, scaling, idle shares."""
 
 from collections.abc import Mapping, Sequence
 from math import log2
@@ -129,43 +129,17 @@ def figure_scaling(
 
 @checked
 def figure_idle_shares(
-    counts: Sequence[int],
+    prefetches: Sequence[int],
     shares: Mapping[str, Sequence[float]],
-    control: str = "prefetch",
-    title: str = "",
+    title: str = "How long the device waits, by prefetch",
     summary: str = "",
 ) -> go.Figure:
-    """Idle share of a device that a loader feeds, against a setting of the loader: one line per method.
+    """Idle share of a device that a loader feeds, against the orders per worker: one line per method.
 
     Args:
-        counts: values of the setting, such as 1, 2, 4, 8 orders per worker.
-        shares: name of the line -> idle share of the device in [0, 1] at each count.
-        control: name of the setting.
+        shares: name of the line -> idle share of the device in [0, 1] at each prefetch.
         summary: one sentence; "": the ends of each line.
     """
     percent = {name: [100 * share for share in line] for name, line in shares.items()}
-    look = {"y_unit": "%", "title": title or f"How long the device waits, by {control}", "log_x": True}
-    return figure_lines(counts, percent, control, "idle share of the device", summary=summary, **look)
-
-
-@checked
-def figure_when_compression_pays(
-    bandwidths: Sequence[float],
-    speedups: Mapping[str, Sequence[float]],
-    bandwidth_bytes_per_s: float | None = None,
-    title: str = "",
-    summary: str = "",
-) -> go.Figure:
-    """Speedup of gradient compression (`lablib.studies.speedup_curves`): above the line at 1, compression pays.
-
-    Args:
-        bandwidths: bytes per second out of a rank.
-        speedups: name of the line -> step without compression over step with it, at each bandwidth.
-        bandwidth_bytes_per_s: a bandwidth to mark.
-        summary: one sentence; "": the ends of each line.
-    """
-    rules = [ReferenceLine(y=1.0, text="no gain")]
-    if bandwidth_bytes_per_s is not None:
-        rules.append(ReferenceLine(x=bandwidth_bytes_per_s, line={"dash": "dot"}))
-    labels, title = ("bandwidth", "speedup", "B/s", "times"), title or "When compression pays"
-    return figure_lines(bandwidths, speedups, *labels, title=title, log_x=True, summary=summary, rules=rules)
+    look = {"y_unit": "%", "title": title, "log_x": True, "summary": summary}
+    return figure_lines(prefetches, percent, "prefetch", "idle share of the device", **look)

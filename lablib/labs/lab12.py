@@ -258,9 +258,7 @@ def show_times(cluster: str) -> dict[int, float]:
     """Show the compute and exposed communication of a wide layer against the number of ranks; returns the speed-ups."""
     machine = find_cluster(cluster)
     times = tensor_times(WIDE, machine, [1, 2, 4, 8, 16, 32])
-    ranks, compute_s = [time.ranks for time in times], [time.compute_s for time in times]
-    exposed_s, title = [time.exposed_s for time in times], f"A layer on {cluster}"
-    show(figure_tensor_times(ranks, compute_s, exposed_s, machine.devices_per_node, title=title))
+    show(figure_tensor_times(times, machine.devices_per_node, title=f"A layer on {cluster}"))
     return {time.ranks: times[0].layer_s / time.layer_s for time in times[1:]}
 
 

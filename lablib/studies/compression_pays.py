@@ -128,7 +128,7 @@ def speedup_curves(
 ) -> dict[str, list[float]]:
     """The speedup at each bandwidth, for each batch per rank; a sequence takes `sequence_s` to compute.
 
-    Other arguments and Raises as in `compressed_step`. For `lablib.figures.figure_when_compression_pays`.
+    Other arguments and Raises as in `compressed_step`.
     """
     return {
         f"batch {batch}": [

@@ -153,7 +153,7 @@ def tensor_layer_time(
 def tensor_times(
     layer: LayerSizes, cluster: Cluster, ranks: Sequence[int], way: str = "f and g"
 ) -> list[TensorLayerTime]:
-    """`tensor_layer_time` on each number of ranks: for `lablib.figures.figure_tensor_times`."""
+    """`tensor_layer_time` on each number of ranks."""
     return [tensor_layer_time(layer, cluster, one, way) for one in ranks]
 
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
-from lablib.figures.lines import figure_when_compression_pays
+from lablib.figures.chart import ReferenceLine
+from lablib.figures.lines import figure_lines
 from lablib.plan.gradient_compression import find_compression
 from lablib.signature import checked
 from lablib.studies.compression_pays import break_even_bandwidth, speedup_curves, speedup_of_compression
@@ -66,4 +67,6 @@ def _draw(found: CompressionSpeedups) -> go.Figure:
         for name, speedup, even in zip(found.curves, found.here, found.break_even, strict=True)
     ]
     summary = f"At {format_quantity(found.bandwidth, 'B/s')}: {'; '.join(parts)}."
-    return figure_when_compression_pays(BANDWIDTHS, found.curves, found.bandwidth, summary=summary)
+    rules = [ReferenceLine(y=1.0, text="no gain"), ReferenceLine(x=found.bandwidth, line={"dash": "dot"})]
+    look = {"title": "When compression pays", "log_x": True, "summary": summary, "rules": rules}
+    return figure_lines(BANDWIDTHS, found.curves, "bandwidth", "speedup", "B/s", "times", **look)

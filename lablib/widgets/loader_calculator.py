@@ -53,4 +53,4 @@ def _draw(found: tuple[int, dict[str, list[float]]]) -> go.Figure:
     prefetch, shares = found
     here = [f"{name} {line[PREFETCHES.index(prefetch)]:.1%}" for name, line in shares.items()]
     summary = f"With prefetch {prefetch} the device waits: {', '.join(here)}."
-    return figure_idle_shares(PREFETCHES, shares, "prefetch", summary=summary)
+    return figure_idle_shares(PREFETCHES, shares, summary=summary)

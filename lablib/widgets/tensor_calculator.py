@@ -60,10 +60,8 @@ def tensor_layer(cluster: str, width: int, ranks: int, sequences: int, way: str)
 
 def _draw(found: LayerByRanks) -> go.Figure:
     times, per_node, tokens, square, fewest = found
-    ranks, compute_s = [one.ranks for one in times], [one.compute_s for one in times]
-    exposed_s = [one.exposed_s for one in times]
     verb = "more" if tokens <= fewest else "less"
     note = (
         f"On {plural(square, 'ranks')} 2D would send less from {fewest:,.0f} tokens on: here, with {tokens:,}, {verb}."
     )
-    return figure_tensor_times(ranks, compute_s, exposed_s, per_node, note=note)
+    return figure_tensor_times(times, per_node, note=note)

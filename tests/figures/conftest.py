@@ -111,7 +111,9 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "rates": lab04.figure_rates({"muP": {32: {0.25: [3.0, 3.2], 0.5: [2.0, 2.4]}}}, "width", "rates"),
         "packing": lab07.figure_packing({"best fit": best_fit([3, 5, 2, 7, 1], 8)}),
         "tiles": lab06.figure_tiles(examples.some_launch()),
-        "tensor times": figures.figure_tensor_times([1, 8, 16], [8e-3, 1e-3, 6e-4], [0.0, 2e-4, 3e-3], 8),
+        "tensor times": figures.figure_tensor_times(
+            examples.layer_times([1, 8, 16], [8e-3, 1e-3, 6e-4], [0.0, 2e-4, 3e-3]), 8
+        ),
         "matrices": lab12.figure_matrices(
             {"X": torch.tensor([[1.0, -2.0]]), "W": torch.ones(2, 1)}, {"W": (0, 2)}, "", "Cut."
         ),
@@ -122,7 +124,6 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "rank loads": lab15.figure_rank_loads({"in order": [3.0, 1.0], "balanced": [2.0, 2.0]}, "ranks"),
         "question": lab16.figure_question(),
         "expert times": lab15.figure_expert_times([AgainstDense(2, None, plan, plan, 99e9)], "mixture"),
-        "when compression pays": figures.figure_when_compression_pays([1e9, 1e10], {"batch 1": [2.0, 0.9]}, 2e9),
         "batch splits": figures.figure_batch_splits([plan]),
         "loading": lab07.figure_loading(
             run_loop(Loader(2, start_s=1.0, batch_bytes=0.5, copy_bytes_per_s=1.0), [2.0] * 6, [1.0] * 6), 12

@@ -15,6 +15,7 @@ from lablib.run import Span, Timeline, Traffic, Transfer
 from lablib.studies import PlacedMesh, placements
 from lablib.studies.compression import CompressedRun
 from lablib.studies.optimizers import OptimizerResult
+from lablib.studies.tensor_time import TensorLayerTime
 from lablib.validation import ScoreReport, published_rows, score
 
 
@@ -185,3 +186,11 @@ def some_launch() -> Launch:
         accesses.append(Access(program, "load", "w", np.arange(3), 4))
         accesses.append(Access(program, "store", "y", np.array([row]), 4))
     return Launch("product", (2, 1, 1), tensors, accesses)
+
+
+def layer_times(ranks: list[int], compute_s: list[float], exposed_s: list[float]) -> list[TensorLayerTime]:
+    """A layer on each number of ranks."""
+    return [
+        TensorLayerTime("f and g", *each[:2], each[2], each[2])
+        for each in zip(ranks, compute_s, exposed_s, strict=True)
+    ]

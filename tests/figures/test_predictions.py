@@ -225,8 +225,10 @@ def test_splits_that_cannot_be_drawn_are_one_clear_error(examples, batches, chos
 # --- Tensor-parallel ranks ---
 
 
-def test_bars_stand_on_each_other_and_the_node_has_an_end():
-    figure: Any = figures.figure_tensor_times([1, 8, 16], [8e-3, 1e-3, 5e-4], [0.0, 1e-3, 1.5e-3], 8)
+def test_bars_stand_on_each_other_and_the_node_has_an_end(examples):
+    figure: Any = figures.figure_tensor_times(
+        examples.layer_times([1, 8, 16], [8e-3, 1e-3, 5e-4], [0.0, 1e-3, 1.5e-3]), 8
+    )
     compute, exposed, ideal = figure.data
     assert list(compute.y) == [8.0, 1.0, 0.5] and list(exposed.y) == [0.0, 1.0, 1.5]
     assert list(ideal.y) == [8.0, 1.0, 0.5]
@@ -237,20 +239,13 @@ def test_bars_stand_on_each_other_and_the_node_has_an_end():
     assert list(figures.table(figure)["speedup"]) == [1.0, 4.0, 4.0]
 
 
-@pytest.mark.parametrize("ranks_per_node", [0, 2, 64])
-def test_no_line_is_drawn_where_no_node_ends_between_bars(ranks_per_node: int):
-    figure: Any = figures.figure_tensor_times([4, 8], [1.0, 0.5], [0.1, 0.2], ranks_per_node)
+@pytest.mark.parametrize("ranks_per_node", [2, 64])
+def test_no_line_is_drawn_where_no_node_ends_between_bars(examples, ranks_per_node: int):
+    figure: Any = figures.figure_tensor_times(examples.layer_times([4, 8], [1.0, 0.5], [0.1, 0.2]), ranks_per_node)
     assert not figure.layout.shapes
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([], [], []), "one time of each kind for each number of ranks, one or more: got 0, 0 and 0"),
-        (([1, 2], [1.0], [1.0, 2.0]), "got 2, 1 and 2"),
-        (([2, 1], [1.0, 1.0], [1.0, 2.0]), "ranks must ascend from 1 or more"),
-    ],
-)
-def test_times_that_do_not_fit_the_ranks_are_refused(arguments, message: str):
-    with pytest.raises(ValueError, match=message):
-        figures.figure_tensor_times(*arguments)
+@pytest.mark.parametrize("ranks", [[], [2, 1]])
+def test_ranks_that_do_not_ascend_are_refused(examples, ranks: list[int]):
+    with pytest.raises(ValueError, match="on one number of ranks or more, ascending: got"):
+        figures.figure_tensor_times(examples.layer_times(ranks, [1.0] * len(ranks), [1.0] * len(ranks)), 8)

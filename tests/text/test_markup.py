@@ -52,6 +52,7 @@ from lablib.studies.optimizers import OptimizerResult as Trial
 from lablib.studies.optimizers import difference
 from lablib.studies.placement import PlacedMesh
 from lablib.studies.step_memory import memory_of_step
+from lablib.studies.tensor_time import TensorLayerTime
 from lablib.text.markup import in_html, in_picture, link_in_markdown, paragraph, plain
 from lablib.validation import explain, published_rows, score
 from lablib.validation.page import Results, markdown
@@ -217,10 +218,10 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_coordinates": lambda: lab04.figure_coordinates({MARK: {32: [{MARK: 1.0}], 64: [{MARK: 1.1}]}}),
     "figure_rates": lambda: lab04.figure_rates({MARK: {32: {0.25: [3.0], 0.5: [2.0]}}}, MARK, MARK),
     "figure_packing": lambda: lab07.figure_packing({MARK: best_fit([3, 5, 2], 8)}),
-    "figure_idle_shares": lambda: figures.figure_idle_shares([1, 2], {MARK: [0.5, 0.2]}, MARK, title=MARK),
+    "figure_idle_shares": lambda: figures.figure_idle_shares([1, 2], {MARK: [0.5, 0.2]}, title=MARK),
     "figure_tiles": lambda: lab06.figure_tiles(LAUNCH),
     "figure_batch_splits": lambda: figures.figure_batch_splits([prediction()], title=MARK),
-    "figure_tensor_times": lambda: figures.figure_tensor_times([1, 2], [2.0, 1.0], [0.0, 0.5], 1, title=MARK),
+    "figure_tensor_times": lambda: figures.figure_tensor_times([TensorLayerTime("", 2, 2.0, 0.0, 0.5)], 1, title=MARK),
     "figure_placements": lambda: lab14.figure_placements([PLACED], title=MARK),
     "figure_matrices": lambda: lab12.figure_matrices({MARK: torch.ones(1, 2)}, {MARK: (1, 2)}, MARK, MARK),
     "figure_context_times": lambda: lab15.figure_context_times([1024, 2048], {MARK: [0.5, 0.9]}, title=MARK),
@@ -229,7 +230,6 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_expert_times": lambda: lab15.figure_expert_times([against_dense_model()], title=MARK),
     "figure_night": lambda: lab17.figure_night([(0.0, 9.0), (60.0, None)], 12.0, {MARK: [60.0]}),
     "figure_equal_memory": lambda: lab13.figure_equal_memory({4.0: [replace(AFFORDED, schedule=MARK)]}, title=MARK),
-    "figure_when_compression_pays": lambda: figures.figure_when_compression_pays(SIZES, {MARK: [2.0, 1.0]}, title=MARK),
 }  # fmt: skip
 
 
