@@ -48,18 +48,6 @@ def busy(timeline: Timeline, rank: int, *streams: str) -> set[int]:
 # ---- time ----
 
 
-@given(SPANS)
-def test_a_summary_holds_the_four_times_of_each_rank(some):
-    timeline = Timeline.of(some, 4)
-    summary = timeline.summary()
-    assert list(summary.index) == [0, 1, 2, 3]
-    for rank in range(4):
-        times = [timeline.busy_s(rank), timeline.busy_s(rank, "comm"), timeline.exposed_s(rank)]
-        times += [timeline.waiting_s(rank), timeline.idle_s(rank)]
-        columns = ["compute_s", "communication_s", "exposed_s", "waiting_s", "idle_s"]
-        assert summary.loc[rank, columns].tolist() == times
-
-
 @given(SPANS, SPANS)
 def test_every_second_of_a_rank_is_one_of_four(some, more):
     waits = [replace(s, stream="wait:world") for s in more]

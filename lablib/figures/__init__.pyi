@@ -1,6 +1,5 @@
 # ruff: noqa: I001  (in reading order)
 from .style import LOOKS as LOOKS, kind_of_phase as kind_of_phase
-from .units import format_quantity as format_quantity, unit_for as unit_for
 from .run.timeline import figure_timeline as figure_timeline
 from .run.reconcile import figure_reconcile as figure_reconcile
 from .run.memory import figure_memory as figure_memory

@@ -246,24 +246,6 @@ class Timeline:
             states[state], left = intersection(left, taken), difference(left, taken)
         return states | {"idle": left}
 
-    def summary(self) -> pd.DataFrame:
-        """One row per rank: seconds of compute, communication, exposed communication, waiting and idle time."""
-        import pandas as pd
-
-        rows = [
-            {
-                "rank": rank,
-                "compute_s": self.busy_s(rank),
-                "communication_s": self.busy_s(rank, "comm"),
-                "exposed_s": self.exposed_s(rank),
-                "waiting_s": self.waiting_s(rank),
-                "idle_s": self.idle_s(rank),
-            }
-            for rank in self.ranks
-        ]
-        columns = ["rank", "compute_s", "communication_s", "exposed_s", "waiting_s", "idle_s"]
-        return pd.DataFrame(rows, columns=columns).set_index("rank")
-
     def table(self) -> pd.DataFrame:
         """One row per span."""
         import pandas as pd

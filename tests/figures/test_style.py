@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.figures import LOOKS, describe, format_quantity, kind_of_phase, table, unit_for
+from lablib.figures import LOOKS, describe, kind_of_phase, table
 from lablib.figures.style import COMPUTE, FONT, MEMORY_LOOKS, base_layout, font_for, series_look
 from lablib.figures.svg.picture import figure_svg
 from lablib.figures.theme import AREAS, LINES, PAGE
 from lablib.record.memory import CATEGORIES
+from lablib.text.units import format_quantity, unit_for
 from tests.contrast import contrast, luminance
 
 # Their y axes name ranks or parts, not quantities.

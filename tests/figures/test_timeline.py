@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from lablib import CLUSTERS, launch
 from lablib.errors import RankKilledError
 from lablib.faults import KillRank
-from lablib.figures import describe, figure_timeline, format_quantity, table
+from lablib.figures import describe, figure_timeline, table
 from lablib.figures.run.bars import HEIGHTS, KINDS, MANY_SPANS, MAX_BARS, picture_of
 from lablib.figures.style import LOOKS, STATES, kind_of_span
 from lablib.parallel import ring_all_reduce
 from lablib.run import Span, Timeline
+from lablib.text.units import format_quantity
 from tests.figures.examples import scale as scale_of
 
 WORK = LOOKS.keys() - STATES.keys()
@@ -278,8 +279,8 @@ def test_of_more_than_64_chosen_ranks_both_ends_are_drawn_and_the_sentence_says_
     assert "chosen" not in describe(figure_timeline(timeline, ranks=range(64)))
 
 
-def test_chosen_ranks_and_window(examples):
-    figure = figure_timeline(examples.ddp_step(), ranks=[2], window=(0.010, 0.012), title="Two milliseconds")
+def test_chosen_ranks_of_a_part_of_the_run(examples):
+    figure = figure_timeline(examples.ddp_step().between(0.010, 0.012), ranks=[2], title="Two milliseconds")
     assert [label for label in figure.layout.yaxis.ticktext if "rank" in label] == ["<b>rank 2</b>"]
     assert list(figure.layout.xaxis.range) == pytest.approx([10, 12])
     assert "Rank 2 of 4" in describe(figure) and "10 ms to 12 ms" in describe(figure)
@@ -287,7 +288,7 @@ def test_chosen_ranks_and_window(examples):
     assert all(start <= 0.012 and end >= 0.010 for *_, start, end in bars_drawn(figure, 1e-3))
 
 
-@pytest.mark.parametrize("options", [{"ranks": [4]}, {"ranks": []}, {"ranks": [-1]}, {"window": (2.0, 1.0)}])
+@pytest.mark.parametrize("options", [{"ranks": [4]}, {"ranks": []}, {"ranks": [-1]}])
 def test_impossible_choices_are_refused(examples, options):
     with pytest.raises(ValueError, match="must be"):
         figure_timeline(examples.ddp_step(), **options)

@@ -7,50 +7,31 @@ from dataclasses import replace
 from io import StringIO
 from typing import Any
 
+from lablib import errors
+from lablib.course.checks import learner_code
 from lablib.course.checks.exercise import Exercise
 from lablib.course.checks.expect import Expect, NotAttempted, RuleBroken
 from lablib.course.checks.formatting import short_repr
-from lablib.course.checks.learner_code import (
-    chain,
-    exited,
-    is_empty,
-    is_left_stub,
-    is_stub,
-    learner_frames,
-    learner_lines,
-    program_error,
-    unfinished,
-)
 from lablib.course.checks.result import Result
 from lablib.course.checks.time_limit import CPU_LIMIT_S, TimeIsUp, time_limit
-from lablib.errors import (
-    LaunchError,
-    LaunchTimeoutError,
-    NotOnNcclWarning,
-    OverlapWarning,
-    RankError,
-    ReadInFlightWarning,
-    UnwaitedWarning,
-    WriteInFlightWarning,
-)
 
 _MAX_LINES = 20
 _INSIDE = "inside the library: no line of yours was running"
 _RULES = {  # warning of a launch -> the broken rule, and the expected behaviour
-    UnwaitedWarning: ("every communication is waited for", "a wait() for each asynchronous call"),
-    WriteInFlightWarning: (
+    errors.UnwaitedWarning: ("every communication is waited for", "a wait() for each asynchronous call"),
+    errors.WriteInFlightWarning: (
         "nothing is written to before the wait() of its communication",
         "the wait() first, or a copy",
     ),
-    ReadInFlightWarning: (
+    errors.ReadInFlightWarning: (
         "nothing is read before the wait() of the communication that fills it",
         "the wait() first, or a buffer of its own",
     ),
-    OverlapWarning: (
+    errors.OverlapWarning: (
         "an output overlaps its input only in its own place",
         "a tensor of its own, or this rank's own piece",
     ),
-    NotOnNcclWarning: (  # where a check launches with like="nccl"
+    errors.NotOnNcclWarning: (  # where a check launches with like="nccl"
         "it ends on GPUs, with messages of any size",
         "both calls in one dist.batch_isend_irecv",
     ),
@@ -79,7 +60,7 @@ def run_check(
     `with_input`, the check of a wrong answer runs again, for the input that failed (last_call.py).
     """
     result = Result(lab, exercise.name, exercise.title, "not attempted", next_step="solve the exercise above.")
-    if not answer or answer[0] is None or answer[0] is Ellipsis or is_empty(answer[0]):
+    if not answer or answer[0] is None or answer[0] is Ellipsis or learner_code.is_empty(answer[0]):
         return result
     expect = Expect(seed, answers=answer)
     try:
@@ -87,14 +68,14 @@ def run_check(
             try:
                 exercise.run(expect, *answer, **options)
             except SystemExit as end:
-                raise exited(end) from None
+                raise learner_code.exited(end) from None
     except NotAttempted:
         return result
     except Exception as error:
         check_file = exercise.run.__code__.co_filename
-        if is_stub(error, check_file):
-            return replace(result, next_step=unfinished(error, check_file) or result.next_step)
-        if any(isinstance(e, NotAttempted) for e in chain(error)):
+        if learner_code.is_stub(error, check_file):
+            return replace(result, next_step=learner_code.unfinished(error, check_file) or result.next_step)
+        if any(isinstance(e, NotAttempted) for e in learner_code.chain(error)):
             return result
         rule, saw, expected, trace = _explain(error, check_file)
         result = replace(result, status="failed", rule=rule, saw=saw, expected=expected, trace=trace)
@@ -174,21 +155,21 @@ def _no_luck() -> Iterator[None]:
 
 def _explain(error: Exception, check_file: str) -> tuple[str, str, str, str]:
     """An exception of a check as rule, saw, expected and place in the learner's code."""
-    broken = next((e for e in chain(error) if isinstance(e, RuleBroken)), None)
+    broken = next((e for e in learner_code.chain(error) if isinstance(e, RuleBroken)), None)
     if broken is not None:
         return broken.rule, broken.saw, broken.expected, ""
     if isinstance(error, TimeIsUp):
         saw = f"{_REASONS[error.reason]}{error}" + (f": {error.where}" if error.where else "")
-        return _TOO_LONG, saw, "an end", learner_lines(error.stack, check_file)
-    if isinstance(error, LaunchTimeoutError):
+        return _TOO_LONG, saw, "an end", learner_code.learner_lines(error.stack, check_file)
+    if isinstance(error, errors.LaunchTimeoutError):
         return _TOO_LONG, str(error), "an end of every rank", ""
-    cause = program_error(error)
+    cause = learner_code.program_error(error)
     name = type(cause).__name__
-    where = f" on rank {error.rank}" if isinstance(error, RankError) else ""
-    trace = learner_frames(cause, check_file) or (_INSIDE if isinstance(error, RankError) else "")
-    if is_left_stub(cause, check_file):
+    where = f" on rank {error.rank}" if isinstance(error, errors.RankError) else ""
+    trace = learner_code.learner_frames(cause, check_file) or (_INSIDE if isinstance(error, errors.RankError) else "")
+    if learner_code.is_left_stub(cause, check_file):
         return "no line of the stub is left", f"a {name}{where}", "your code in every branch", trace
-    if isinstance(error, LaunchError) and cause is error:  # a diagnosis, which names ranks and lines
+    if isinstance(error, errors.LaunchError) and cause is error:  # a diagnosis, which names ranks and lines
         return "every rank runs to its end", f"{name}: {error}", "no deadlock, mismatch or lost worker", ""
     if trace:
         return "your code runs without an exception", f"{name}{where}: {_said(cause)}", "no exception", trace

@@ -137,7 +137,12 @@ def _bars(pieces: Sequence[_Piece]) -> list[Mark]:
     marks = []
     for look in _DRAWN:
         if own := [piece for piece in pieces if piece.kind == look.name]:
-            place = {"orientation": "h", "base": [piece.start_s for piece in own], "width": BAR}
+            place = {
+                "orientation": "h",
+                "base": [piece.start_s for piece in own],
+                "width": BAR,
+                "legendgroup": look.name,
+            }
             marker = look.marker() | {"line": {"color": FAINT_INK, "width": 0.8}}
             rows, hover = [piece.row for piece in own], [piece.hover for piece in own]
             marks.append(bars(look, look.title, [piece.time_s for piece in own], rows, hover, marker=marker, **place))

@@ -28,43 +28,30 @@ PIXEL, SLIVER = 1 / 1000, 1 / 5000  # of the width
 
 
 @checked
-def figure_timeline(
-    timeline: Timeline,
-    ranks: Iterable[int] | None = None,
-    window: tuple[float, float] | None = None,
-    title: str | None = None,
-) -> go.Figure:
+def figure_timeline(timeline: Timeline, ranks: Iterable[int] | None = None, title: str = "Timeline") -> go.Figure:
     """The spans as bars: a lane for each rank and stream, a colour, pattern and letter for each kind of work.
 
     Args:
         timeline: of a simulated or a real run, or a part of one (`timeline.between`). More spans than can be seen are
             drawn as fewer bars (bars.py), and the sentence says so; a part of the run is drawn in full detail.
         ranks: None: all up to 16, otherwise the first 4 and the last 4. At most 64 are drawn.
-        window: (first, last) second to show; None: all of the timeline.
 
     Table: one row for each rank, stream and kind of work.
     """
     ranks = None if ranks is None else set(ranks)
     chosen = ranks_to_show(timeline.ranks, ranks)
-    start_s, end_s = window or (timeline.start_s, timeline.end_s)
-    if window is not None and not start_s < end_s:
-        raise ValueError(f"window must be (first, last) in seconds with first < last: got {window}.")
-    spans = [
-        s
-        for rank in chosen
-        for s in timeline.select(rank)
-        if s.end_s >= start_s and s.start_s <= end_s and not s.is_waiting
-    ]
+    start_s, end_s = timeline.start_s, timeline.end_s
+    spans = [s for rank in chosen for s in timeline.select(rank) if not s.is_waiting]
     lanes, unit = lanes_of([timeline], chosen), unit_for(end_s, "s")
     drawing = drawing_of(spans, lanes, unit, (start_s, end_s))
-    figure = go.Figure(layout=base_layout(title or "Timeline", pixels(lanes) + PAPER_PIXELS))
+    figure = go.Figure(layout=base_layout(title, pixels(lanes) + PAPER_PIXELS))
     figure.add_traces(lane_traces(timeline, drawing))
-    margin_s = 0.012 * (end_s - start_s) if window is None and timeline.window is None else 0.0
+    margin_s = 0.012 * (end_s - start_s) if timeline.window is None else 0.0
     after_s = 0.0 if timeline.deaths else margin_s  # an endless wait leaves the picture
     span_of_x = [unit.of(start_s - margin_s / 4), unit.of(end_s + after_s) or 1.0]
     across = axis(axis_title("time since launch", unit), range=span_of_x)
     style.lay_out(figure, {"barmode": "overlay", "xaxis": across, "yaxis": lane_axis(lanes)})
-    summary = _summary(timeline, chosen, len(ranks or ()), drawing.picture, window or timeline.window)
+    summary = _summary(timeline, chosen, len(ranks or ()), drawing.picture, timeline.window)
     return attach(figure, summary, _columns(drawing.picture, lanes), timeline.notes)
 
 
