@@ -14,7 +14,7 @@ Legend: n ranks in the group, L of them on each node, N nodes.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import inf
 from numbers import Integral
 
@@ -174,3 +174,9 @@ class GroupNetwork:
 def _at_once(rounds: Iterable[Round]) -> Round:
     """Rounds of different ranks as one."""
     return Round(tuple(dict.fromkeys(edge for each in rounds for edge in each.edges)))
+
+
+@lru_cache(maxsize=64)
+def network_of(cluster: Cluster, ranks: int) -> GroupNetwork:
+    """The group of the first `ranks` ranks; kept, as its rounds serve every size."""
+    return GroupNetwork(cluster, range(ranks))

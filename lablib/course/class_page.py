@@ -40,7 +40,7 @@ class Standing:
 def standing_of(learner: str, exercises: Exercises, labs: Labs, now: datetime) -> Standing:
     """A learner's standing at the time `now`, which has a time zone."""
     entries = [(f"{number} {name}", entry_of(labs, number, name)) for number, name in exercises]
-    begun = [(name, entry) for name, entry in entries if entry.attempts or entry.hints or _is_passed(entry)]
+    begun = [(name, entry) for name, entry in entries if entry.attempts or entry.hints or entry.is_passed]
     # A file of an earlier version has no times but those of successes: there a failed exercise counts as the last.
     has_times = any(entry.last_at for _, entry in begun)
     times = [time for _, entry in begun if (time := _time(entry))]
@@ -48,14 +48,14 @@ def standing_of(learner: str, exercises: Exercises, labs: Labs, now: datetime) -
     def order(one: tuple[str, Entry]) -> tuple[bool, float, int]:
         """The greatest is the exercise tried last."""
         entry, time = one[1], _time(one[1])
-        is_failed = entry.status == "failed" and not _is_passed(entry)
+        is_failed = entry.status == "failed" and not entry.is_passed
         return (is_failed and not has_times, time.timestamp() if time else 0.0, entry.attempts)
 
     name, entry = max(begun, key=order, default=("", Entry()))
-    passed, last_at = sum(_is_passed(entry) for _, entry in begun), max(times, default=None)
+    passed, last_at = sum(entry.is_passed for _, entry in begun), max(times, default=None)
     if passed == len(entries):
         state = "done"
-    elif entry.attempts >= STUCK_ATTEMPTS and not _is_passed(entry):
+    elif entry.attempts >= STUCK_ATTEMPTS and not entry.is_passed:
         state = "stuck"
     elif not begun or (last_at and now - last_at > QUIET):
         state = "quiet"
@@ -102,13 +102,9 @@ def _row(row: Standing, by_lab: dict[str, list[str]], labs: Labs, now: datetime)
     parts = [f'<th scope="row" title="{in_html(row.learner)}">{in_html(row.learner)}</th>']
     parts += [f"<td>{in_html(cell)}</td>" for cell in cells]
     for number, names in by_lab.items():
-        passed = sum(_is_passed(entry_of(labs, number, name)) for name in names)
+        passed = sum(entry_of(labs, number, name).is_passed for name in names)
         parts.append(f'<td class="all">{passed}</td>' if passed == len(names) else f"<td>{passed or '-'}</td>")
     return f'<tr class="{row.state}">{"".join(parts)}</tr>'
-
-
-def _is_passed(entry: Entry) -> bool:
-    return bool(entry.passed_at) or entry.status == "passed"
 
 
 def _time(entry: Entry) -> datetime | None:

@@ -39,6 +39,11 @@ class Entry:
     passed_at: str = ""
     last_at: str = field(default="", compare=False)
 
+    @property
+    def is_passed(self) -> bool:
+        """Whether it was passed once; a learner's file may have either field."""
+        return bool(self.passed_at) or self.status == "passed"
+
     def attempted(self, status: str) -> "Entry":
         """This entry after one more check ended in `status`. A stub and a check without a verdict are no attempts."""
         if status == "not checked":

@@ -125,11 +125,9 @@ def _counted(exercises: Exercises, labs: Labs) -> dict:
 
 
 def _passed(exercises: Exercises, labs: Labs) -> int:
-    return sum(_state(entry_of(labs, number, name)) == "passed" for number, name in exercises)
+    return sum(entry_of(labs, number, name).is_passed for number, name in exercises)
 
 
 def _state(entry: Entry) -> str:
     """One of three states, for any content of a learner's file."""
-    if entry.passed_at or entry.status == "passed":
-        return "passed"
-    return "failed" if entry.status == "failed" else "not attempted"
+    return "passed" if entry.is_passed else "failed" if entry.status == "failed" else "not attempted"

@@ -15,10 +15,9 @@ from lablib.data.loading.loader_timeline import run_loop, steady_step_s
 from lablib.data.loading.measured_loop import measure_loop
 from lablib.figures import figure_idle_shares, figure_lines, show
 from lablib.figures.chart import Axis, Mark, Panel, bars, chart, line
-from lablib.figures.describe import attach
-from lablib.figures.style import COMPUTE, LOOKS, PAPER_PIXELS, Look, axis, base_layout, named_rows, series_look
+from lablib.figures.style import COMPUTE, LOOKS, Look, named_rows, series_look
 from lablib.signature import NonEmpty, Range, checked
-from lablib.text.units import Unit, axis_title, format_quantity, plural, unit_for
+from lablib.text.units import format_quantity, plural
 from lablib.widgets import loader_calculator
 
 PREFETCHES = [1, 2, 4, 8, 16, 32]
@@ -60,26 +59,19 @@ def figure_loading(run: LoadedRun, batches: Annotated[int, Range(ge=1, le=60)]) 
     drawn, loader = range(min(batches, len(run.batches))), run.loader
     workers = [f"worker {worker}" for worker in range(loader.workers)] or ["loop loads"]
     lanes = ["<b>device</b>", *(["copy"] if loader.copy_s else []), *workers]
-    unit = unit_for(run.batches[drawn[-1]].step_end_s, "s")
     title = f"{plural(loader.workers, 'workers')}, prefetch {loader.prefetch}" if loader.workers else "No workers"
     title += f", {loader.copy.value}" if loader.copy_s else ""
-    figure = go.Figure(layout=base_layout(title, LANE_PIXELS * len(lanes) + PAPER_PIXELS))
-    for look, drawn_bars in _bars(run, drawn).items():
-        if drawn_bars:
-            figure.add_trace(_trace(look, drawn_bars, lanes, unit))
-    figure.update_layout(
-        barmode="overlay",
-        showlegend=True,
-        xaxis=axis(axis_title("time", unit), range=[0.0, unit.of(run.batches[drawn[-1]].step_end_s)]),
-        yaxis=named_rows([len(lanes) - 0.4, -0.6], range(len(lanes)), lanes),
-    )
+    marks = [_mark(look, drawn_bars, lanes) for look, drawn_bars in _bars(run, drawn).items() if drawn_bars]
+    across = Axis("time", "s", span=(0.0, run.batches[drawn[-1]].step_end_s))
+    down = Axis("", look=named_rows([len(lanes) - 0.4, -0.6], range(len(lanes)), lanes))
     causes = dict.fromkeys(_GAPS, 0.0)
     for gap in run.gaps:
         causes[gap.cause.value] += gap.end_s - gap.start_s
     seconds = [sum(batch.step_end_s - batch.step_start_s for batch in run.batches), *causes.values()]
     shares = [100 * one / run.makespan_s if run.makespan_s else 0.0 for one in seconds]
     columns = {"the device": ["computes", *causes], "time (s)": seconds, "share (%)": shares}
-    return attach(figure, _summary(run, drawn, causes), columns)
+    panel, pixels = Panel(across, down, marks), LANE_PIXELS * len(lanes)
+    return chart(title, panel, _summary(run, drawn, causes), columns, pixels=pixels, barmode="overlay")
 
 
 Bar = tuple[str, float, float, str, str]  # lane, first and last second, text on it, hover
@@ -114,26 +106,19 @@ def _bar(lane: str, start_s: float, end_s: float, number: int, what: str) -> Bar
     return lane, start_s, end_s, str(number), f"{what} of batch {number}"
 
 
-def _trace(look: Look, bars: Sequence[Bar], lanes: Sequence[str], unit: Unit) -> go.Bar:
+def _mark(look: Look, drawn: Sequence[Bar], lanes: Sequence[str]) -> Mark:
+    names, starts_s, ends_s, numbers, texts = zip(*drawn, strict=True)
+    times_s = [end_s - start_s for start_s, end_s in zip(starts_s, ends_s, strict=True)]
     hover = [
-        f"<b>{text}</b><br>from {format_quantity(start_s, 's', 4)}<br>for {format_quantity(end_s - start_s, 's', 4)}"
-        for _, start_s, end_s, _, text in bars
+        f"<b>{text}</b><br>from {format_quantity(start_s, 's', 4)}<br>for {format_quantity(time_s, 's', 4)}"
+        for start_s, time_s, text in zip(starts_s, times_s, texts, strict=True)
     ]
-    words: dict[str, Any] = {"text": [bar[3] for bar in bars], "textposition": "inside", "insidetextanchor": "middle"}
-    return go.Bar(
-        orientation="h",
-        name=look.title,
-        y=[lanes.index(lane) for lane, *_ in bars],
-        x=[unit.of(end_s - start_s) for _, start_s, end_s, *_ in bars],
-        base=[unit.of(start_s) for _, start_s, *_ in bars],
-        width=0.8,
-        marker=look.marker() | {"line": {"width": 0.8, "color": look.edge or "#FFFFFF"}},
-        textfont={"size": 11, "color": look.ink},
-        textangle=0,
-        hovertext=hover,
-        hoverinfo="text",
-        **words,
-    )
+    words = {"text": numbers, "textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
+    words |= {"textfont": {"size": 11, "color": look.ink}}
+    edge = {"line": {"width": 0.8, "color": look.edge or "#FFFFFF"}}
+    rows, marker = [lanes.index(name) for name in names], look.marker() | edge
+    place: dict[str, Any] = {"orientation": "h", "base": starts_s, "width": 0.8}
+    return bars(look, look.title, times_s, rows, hover, marker=marker, **place, **words)
 
 
 def _summary(run: LoadedRun, drawn: range, causes: Mapping[str, float]) -> str:

@@ -8,7 +8,6 @@ import pandas as pd
 import plotly.graph_objects as go
 import torch
 import torch.distributed as dist
-from plotly.subplots import make_subplots
 from torch import Tensor
 
 from lablib import parallel
@@ -16,9 +15,8 @@ from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, guess, print_text, recorded_comparison, show_source, try_out
 from lablib.course.table import in_rows
 from lablib.figures import figure_tensor_times, show
-from lablib.figures.chart import TITLE_PIXELS
-from lablib.figures.describe import attach
-from lablib.figures.style import INK, TOP_PIXELS, axis, base_layout
+from lablib.figures.chart import Axis, Mark, Panel, ReferenceLine, chart
+from lablib.figures.style import INK
 from lablib.hardware import find_cluster
 from lablib.launch import launch
 from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
@@ -37,10 +35,10 @@ WIDE = parallel.LayerSizes(batch=1, seq_len=4096, width=8192, heads=64)
 PLANS = {"f and g": parallel.GPT_PLAN, "sequence": parallel.GPT_SEQUENCE_PLAN}
 TINY = GPTConfig(2, 64, 8, vocab_size=96, max_seq_len=32, tied_head=False)
 TINY_TOKENS = (torch.arange(2 * 32).view(2, 32) * 7) % 96
-PLOT_PIXELS, BOTTOM_PIXELS, MOST = 190, 56, 64
+PLOT_PIXELS, MOST = 190, 64
 # From light to dark, so that it is legible in grey.
 SHADES = [[0.0, "#F7F7F7"], [1.0, "#0B4F8A"]]
-EDGE: dict[str, Any] = {"color": "#D55E00", "width": 3}
+EDGE: dict[str, Any] = {"color": "#D55E00", "width": 3, "dash": "solid"}
 
 
 @checked
@@ -63,42 +61,38 @@ def figure_matrices(
     if unknown := cuts.keys() - matrices.keys():
         raise ValueError(f"cuts must name matrices, {list(matrices)}: got {sorted(unknown)}.")
     grids = {name: matrix.abs().double().numpy() for name, matrix in matrices.items()}
-    gap: dict[str, Any] = {"horizontal_spacing": 0.09}
-    figure = make_subplots(rows=1, cols=len(grids), subplot_titles=[plain(name) for name in grids], **gap)
-    margins = {"t": TOP_PIXELS + TITLE_PIXELS, "b": BOTTOM_PIXELS}
-    figure.update_layout(base_layout(title, PLOT_PIXELS + sum(margins.values()), showlegend=False))
-    figure.update_layout(margin=margins)
-    figure.update_annotations(font_size=13)
     largest = max(float(grid.max()) for grid in grids.values()) or 1.0
-    columns: dict[str, list[Any]] = {"matrix": list(grids), "rows": [], "columns": [], "cut": []}
-    for column, (name, grid) in enumerate(grids.items(), 1):
-        place: dict[str, Any] = {"row": 1, "col": column}
-        look: dict[str, Any] = {"zmin": 0, "zmax": largest, "colorscale": SHADES, "showscale": False}
-        figure.add_trace(go.Heatmap(z=grid, name=plain(name), xgap=1, ygap=1, **look), **place)
+    shades = {"zmin": 0, "zmax": largest, "colorscale": SHADES, "showscale": False, "hoverinfo": "all"}
+    panels, how = list[Panel](), list[str]()
+    for name, grid in grids.items():
+        rows, columns = grid.shape
         dim, ranks = cuts.get(name, (0, 1))
-        for start in range(size := -(-grid.shape[dim] // ranks), grid.shape[dim], size):
-            add, side = ((figure.add_hline, "y"), (figure.add_vline, "x"))[dim]
-            add(**{side: start - 0.5}, line=EDGE, **place)
-        figure.update_xaxes(_axis("column", grid.shape[1], ranks if name in cuts and dim == 1 else 0), **place)
-        rows = _axis("row", grid.shape[0], ranks if name in cuts and dim == 0 else 0)
-        figure.update_yaxes(rows | {"range": rows["range"][::-1]}, **place)
-        columns["rows"].append(grid.shape[0])
-        columns["columns"].append(grid.shape[1])
-        how = f"{('rows', 'columns')[dim]} on {plural(ranks, 'ranks')}" if name in cuts else "whole"
-        columns["cut"].append(how)
-    return attach(figure, summary, columns)
+        chunk = -(-grid.shape[dim] // ranks)
+        edges = [start - 0.5 for start in range(chunk, grid.shape[dim], chunk)]
+        rules = [ReferenceLine(x=at, line=EDGE) if dim else ReferenceLine(y=at, line=EDGE) for at in edges]
+        look = {"z": grid, "xgap": 1, "ygap": 1, **shades}
+        mark = Mark(plain(name), range(columns), range(rows), (), look=look, trace=go.Heatmap)
+        is_cut = [name in cuts and dim == side for side in (0, 1)]
+        across = _axis("column", (-0.5, columns - 0.5), chunk * is_cut[1])
+        down = _axis("row", (rows - 0.5, -0.5), chunk * is_cut[0])
+        panels.append(Panel(across, down, [mark], rules, plain(name)))
+        how.append(f"{('rows', 'columns')[dim]} on {plural(ranks, 'ranks')}" if name in cuts else "whole")
+    shapes = [grid.shape for grid in grids.values()]
+    sizes = {"rows": [rows for rows, _ in shapes], "columns": [columns for _, columns in shapes]}
+    table = {"matrix": list(grids), **sizes, "cut": how}
+    return chart(title, panels, summary, table, pixels=PLOT_PIXELS, showlegend=False)
 
 
-def _axis(side: str, size: int, ranks: int) -> dict[str, Any]:
-    """The axis along `size` numbers, with each rank at the middle of its part; no marks without a cut."""
-    ticks: dict[str, Any] = {"showticklabels": False, "ticks": ""}
-    if ranks:
-        chunk = -(-size // ranks)
-        parts = [(start, min(start + chunk, size)) for start in range(0, size, chunk)]
-        ticks = {"tickvals": [(start + end - 1) / 2 for start, end in parts]}
-        ticks |= {"ticktext": [str(rank) for rank in range(len(parts))]}
-    title, font = f"{side} ({'rank' if ranks else 'number'})", {"size": 11, "color": INK}
-    return axis(title, range=[-0.5, size - 0.5], showgrid=False, tickfont=font, **ticks)
+def _axis(side: str, span: tuple[float, float], chunk: int) -> Axis:
+    """The axis along a matrix, with each rank at the middle of its `chunk` numbers; 0 for no cut and no marks."""
+    look: dict[str, Any] = {"showgrid": False, "tickfont": {"size": 11, "color": INK}}
+    if not chunk:
+        return Axis(side, "number", span=span, look=look | {"showticklabels": False, "ticks": ""})
+    size = int(max(span) + 0.5)
+    parts = [(start, min(start + chunk, size)) for start in range(0, size, chunk)]
+    return Axis(
+        side, "rank", span=span, look=look, ticks={(a + b - 1) / 2: str(rank) for rank, (a, b) in enumerate(parts)}
+    )
 
 
 def factors(ranks: int) -> tuple[Tensor, Tensor]:

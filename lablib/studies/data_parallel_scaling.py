@@ -26,7 +26,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lablib.cost import GroupNetwork, collective_cost
+from lablib.cost import collective_cost
+from lablib.cost.network import network_of
 from lablib.hardware import Cluster, Device
 from lablib.operators.fused_attention import FusedAttention
 from lablib.operators.mode import OperatorMode
@@ -183,12 +184,7 @@ def scaling_efficiency(
 @lru_cache(maxsize=4096)  # a curve uses the same buckets for each of its methods
 def all_reduce_s(cluster: Cluster, ranks: int, size_bytes: int) -> float:
     """Seconds of one all-reduce over the first `ranks` ranks of the cluster, by its fastest algorithm."""
-    return collective_cost("all_reduce", size_bytes, _network(cluster, ranks)).time_s
-
-
-@lru_cache(maxsize=64)  # the sizes of one number of ranks come one after another
-def _network(cluster: Cluster, ranks: int) -> GroupNetwork:
-    return GroupNetwork(cluster, range(ranks))
+    return collective_cost("all_reduce", size_bytes, network_of(cluster, ranks)).time_s
 
 
 def _touch_s(device: Device, size_bytes: int) -> float:

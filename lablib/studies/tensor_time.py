@@ -34,8 +34,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any
 
-from lablib.cost import GroupNetwork, attention_time_s, collective_cost, matmul_time_s
+from lablib.cost import attention_time_s, collective_cost, matmul_time_s
 from lablib.cost.efficiency import operator_time_s
+from lablib.cost.network import network_of
 from lablib.hardware import Cluster
 from lablib.parallel.tensor.bytes import LayerSizes, check_layer
 from lablib.signature import OneOf, checked
@@ -113,7 +114,7 @@ class _Prices:
 
     def message(self) -> float:
         chunk_bytes = self.layer.activation_bytes / self.ranks
-        return _network(self.cluster, self.ranks).ring.time_s(chunk_bytes) + self.cluster.collective_overhead_s
+        return network_of(self.cluster, self.ranks).ring.time_s(chunk_bytes) + self.cluster.collective_overhead_s
 
 
 @checked
@@ -211,9 +212,4 @@ def _in_chunks(
 
 @lru_cache(maxsize=4096)
 def _collective_s(name: str, size_bytes: float, cluster: Cluster, ranks: int) -> float:
-    return collective_cost(name, size_bytes, _network(cluster, ranks)).time_s
-
-
-@lru_cache(maxsize=64)
-def _network(cluster: Cluster, ranks: int) -> GroupNetwork:
-    return GroupNetwork(cluster, range(ranks))
+    return collective_cost(name, size_bytes, network_of(cluster, ranks)).time_s

@@ -36,7 +36,8 @@ from functools import lru_cache
 from math import inf
 from typing import Annotated, Literal
 
-from lablib.cost import GroupNetwork, collective_cost
+from lablib.cost import collective_cost
+from lablib.cost.network import network_of
 from lablib.hardware import Cluster
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_sizes import layer_matrices, transformer_parameters
@@ -149,10 +150,5 @@ def step_s(time: Zero3Time, params: Params, flops_per_s: Rate, tokens: Positive,
 
 @lru_cache(maxsize=1024)
 def _cost(name: str, size_bytes: float, cluster: Cluster, ranks: int, algorithm: str) -> tuple[float, float]:
-    cost = collective_cost(name, size_bytes, _network(cluster, ranks), "auto" if ranks == 1 else algorithm)
+    cost = collective_cost(name, size_bytes, network_of(cluster, ranks), "auto" if ranks == 1 else algorithm)
     return cost.time_s, cost.latency_s
-
-
-@lru_cache(maxsize=16)
-def _network(cluster: Cluster, ranks: int) -> GroupNetwork:
-    return GroupNetwork(cluster, range(ranks))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lablib.signature import check_fields, whole_number
 from lablib.text.units import format_quantity
@@ -23,24 +23,21 @@ if TYPE_CHECKING:
     import ipywidgets
 
 
-class Control(Protocol):
-    """Interface of a control. `name` is the argument of the function."""
+class Control:
+    """A control. `name` is the argument of the function."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def label(self) -> str: ...
-    @property
-    def default(self) -> Any: ...
-    @property
-    def values(self) -> Sequence[Any]: ...
+    name: str
+    label: str
+    default: Any
+    values: Sequence[Any]
+
     def format_value(self, value: Any) -> str:
         """The value as shown to the reader."""
-        ...
+        return f"{value:,}" if isinstance(value, int) else str(value)
 
     def widget(self) -> ipywidgets.ValueWidget:
         """A new ipywidget; its `value` is the control's value."""
-        ...
+        raise NotImplementedError
 
 
 def _check_default(control: Control) -> None:
@@ -51,7 +48,7 @@ def _check_default(control: Control) -> None:
 
 
 @dataclass(frozen=True)
-class IntChoice:
+class IntChoice(Control):
     """A whole number. `values` is a range (a slider over all of it) or a list (a slider over these)."""
 
     name: str
@@ -79,7 +76,7 @@ class IntChoice:
 
 
 @dataclass(frozen=True)
-class LogSlider:
+class LogSlider(Control):
     """A quantity between two ends, in steps of 1, 2, 5, 10, 20 ... Its ends and its default are among its values."""
 
     name: str
@@ -118,7 +115,7 @@ class LogSlider:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Choice(Control):
     """One of several names, in a drop-down list."""
 
     name: str
@@ -130,9 +127,6 @@ class Choice:
         check_fields(self)
         _check_default(self)
 
-    def format_value(self, value: str) -> str:
-        return value
-
     def widget(self) -> ipywidgets.ValueWidget:
         import ipywidgets
 
@@ -140,7 +134,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Toggle:
+class Toggle(Control):
     """Yes or no, as a check box."""
 
     name: str
@@ -158,7 +152,7 @@ class Toggle:
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(Control):
     """Text from the learner; it is read when the cursor leaves the field, or at Enter in a field of one line."""
 
     name: str
@@ -187,7 +181,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Steps:
+class Steps(Control):
     """A moment: 0, the first, to `count(value)`, of the explorer's value. The arrow keys step, Play plays.
 
     `explore` computes with the number; a new figure may have fewer moments than the slider had before.
@@ -198,9 +192,6 @@ class Steps:
     count: Callable[[Any], int]
     default: int = 0
     values: Sequence[int] = (0,)
-
-    def format_value(self, value: int) -> str:
-        return f"{value:,}"
 
     def widget(self) -> ipywidgets.ValueWidget:
         from lablib.widgets.parts import Player
