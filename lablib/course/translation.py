@@ -10,7 +10,7 @@
 A paragraph is the text between blank lines, or a fence of code; wrapped lines count as one. Text without a translation,
 or with one marked `fuzzy`, stays English. In a message `{}` stands for any text, which is translated too if it is a
 message; "3 ranks" is a number with the message "ranks". Babel, which jupyterlab-server brings, reads and writes the
-files: an update keeps translations, moves them to similar text as `fuzzy`, and comments out those of removed text.
+files: an update keeps translations, moves them to similar text as `fuzzy`, and comments out obsolete ones.
 """
 
 import ast
@@ -154,7 +154,7 @@ Say = Callable[[str], str]
 
 
 def say_for(lab: str = "", *more: str) -> Say:
-    """A function that translates messages: of all checks, of those of the lab with this number, and of `more` files."""
+    """A function that translates messages: of all checks, the checks of this lab, and of `more` files."""
     code = language()
     if not code:
         return str

@@ -55,7 +55,7 @@ without_decay = partial(AdamW, weight_decay=0.0)
 
 @checked
 def figure_question(rate: Annotated[float, Range(gt=0, le=0.09)] = 0.085) -> go.Figure:
-    """Gradient descent in a valley of two weights, whose curvatures are 1 and 20, and lines of equal loss."""
+    """Gradient descent in a valley of two weights, with curvatures 1 and 20, and lines of equal loss."""
     flat, steep, w = 1.0, 20.0, (-4.0, 0.8)
     turns = [2 * pi * k / 60 for k in range(61)]
     xs: list[float | None] = []
@@ -263,7 +263,7 @@ def figure_blocks(outliers: Positions, errors: Series) -> go.Figure:
     percent = {name: [100 * value for value in values] for name, values in errors.items()}
     labels = ("one outlier (over the root mean square of the others)", "error of the others (norm over norm)", "", "%")
     summary = f"With an outlier of {outliers[middle]:,.0f} root mean squares the others are off by: {found}."
-    title = "Error of 8-bit numbers beside one outlier"
+    title = "Error of 8-bit numbers next to one outlier"
     return figure_lines(outliers, percent, *labels, title=title, log_x=True, log_y=True, summary=summary)
 
 
@@ -316,7 +316,7 @@ def figure_differences(differences: Mapping[str, Difference], reference: str) ->
         "95%: +- (nats)": [round(one.half_width, 4) for one in differences.values()],
         "within noise": ["yes" if one.is_noise else "no" for one in differences.values()],
     }
-    title, sentence = f"Final loss less that of {reference}", f"Final loss: {'; '.join(parts)}."
+    title, sentence = f"Final loss minus the loss of {reference}", f"Final loss: {'; '.join(parts)}."
     return chart(title, panel, sentence, columns, pixels=30 * len(names) + 40)
 
 

@@ -113,7 +113,7 @@ class Stack:
     # whether such products return an empty gradient of 16 bits, one kept for each shape of a weight (Transformer
     # Engine's get_dummy_wgrad)
     keeps_dummies: bool = False
-    # whether gradients stay from step to step; otherwise ZeRO-3's, and those of one rank alone, are allocated by every
+    # whether gradients stay from step to step; otherwise ZeRO-3's, and a single rank's, are allocated by every
     # step's first backward pass, when activations are freed
     keeps_gradients: bool = True
     # whether each parameter is updated as soon as it has its gradient, which is then freed
@@ -123,9 +123,9 @@ class Stack:
     bucket_bytes: NonNegative = 0.0  # buffers of the data axis's communication
     data_overlap: bool = True  # whether the data axis communicates during compute
     # whether ZeRO-1 gives whole tensors to ranks: each owner's gradients are reduced to it, and its parameters
-    # broadcast from it, in collectives of their own
+    # broadcast from it, in separate collectives
     owns_tensors: bool = False
-    # whether ZeRO-3 gathers and sums each matrix in a collective of its own, not a layer at once
+    # whether ZeRO-3 gathers and sums each matrix in a separate collective, not a layer at once
     gathers_matrices: bool = False
     # host work of ZeRO-3 for each matrix that a pass fetches and releases, in starts of an eager operator. DeepSpeed
     # 0.14.4 on a CPU: 13 to 29, with 10 and 5 fetched tensors per layer
@@ -199,7 +199,7 @@ _HUGGING_FACE: dict[str, Any] = _EAGER | {
     "calls_per_kernel": 6.0,  # Python modules: 125 ms per micro-step of 7B on one A100 (QwenLM/Qwen, README)
 }
 # GPT-2 under autocast, in 16-bit widths at the rates of torch's kernels. Norms, powers and losses are in 32 bits, so is
-# the residual stream; what a product takes is cast. A norm: read and written (4), cast (3); backward a cast (3), the
+# the residual stream; inputs of products are cast. A norm: read and written (4), cast (3); backward a cast (3), the
 # gradients of its input and weights (10). GELU is x^3 (4, and a cast, 3), products and sums (4, 5, 4, 4, 2, 5), tanh
 # (4), and a cast (3); in backward each again, x^2, and three gradients that are added.
 # Scores: divided (2), masked (2.5), softmax with 32-bit results (3; exponentials limit it), cast (3);

@@ -65,8 +65,8 @@ def test_the_sentence_and_the_table_share_out_all_of_the_compute_time():
     figure = figure_roofline(Timeline.of(SPANS, 1), DEVICE)
     assert describe(figure) == (
         "Of 2 s of compute on all ranks, 50% under the roof of float32, 38% under the roof of memory; 12% of the "
-        "compute time is in operations whose FLOPs and bytes are not counted. mm in float32 takes longest, 50%, at 50% "
-        "of its roof. Those without FLOPs stand at the left, and only their distance to the roof says something."
+        "compute time is in operations without counted FLOPs and bytes. mm in float32 takes longest, 50%, at 50% "
+        "of its roof. Operations without FLOPs are at the left, and only their distance to the roof says something."
     )
     rows = table(figure).set_index("operation")
     assert rows["share of compute (%)"].sum() == pytest.approx(100)
@@ -115,7 +115,7 @@ def test_what_hardly_does_anything_is_drawn_at_a_thousandth_of_its_roof_and_name
 
 def test_no_compute_is_said_and_a_free_device_refused():
     assert describe(figure_roofline(Timeline((), 2), DEVICE)) == (
-        "No compute was recorded, so nothing stands under the roofs."
+        "No compute was recorded, so nothing is under the roofs."
     )
     with pytest.raises(ValueError, match="a roof must be finite: 'free' computes or reads in no time"):
         figure_roofline(Timeline.of(SPANS, 1), FREE)

@@ -234,7 +234,7 @@ def _share(point: Point, device: Device) -> str:
 def _summary(points: Sequence[Point], device: Device) -> str:
     total_s = sum(p.seconds for p in points)
     if not total_s:
-        return "No compute was recorded, so nothing stands under the roofs."
+        return "No compute was recorded, so nothing is under the roofs."
     roofs: dict[str, float] = defaultdict(float)
     for p in points:
         roofs[p.roof] += p.seconds / total_s
@@ -242,7 +242,7 @@ def _summary(points: Sequence[Point], device: Device) -> str:
     parts = [f"{share:.0%} under the roof of {roof}" for share, roof in known]
     text = f"Of {format_quantity(total_s, 's')} of compute on all ranks, {', '.join(parts)}" if parts else ""
     if UNKNOWN in roofs:
-        rest = f"{roofs[UNKNOWN]:.0%} of the compute time is in operations whose FLOPs and bytes are not counted"
+        rest = f"{roofs[UNKNOWN]:.0%} of the compute time is in operations without counted FLOPs and bytes"
         text = f"{text}; {rest}" if text else rest
     longest = next((p for p in points if p.roof != UNKNOWN), None)
     if longest is None:
@@ -252,7 +252,7 @@ def _summary(points: Sequence[Point], device: Device) -> str:
     low = [p for p in points if p.seconds > SEEN * total_s and p.roof != UNKNOWN and _reached(p, device) < LOWEST]
     names = ", ".join(_short(p.name) for p in low)
     if any(not p.flops and p.size_bytes for p in points):
-        text += " Those without FLOPs stand at the left, and only their distance to the roof says something."
+        text += " Operations without FLOPs are at the left, and only their distance to the roof says something."
     return text + (f" Drawn at {LOWEST:.1%} of the roof, and still lower: {names}." if low else "")
 
 
