@@ -24,8 +24,9 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
     for data in (1, 4, 8):
-        shown = placement_calculator(data=data)
+        shown = placement_calculator()
         assert isinstance(shown, Explorer)
+        shown.controls["data"].value = data  # pyright: ignore[reportAttributeAccessIssue]
         for name, values in MOVES.items():
             spent = []
             for turn in range(args.repeats + len(values)):

@@ -70,7 +70,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         rows: list[tuple[str, Callable[[Timeline], object], str]] = [
-            ("summary()", lambda t: t.summary(), ""),
+            ("states of every rank", lambda t: [t.states(r) for r in range(t.num_ranks)], ""),
             ("busy_s of every rank", lambda t: [t.busy_s(r) for r in range(t.num_ranks)], ""),
             ("exposed_s of every rank", lambda t: [t.exposed_s(r) for r in range(t.num_ranks)], ""),
             ("select of every rank", lambda t: [t.select(r, COMPUTE) for r in range(t.num_ranks)], ""),

@@ -156,10 +156,9 @@ def test_the_figure_has_both_timelines_on_one_axis_and_the_table():
     assert list(table(figure)["kind"]) == list(found.table()["kind"])
 
 
-def test_makespans_far_apart_share_the_axis_too_unless_asked_not_to():
+def test_makespans_far_apart_share_the_axis_too():
     found = Reconciliation.of(run_of(compute(0, 0, 1e-4), ranks=1), [run_of(compute(0, 0, 1.0), ranks=1)])
     assert found.figure().layout.xaxis2.matches == "x"
-    assert found.figure(same_axis=False).layout.xaxis2.matches is None
 
 
 def test_repr_and_html_say_the_makespans():
