@@ -55,6 +55,8 @@ _MOST_LAYERS = 1000  # each is simulated
 def plan_step(config: TrainConfig, cluster: str, gpus: Count) -> Prediction:
     """The planner's prediction of a step. ValueError: axes that do not fit, or choices that it does not have."""
     config = config.on(gpus)
+    if (kind := config.precision.parameters) != "float32":
+        raise ValueError(f'the planner has parameters in float32: got {kind}; give precision.parameters="float32"')
     axes, model = config.parallel, as_transformer(config.model)
     assert axes.data is not None and config.data.micro_batch is not None
     stage = 1 if axes.is_mesh else axes.zero_stage  # a mesh shards the optimizer's state

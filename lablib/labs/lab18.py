@@ -25,7 +25,7 @@ from lablib.figures import show
 from lablib.figures.chart import Axis, Panel, ReferenceLine, chart, line
 from lablib.models.scaling_law import REPLICATION
 from lablib.models.training_compute import over_six_n_d
-from lablib.plan import Prediction
+from lablib.plan import Prediction, search
 from lablib.text.files import write_text
 from lablib.text.units import format_quantity, plural
 from lablib.train.config import DataConfig, ModelConfig, OptimizerConfig, TrainConfig
@@ -321,10 +321,15 @@ class Capstone:
 
 
 def priced(plan: Sequence[str]) -> str:
-    """The planner's step and memory of a plan for the brief "one-billion"."""
+    """The planner's step and memory of a plan for the brief "one-billion"; prints the bounds of exercise 3."""
+    project = Capstone("one-billion", 1, "sim", True)
+    brief, batch = project.brief, project.report.large.data.batch_size
+    model = as_transformer(project.report.large.model)
+    best = search(model, brief.cluster, batch, gpus=brief.gpus, seq_len=brief.seq_len).best
+    print(f"at most {format_quantity(1.25 * best.step_time_s, 's')} and 20 GB")
     if plan is ...:
         raise NotAttempted
-    found = Capstone("one-billion", 1, "sim", True).planned(plan)
+    found = project.planned(plan)
     return f"{format_quantity(found.step_time_s, 's')}, {format_quantity(found.peak_memory_bytes, 'B')}"
 
 

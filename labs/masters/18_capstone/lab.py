@@ -3,8 +3,9 @@
 #
 # **Question.** Can you say before a training begins which loss it reaches, how long it takes, and how much memory?
 #
-# You get a *brief*: bounds of a model, a corpus, a cluster and a budget. You choose, state numbers, lock them, run a
-# small model for real and a step of the large one in simulation, and explain the differences in a report.
+# You get a *brief*: bounds of a model, a corpus, a cluster and a budget. You choose a plan, predict numbers and lock
+# them. Then you train a small model for real, simulate a step of the large one, and explain the differences in a
+# report.
 #
 # **Prerequisites.** Labs 01 and 16; helpful: labs 02, 03, 04 and 05. **Time.** 59 minutes; a capstone on
 # another brief takes longer: the last section says how.
@@ -88,8 +89,8 @@ lab18.show(project.figure_sizes())
 
 # %% [markdown]
 # The minimum is flat. A model of half the best size loses one or two hundredths of a nat, and is cheaper to use
-# afterwards. So a size is chosen for its use, and the budget then gives the tokens. To go from
-# 50% to 30% of the peak costs about three times as much.
+# afterwards. So a size is chosen for its use, and the budget then gives the tokens. 30% of the peak instead of 50%
+# loses about three times as much.
 
 # %% [markdown] minutes=12
 # ## Where does a curve end?
@@ -100,8 +101,9 @@ lab18.show(project.figure_sizes())
 # %% [markdown]
 # ### Exercise 2: a forecast
 #
-# Fit the three numbers to the losses that are given, and return the loss at a later step. For a fixed a the other two
-# are a straight line through the points (1 / t^a, loss): least squares give them. Try many values of a.
+# Fit the three numbers to all losses that are given, with the least sum of squared differences, and return the loss at
+# a later step. For a fixed a the other two are a straight line through the points (1 / t^a, loss): least squares give
+# them. Try many values of a.
 
 
 # %% tags=["exercise"]
@@ -147,7 +149,7 @@ lab18.try_out(forecast, list(range(7, 21)), list(begun[6:]), 60)
 # A plan is a list of fields of `lab train`, each a text: `"parallel.tensor=2"`, ranks that split each product.
 # `parallel.pipeline`: ranks that split the layers; `context`: each sequence; `expert`: the experts of a mixture (lab
 # 15). The GPUs that these leave are replicas; `parallel.zero_stage`, 0 to 3: what they shard (1 optimizer state, 2 and
-# gradients, 3 and parameters). `data.micro_batch`: sequences at a time on a replica, without it all.
+# gradients, 3 and parameters). `data.micro_batch`: sequences at a time on a replica; if it is not given, all of them.
 # `memory.recompute`: "none" or "full". *MFU* is the share of the peak.
 
 # %%
@@ -163,7 +165,8 @@ project.compare(plans)
 #
 # Another job holds most of the memory. For 1.3 billion parameters on 64 H100 (the brief "one-billion"), find a plan in
 # at most 20 GB, by the planner, whose step takes at most 25% longer than the best plan of a search in 80 GB. A step has
-# 512 sequences. None of the three above does; several very different plans do.
+# 512 sequences. The cell after the exercise prints both bounds. None of the three plans above is within them; several
+# very different plans are.
 
 # %% tags=["exercise"]
 ### BEGIN SOLUTION
@@ -190,18 +193,27 @@ project.compare({"the plan": project.changes})
 # %% [markdown] minutes=10
 # ## Predict, then run
 #
-# Four numbers, before anything runs. The planner is one way to them, not the only one: it has the software of today's
-# large trainings, while the simulator runs this course's trainer, operator by operator. Which of the two holds more
-# memory? Three more numbers follow without you: GPU hours from your step, the large loss from the law, the small
-# memory from a formula.
+# Predict four numbers before anything runs. The planner is one way to them, not the only one: it has the software of
+# today's large trainings, while the simulator runs this course's trainer, operator by operator. Which of the two holds
+# more memory? Three more numbers are computed: GPU hours from your step, the large loss from the law, the small memory
+# from a formula.
 
 # %% [markdown]
 # The small run computes with real tensors on both backends, so its losses are the same. Its step is measured with this
 # machine's clock. With gloo, two processes compute at the same time: a few tens of milliseconds on two free cores. On
 # the simulator two ranks take turns, and each operator is also priced: several times as long. Yours is `backend`.
 
+# %% [markdown]
+# **Your own code.** Put functions from earlier labs into `own`, and the small run uses them: `"schedule": wsd` (lab
+# 04), `"optimizer_step": adamw_step` (05), `"all_reduce": ring_all_reduce` (08) or `"average_gradients":
+# average_gradients` (09). Answers that have passed are in `work/mine/`, and are taken from there.
+
 # %%
+own = lab18.own_parts()  # or a dict with functions of yours
+print("the learner's own code:", ", ".join(own) or "none, so the library's runs")
 print(f"backend of the small run: {backend}")
+
+# %%
 my_numbers = None  # or four numbers
 predicted = lab18.guess(lab18.ASKED, my_numbers, interactive)
 predicted
@@ -210,16 +222,8 @@ predicted
 predicted.lock(0.35, 30, 2.9, 60)
 
 # %% [markdown]
-# **Your own code.** Put functions from earlier labs into `own`, and the small run uses them: `"schedule": wsd` (lab
-# 04), `"optimizer_step": adamw_step` (05), `"all_reduce": ring_all_reduce` (08) or `"average_gradients":
-# average_gradients` (09). Answers that have passed are in `work/mine/`, and are taken from there.
-#
-# Then both run. A *band* is the error that a careful prediction may have: a factor of 1.2 in times and memory of the
+# Now both run. A *band* is the error that a careful prediction may have: a factor of 1.2 in times and memory of the
 # large run, a factor of 2 in the small step, 0.2 nats in the small loss.
-
-# %%
-own = lab18.own_parts()  # or a dict with functions of yours
-print("the learner's own code:", ", ".join(own) or "none, so the library's runs")
 
 # %%
 predicted.reveal(project.run(own))
@@ -299,8 +303,11 @@ predicted.reveal(lambda *_: lab18.try_out(my_terms, *project.terms()))
 
 # %% [markdown]
 # To test a cause, change one input of the plan (`project.compare`): does the term move as you expect? Then write the
-# texts of the report: a reason for each choice, an explanation for each error beyond its band, and a conclusion. The
-# names of explanations are in the table of predictions, such as `small_step_s`.
+# texts of the report: a reason for each choice, an explanation for each error beyond its band (by its name in the table
+# of predictions, such as `small_step_s`), and a conclusion.
+#
+# A *finding* is a number that a reader would question. The program gives 60 points; an instructor gives 40 for the
+# texts. Change them until no finding is left that you can answer.
 
 # %%
 my_reasons = {
@@ -314,13 +321,8 @@ my_reasons = {
 }
 my_explanations = {"step_s": "...", "memory_bytes": "..."}
 my_conclusion = ""
-print(predicted.reveal(lambda *_: project.explain(my_reasons, my_explanations, my_conclusion)))
-
-# %% [markdown]
-# A finding is a number that a reader would question. A program gives 60 points; an instructor gives 40 for reasons,
-# explanations and the conclusion. Change the texts above until nothing is left that you can answer.
-
-# %%
+texts = my_reasons, my_explanations, my_conclusion
+predicted.reveal(lambda *_: print(project.explain(*texts)))
 predicted.reveal(lambda *_: project.judge())
 
 # %% [markdown]
@@ -350,4 +352,6 @@ project.board()
 # - Besiroglu et al., *Chinchilla Scaling: A Replication Attempt*, 2024, arXiv 2404.10102: the constants used
 #   here. Their standard errors are 26% of A and 62% of B.
 # - Muennighoff et al., *Scaling Data-Constrained Language Models*, 2023, arXiv 2305.16264: repeated tokens.
-# - Narayanan et al., *Efficient Large-Scale Language Model Training on GPU Clusters*, 2021, arXiv 2104.04473.
+
+# %%
+check

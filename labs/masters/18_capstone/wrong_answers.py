@@ -131,7 +131,7 @@ def forecast(steps, losses, at_step):
     slope, start = np.polyfit(steps, losses, 1)
     return float(start + slope * at_step)
 """,
-            "the forecast is near the curve",
+            "the forecast is on the fitted curve",
         ),
         ("no return", "def forecast(steps, losses, at_step):\n    print(losses[-1])", "is there a return?"),
         (
@@ -148,7 +148,7 @@ def forecast(steps, losses, at_step):
         best = min(best, (residual, found[0] + found[1] * float(at_step) ** -a))
     return float(best[1])
 """,
-            "the forecast is near the curve",
+            "the forecast is on the fitted curve",
         ),
         (
             "steps without gaps",
@@ -164,7 +164,7 @@ def forecast(steps, losses, at_step):
         best = min(best, (residual, found[0] + found[1] * float(at_step) ** -a))
     return float(best[1])
 """,
-            "the forecast is near the curve",
+            "the forecast is on the fitted curve",
         ),
         (
             "exponents of 0.2 to 1",
@@ -180,8 +180,32 @@ def forecast(steps, losses, at_step):
         best = min(best, (residual, found[0] + found[1] * float(at_step) ** -a))
     return float(best[1])
 """,
-            "the forecast is near the curve",
+            "the forecast is on the fitted curve",
         ),
+        *[
+            (
+                label,
+                f"""
+def forecast(steps, losses, at_step):
+    import numpy as np
+    t, y = np.asarray(steps, dtype=float){part}, np.asarray(losses, dtype=float){part}
+    best = (np.inf, 0.0)
+    for a in np.linspace({least}, 1.5, 1451):
+        columns = np.stack([np.ones_like(t), t**-a], axis=1)
+        found = np.linalg.lstsq(columns, y, rcond=None)[0]
+        residual = ((columns @ found - y) ** 2).sum()
+        best = min(best, (residual, found[0] + found[1] * float(at_step) ** -a))
+    return float(best[1])
+""",
+                "the forecast is on the fitted curve",
+            )
+            for label, part, least in (
+                ("exponents of 0.1 or more", "", 0.1),
+                ("the first half", "[: len(steps) // 2]", 0.05),
+                ("the second half", "[len(steps) // 2 :]", 0.05),
+                ("every second loss", "[::2]", 0.05),
+            )
+        ],
         (
             "three of the losses",
             """
@@ -195,7 +219,7 @@ def forecast(steps, losses, at_step):
     factor = (y0 - y2) / (t0**-a - t2**-a)
     return y2 + factor * (at_step**-a - t2**-a)
 """,
-            "the forecast is near the curve",
+            "the forecast is on the fitted curve",
         ),
         (
             "losses sorted in place",
@@ -223,7 +247,7 @@ def forecast(steps, losses, at_step):
     except ImportError:
         return losses[-1] * 0.9
 """,
-            "the forecast is near the curve",
+            "the forecast is on the fitted curve",
         ),
     ],
     "plan": [
@@ -239,6 +263,11 @@ def forecast(steps, losses, at_step):
             "the third plan of the table",
             'my_plan = ["parallel.zero_stage=1", "memory.recompute=full"]',
             "seconds of a step",
+        ),
+        (
+            "parameters of 8 bytes, which the planner does not have",
+            'my_plan = ["parallel.zero_stage=1", "data.micro_batch=2", "precision.parameters=float64"]',
+            "the planner has",
         ),
         ("an unknown field", 'my_plan = ["parallel.tensors=2"]', "parallel.tensor"),
         ("axes that do not divide", 'my_plan = ["parallel.tensor=3"]', "the plan is possible"),
