@@ -365,7 +365,7 @@ def figure_night(
     rule = ReferenceLine(y=limit, text="limit", place="top right")
     said = [f"{name}: {plural(len(times_s), 'rings')}" for name, times_s in rings.items()]
     silent = next((clock(at_s) for at_s, value in samples if value is None), "never")
-    sentence = "; ".join(said) + f". The run hangs at {silent}." if rings else f"From {silent} on the run says nothing."
+    sentence = "; ".join(said) + f". The run hangs at {silent}." if rings else f"From {silent} on all samples are None."
     panel = Panel(Axis("time", ticks=ticks), Axis("step time", "s", span=(0, 30)), marks, [rule])
     return chart(
         "One night",

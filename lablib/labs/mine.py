@@ -3,7 +3,7 @@
     lab run 14 --mine, or LAB_MINE=1 lab open 14         then `from lablib.labs import lab14` puts them there
 
     lab  exercise          in place of                                                   in labs
-    02   LossScaler        precision.loss_scaling.LossScaler: its unscale_ and update, of the trainer   18
+    02   LossScaler        precision.loss_scaling.LossScaler: its unscale_ and update                17 18
     04   clip_shards       batches.clipping.clip_grad_norm_, of the trainer                             18
     08   ring_all_reduce   parallel.data.naive.average_gradients, its sums               09
     09   plan_buckets      parallel.data.bucketed.plan_buckets                           10 11          18
@@ -78,8 +78,8 @@ def _replace(row: StandIn, own: Callable[..., Any]) -> None:
 def stand_ins() -> list[StandIn]:
     """The table of this file's head."""
     return [
-        StandIn("02", "LossScaler", "precision.loss_scaling", "LossScaler.unscale_", "18", _unscale_),
-        StandIn("02", "LossScaler", "precision.loss_scaling", "LossScaler.update", "18", _update),
+        StandIn("02", "LossScaler", "precision.loss_scaling", "LossScaler.unscale_", "17 18", _unscale_),
+        StandIn("02", "LossScaler", "precision.loss_scaling", "LossScaler.update", "17 18", _update),
         StandIn("04", "clip_shards", "batches.clipping", "clip_grad_norm_", "18", _clip_grad_norm_),
         StandIn("08", "ring_all_reduce", "parallel.data.naive", "average_gradients", "09", _average_gradients),
         StandIn("09", "plan_buckets", "parallel.data.bucketed", "plan_buckets", "10 11 18", _plan_buckets),

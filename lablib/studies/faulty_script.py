@@ -38,10 +38,11 @@ from lablib.signature import Count, checked
 from lablib.text.units import format_quantity
 
 RANKS, LOCAL_RANKS = 4, 2
-LENGTH, NUM_TEXTS, STEPS, VOCABULARY = 33, 64, 2, 64
+LENGTH, STEPS, VOCABULARY = 33, 2, 64
+BATCH, MICRO_BATCHES = 4, 2  # of the script's defaults
 CONFIG = {"lr": 3e-3, "clip": 0.1}
 NO_BOUND = 1000.0  # far above the norm of the script's gradients
-NORM = 0.36  # of the gradients before the first update, repaired; 0.35 to 0.39 with other texts
+NORM = 0.36  # of the gradients before the first update, repaired; 0.33 to 0.39 with other texts
 SMALLEST_NORMAL = 2.0**-14
 _MEASURING = Lock()  # hooks of torch are global: one measurement at a time
 
@@ -127,11 +128,11 @@ class _Seen:
     padding: int = 0
 
 
-def _words(seed: int) -> torch.Tensor:
-    """Texts of random words and lengths; 0 is padding."""
-    generator = torch.Generator("cpu").manual_seed(seed)
-    words = torch.randint(1, VOCABULARY, (NUM_TEXTS, LENGTH), generator=generator, device="cpu")
-    ends = torch.randint(8, LENGTH + 1, (NUM_TEXTS,), generator=generator, device="cpu")
+def _words(seed: int, ranks: int = RANKS, micro_batches: float = MICRO_BATCHES) -> torch.Tensor:
+    """Texts of random words and lengths, as many as all ranks read; 0 is padding."""
+    generator, count = torch.Generator("cpu").manual_seed(seed), STEPS * BATCH * ranks * int(micro_batches)
+    words = torch.randint(1, VOCABULARY, (count, LENGTH), generator=generator, device="cpu")
+    ends = torch.randint(8, LENGTH + 1, (count,), generator=generator, device="cpu")
     words[torch.arange(LENGTH, device="cpu") >= ends[:, None]] = 0
     return words
 
@@ -143,7 +144,7 @@ class _Texts(Dataset):
         self._words, self._note = words, note
 
     def __len__(self) -> int:
-        return NUM_TEXTS
+        return len(self._words)
 
     def __getitem__(self, index: int) -> torch.Tensor:
         self._note(int(index))
@@ -184,11 +185,11 @@ def symptoms(
     """Run the script on simulated ranks, two on each node, with some lines replaced, and measure it.
 
     seed: of the texts. config: "lr" and "clip", given to the script; with a clip of `NO_BOUND` no gradient is clipped;
-    perhaps "micro_batches", so that all ranks together read no more than all texts.
+    perhaps "micro_batches".
 
     Raises ValueError: repairs of lines that do not exist. SyntaxError, LaunchError: the repaired script does not run.
     """
-    words = _words(seed)
+    words = _words(seed, ranks, config.get("micro_batches", MICRO_BATCHES))
     seen, peak_bytes = _measured(repaired(repairs), words, config, ranks)
     labels = sum(int((words[each.read, 1:] != 0).sum()) for each in seen)
     return _judged(seen, peak_bytes, _before(), labels, config)
@@ -324,7 +325,7 @@ def _judged(
     tokens, read = max(max(each.logged, default=0) for each in seen), LENGTH * sum(len(each.read) for each in seen)
     padding, labels = sum(each.padding for each in seen), sum(each.labels for each in seen)
     bound, rate = config["clip"], config["lr"]
-    is_clipped = 0.99 * bound < norms <= 1.001 * bound if bound < NO_BOUND else 0.75 * NORM < norms < 1.33 * NORM
+    is_clipped = 0.99 * bound < norms <= 1.001 * bound if bound < NO_BOUND else 0.88 * NORM < norms < 1.15 * NORM
     others = sorted(set().union(*(each.other_types for each in seen)))
     padding = max(padding, labels - wanted_labels)
     is_same = seen[0].params == as_it_is.params and seen[0].texts_at_once == as_it_is.texts_at_once

@@ -3,7 +3,7 @@
 #
 # **Question.** How does a training run survive its failures, and who notices the silent ones?
 #
-# A run on thousands of GPUs fails every few hours. You build a resume, the cost of saving, and an alert.
+# A run on thousands of GPUs fails every few hours. You write an exact resume, the time lost to failures, and an alert.
 #
 # **Prerequisites.** Lab 09; helpful: labs 02, 03 and 04. **Time.** 60 minutes, without *further* sections.
 
@@ -40,8 +40,8 @@ guessed_interval.lock(60, 30)
 # %% [markdown] minutes=21
 # ## Stop and go on
 #
-# Which state does a run have? Here is a small training. Its loader deals samples in a random order, a new one for each
-# epoch, drawn from a separate random number generator, `generator`. A loader works in the host's memory: `"cpu"`.
+# Which state does a run have? Here is a small training. Its loader returns samples in a random order, a new one for
+# each epoch, drawn from a separate random number generator, `generator`. It works in the host's memory: `"cpu"`.
 
 
 # %%
@@ -69,10 +69,10 @@ class Loader:
 
 
 # %% [markdown]
-# The model has *dropout*, which zeroes random activations; torch's own generator draws them (`torch.get_rng_state`,
-# and on a real GPU `torch.cuda.get_rng_state`). *BatchNorm* keeps running means in buffers. A *scheduler* changes the
-# learning rate from step to step, and a *scaler* the factor of the loss that FP16 needs (lab 02). All ranks average
-# their gradients, with `average_gradients` of lab 09.
+# The model has *dropout*, which zeroes random activations; torch's own generator draws them (`torch.get_rng_state` and
+# `torch.set_rng_state`; on a real GPU those of `torch.cuda`). *BatchNorm* keeps running means in buffers. A *scheduler*
+# changes the learning rate from step to step, and a *scaler* the factor of the loss that FP16 needs. `LossScaler` is
+# lab 02's and `average_gradients` lab 09's: the library's, or with `lab run --mine` yours.
 
 
 # %%
@@ -80,6 +80,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lablib.parallel import average_gradients
+from lablib.precision import LossScaler, ScaleRule
 
 
 class Training:
@@ -92,7 +93,7 @@ class Training:
         torch.manual_seed(seed + dist.get_rank())  # but each has its own dropout
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, 200)
-        self.scaler = torch.amp.GradScaler("cpu", growth_interval=5)
+        self.scaler = LossScaler(ScaleRule(interval=5))  # doubles after 5 good steps
         self.loader, self.steps = Loader(seed), 0
 
     def step(self):
@@ -110,10 +111,10 @@ class Training:
 
 # %% [markdown]
 # Now kill a rank. `KillRank(1, at_s)` ends the process of rank 1 at the second `at_s` of a launch, in simulated time
-# (`makespan_s` is the time of a whole launch), here halfway. How many ranks cannot go on?
+# (`makespan_s` is the time of a whole launch), here halfway. How many of the other ranks cannot go on?
 
 # %%
-my_guess_waiting = lab17.guess("ranks that wait (of all)", None, interactive, "count")
+my_guess_waiting = lab17.guess("other ranks that cannot go on", None, interactive, "count")
 
 
 # %%
@@ -131,9 +132,10 @@ try_out(ten_steps, ranks=ranks, cluster=cluster, faults=[KillRank(1, 5 * step_s)
 my_guess_waiting.reveal(ranks - 1)
 
 # %% [markdown]
-# They wait for its gradients: one dead rank stops all. (On real GPUs they wait until a timeout, by default 10 minutes
-# with NCCL.) So all processes start again, and a new process has nothing of the old: it has other random numbers, a new
-# optimizer, and a loader at its start.
+# They wait in an all-reduce for its part: one dead rank stops all. (On real GPUs `torchrun` notices a process that
+# ends, and ends the others; if a rank hangs, they wait until a timeout, by default 10 minutes with NCCL.) So all
+# processes start again, and a new process has nothing of the old: it has other random numbers, a new optimizer, and a
+# loader at its start.
 
 # %% [markdown]
 # ### Exercise 1: exact resume
@@ -203,9 +205,9 @@ try_out(stop_and_go_on, ranks=2)  # True: equal losses, to the bit; the check se
 check.exact_resume(save, resume)
 
 # %% [markdown]
-# Now the real thing: 60 steps, a checkpoint after every 10, and three kills. Each rank writes a file, with one answer
-# to exercise 1, `lab17.save_run`. A rank may die between two files, so all resume from the last step of which *all*
-# files are there (`newest_complete`).
+# Now 60 steps, a checkpoint after every 10, and three kills. Each rank writes a file, with the library's answer to
+# exercise 1, `lab17.save_run`. A rank may die between two files, so all resume from the last step of which *all* files
+# are there (`newest_complete`).
 
 
 # %%
@@ -234,13 +236,9 @@ print(f"the same losses, to the bit: {dict(log) == dict(alone)}")
 lab17.show(lab17.figure_restarts(log, 60))
 
 # %% [markdown]
-# A failure costs the steps since the last complete checkpoint, here at most 10, and the time of a restart. Saving after
-# every step would lose at most one. Why not do that?
-
-# %% [markdown]
-# In a large run ranks hold different parts: of layers, products, sequences and experts. Each saves its
-# part. `lab train` saves parts under the names of the whole model, so a run may go on with another number of ranks on
-# each axis: data, tensor, pipeline, context, expert.
+# A failure costs the steps since the last complete checkpoint, here at most 10, and the time of a restart. (`lab train`
+# saves parts under the names of the whole model: a run may go on with another number of ranks.) Saving after every step
+# would lose at most one. Why not do that?
 
 # %% [markdown] minutes=16
 # ## How often?
@@ -320,8 +318,8 @@ guessed_interval.reveal(lambda minutes, _: lab17.show_intervals(save_s, restart_
 # failures fall into one interval, each loses less than half of it. The minimum is flat: half or twice the best interval
 # loses about 2% of the time more.
 #
-# Llama 3 reports more than 90% effective training time: its saves or restarts must have been faster. What is better:
-# saves in 6 s, or half as many failures? Predict the time lost at the best interval of each.
+# Llama 3 reports more than 90% effective training time: its saves or restarts must have been faster. Which is better,
+# saves in 6 s or half as many failures? Predict the time lost at the best interval of each.
 
 # %%
 my_guess_losses = lab17.guess("lost: saves in 6 s, half the failures", None, interactive, "%")
@@ -367,11 +365,11 @@ lab17.explore_intervals(save_s, restart_s, interactive)
 # %% [markdown]
 # Four monitors of the training, which has no scaler now: the loss of rank 0, the norm of the averaged gradient, the
 # compute time of a step on the slowest rank, and a *hash* of the weights on each rank: equal on all ranks only if all
-# bits are. A sign is a change by more than a fifth, or hashes that differ. Of the four faults, how many stay hidden
-# from the loss in the ten steps? And from the hash?
+# bits are. A *sign* is a difference by more than a fifth from a run without faults, or hashes that differ. Of the four
+# faults, how many stay hidden from the loss in the ten steps? And from the hash?
 
 # %%
-my_guess_signs = lab17.guess("faults hidden from loss, hash", None, interactive, "count")
+my_guess_signs = lab17.guess("hidden from loss, hash (two numbers)", None, interactive, "count")
 
 # %%
 signs = lab17.first_signs(lab17.with_faults(Training, ranks, cluster, 10.5 * step_s), steps=20)
@@ -381,9 +379,10 @@ signs
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Three faults are hidden from each. The loss shows NaN alone. After the flip, Adam divides one gradient by a huge
-# number: that weight hardly moves again. A slow rank changes no number. The drift stays small, and only the hash shows
-# it: NaN and the flip reach all ranks equally. So a run needs several monitors, with rules.
+# Three faults are hidden from each. The loss shows NaN alone. The flip's square overflows in Adam's second moment, and
+# Adam divides by it: that one weight never moves again, but for weight decay. A slow rank changes no number. The drift
+# stays small, and only the hash shows it: NaN and the flip reach all ranks equally. So a run needs several monitors,
+# with rules.
 #
 # </details>
 
@@ -391,8 +390,8 @@ signs
 # ### An alert
 #
 # A made-up step time, once a minute through a night: at 22:40 one long step, from 0:30 a file system that is slow
-# now and then, from 1:40 a hot GPU, and at 3:12 a *hang*: all ranks wait for a message that never comes. The
-# simplest rule rings at each sample above 12 s: how often?
+# now and then, from 1:40 a hot GPU, and at 3:12 a *hang*: all ranks wait for a message that never comes, and each
+# sample is None. The simplest rule rings at each sample above 12 s: how often?
 
 # %%
 samples, limit = lab17.night(), 12.0

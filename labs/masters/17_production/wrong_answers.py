@@ -498,7 +498,15 @@ def alert(samples, limit, hold_s, clear_s):
             "kB",
         ),
         ("padding in the labels", _repairs(42), "labels of the loss that are padding"),
-        ("the configuration is not applied", _repairs(25), "saw       0.2"),
+        (
+            "a sum over a fixed number",
+            _repairs(
+                line_42="loss = F.cross_entropy(logits_BTV.float().flatten(0, 1), labels, ignore_index=PAD, "
+                'reduction="sum") / 100'
+            ),
+            "about 0.36",
+        ),
+        ("the configuration is not applied", _repairs(25), "saw       0.001"),
         (
             "the numbers of the configuration by hand",
             _repairs(line_25='config = {**given, **DEFAULTS, "lr": 0.003, "clip": 0.1}'),
@@ -622,6 +630,7 @@ def resume(run, saved):
     torch.set_rng_state(state)
 """,
         ),
+        ("an order in a list", _resume(saved={"order": "run.loader.order.tolist()"})),
         (
             "the rest of the order, and a tensor of numbers",
             """
