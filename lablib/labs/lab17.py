@@ -278,13 +278,9 @@ def first_signs(runs: Mapping[str, Run], steps: int) -> pd.DataFrame:
             continue
         row, own = {}, _monitors(run, steps)
         for monitor, values in own.items():
-            usual = healthy[monitor]
-            signs = [
-                step
-                for step, value in enumerate(values)
-                if value is not None and not abs(value - usual[step]) <= 0.2 * abs(usual[step])
-            ]
-            row[monitor] = f"in step {signs[0] + 1}" if signs else "no sign"
+            pairs = enumerate(zip(values, healthy[monitor], strict=True), 1)
+            signs = [step for step, (value, usual) in pairs if not abs(value - usual) <= 0.2 * abs(usual)]
+            row[monitor] = f"in step {signs[0]}" if signs else "no sign"
         table[name] = row
     return pd.DataFrame(table).T
 

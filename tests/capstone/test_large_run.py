@@ -84,6 +84,8 @@ def test_of_a_narrow_model_the_planner_says_more_by_the_fixed_time_and_the_launc
     planned, simulated_s = plan_step(one, "dgx-h100", 8), simulate_step(one, "dgx-h100", 8).step_s
     host_s = planned.parts["fixed"] + planned.parts["launches"]
     assert planned.step_time_s - host_s < simulated_s < planned.step_time_s / 1.5
+    with pytest.raises(ValueError, match="the planner has parameters in float32: got float64"):
+        plan_step(replace(one, precision=replace(precision, parameters="float64")), "dgx-h100", 8)
 
 
 def test_a_large_run_needs_a_lock(report):
