@@ -6,6 +6,7 @@ from numbers import Real
 from typing import Any
 
 from lablib.course import Expect, exercise
+from lablib.course.checks.comparison import plain_number
 from lablib.course.checks.draw import Draw
 from lablib.course.checks.expect import RuleBroken
 from lablib.course.checks.formatting import short_repr
@@ -23,7 +24,7 @@ def _terms(expect: Expect, value: Any, wanted: Mapping[str, float], what: str, m
         raise RuleBroken(f"a dict of terms is returned ({what})", said, f"a dict of {', '.join(wanted)}")
     expect.equal("the terms have the names of the docstring", sorted(map(str, value)), sorted(wanted))
     for name, right in wanted.items():
-        saw = value[name]
+        saw: Any = plain_number(value[name])
         if not isinstance(saw, Real) or isinstance(saw, bool):
             raise RuleBroken(f"the term {name!r} is a number of seconds ({what})", short_repr(saw), "a number")
         for mistake, wrong in mistakes.get(name, {}).items():

@@ -309,6 +309,7 @@ def explain(wrong, better, step_s):
 
 RIGHT_ANSWERS = {
     "layer_terms": [
+        ("a tensor", "import torch\n" + _layer(products="torch.tensor(flops, dtype=torch.float64) / flops_per_s")),
         (
             "term by term",
             """
@@ -322,6 +323,10 @@ def layer_terms(tokens, width, seq_len, n, flops_per_s, bytes_per_s, latency_s):
         ),
     ],
     "step_terms": [
+        (
+            "tensors",
+            "import torch\n" + _step().replace("max(stages_s)", "torch.tensor(stages_s, dtype=torch.float64).max()"),
+        ),
         (
             "by a loop",
             """
