@@ -59,7 +59,7 @@ def plan_step(config: TrainConfig, cluster: str, gpus: Count) -> Prediction:
         raise ValueError(f'the planner has parameters in float32: got {kind}; give precision.parameters="float32"')
     axes, model = config.parallel, as_transformer(config.model)
     assert axes.data is not None and config.data.micro_batch is not None
-    stage = 1 if axes.is_mesh else axes.zero_stage  # a mesh shards the optimizer's state
+    stage = max(1, axes.zero_stage) if axes.is_mesh else axes.zero_stage  # a mesh shards the optimizer's state
     sizes = {axis: getattr(axes, axis) for axis in ("tensor", "pipeline", "context", "expert")}
     sequence_parallel = axes.sequence_parallel if axes.tensor > 1 else None
     others = {"chunks": axes.num_chunks, "zero_stage": stage, "sequence_parallel": sequence_parallel}
@@ -92,7 +92,7 @@ def simulate_large(report: Report) -> LargeRun:
 @lru_cache(maxsize=64)
 def _simulated(config: TrainConfig, cluster: str, gpus: int) -> StepCost:
     axes, count, where = config.parallel, _num_batches(config), (cluster, gpus)
-    if axes.context > 1 and axes.pipeline == axes.num_chunks == 1:
+    if axes.context > 1 and axes.pipeline == axes.num_chunks == 1 and axes.zero_stage < 2:
         for layers in (8, 16, 32):
             if layers < config.model.num_layers and (cost := _of_few_layers(config, layers, *where)) is not None:
                 return cost
@@ -154,14 +154,15 @@ def _two_steps(config: TrainConfig, is_empty: bool) -> None:
 
 @contextmanager
 def _empty(of: Any) -> Iterator[None]:
-    """Steps of a mesh without micro-batches: all of their gradients are zero. Other steps stay as they are."""
+    """Steps of a mesh at stage 1 without micro-batches: all gradients are zero. Other steps stay as they are."""
 
     def step(*_: Any, on_gradients: Callable[[int], Any]) -> list[torch.Tensor]:
         for number in of.combined.pipeline.pieces:
             on_gradients(number)
         return []
 
-    with replaced((of.combined.pipeline, "step", step)) if isinstance(of, MeshStep) else nullcontext():
+    can_be_empty = isinstance(of, MeshStep) and of.combined.how.zero_stage == 1
+    with replaced((of.combined.pipeline, "step", step)) if can_be_empty else nullcontext():
         yield
 
 

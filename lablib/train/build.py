@@ -3,7 +3,8 @@
     def program():
         build(config.on(dist.get_world_size())).train(config.num_steps)
 
-    tensor, pipeline or context > 1,     `CombinedStep`, with the optimizer state sharded (stage 1)
+    tensor, pipeline or context > 1,     `CombinedStep`, with the optimizer state sharded (stage 1; without pipeline
+                                         ranks also 2 and 3)
     or expert > 1 with zero_stage 1
     expert > 1 with zero_stage 0         `ExpertParallel`, and `DataParallel` with `ExpertReduce`; 2, 3: `Zero`
     zero_stage 0                         one device, `DataParallel`, or torch's DistributedDataParallel
@@ -166,6 +167,7 @@ def _combination(config: TrainConfig, low: torch.dtype | None) -> Combination:
         autocast=low,
         num_experts=config.model.num_experts,
         num_active=config.model.num_active,
+        zero_stage=max(1, axes.zero_stage),
     )
 
 

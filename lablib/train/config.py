@@ -126,7 +126,7 @@ class ParallelConfig(Checked):
     tensor: Count = 1  # ranks that share every matrix
     pipeline: Count = 1  # stages
     expert: Count = 1  # ranks that share the experts of a layer, each with its own sequences
-    # 1: optimizer state sharded, 2: and gradients, 3: and parameters; always 1 with tensor, pipeline or context ranks
+    # 1: optimizer state sharded, 2: and gradients, 3: and parameters; 0 is 1 with tensor, pipeline or context ranks
     zero_stage: Annotated[int, Range(ge=0, le=3)] = 0
     library: Annotated[str, OneOf(("lablib", "torch"))] = "lablib"  # torch: DistributedDataParallel and fully_shard
     bucket_bytes: Count = 25 * 2**20  # of gradients that are reduced together
@@ -295,8 +295,10 @@ class TrainConfig(Checked):
             raise _broken("health.drift_every", rule, health.drift_every, 0)
 
     def _check_mesh(self) -> None:
+        if self.parallel.pipeline > 1 and (stage := self.parallel.zero_stage) > 1:
+            rule = "0 or 1 with pipeline ranks, as every micro-batch would reduce its gradients again"
+            raise _broken("parallel.zero_stage", rule, stage, 1)
         allowed: dict[str, tuple[Any, ...]] = {
-            "parallel.zero_stage": (1, 0),
             "parallel.library": ("lablib",),
             "precision.master": (False,),
             "memory.recompute": ("none", "full"),

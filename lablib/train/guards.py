@@ -62,6 +62,8 @@ class Replicas(NamedTuple):
 @checked
 def replicas_of(step: Step) -> list[Replicas]:
     """The parameters that other ranks have, too. ValueError: a step of another class."""
+    if isinstance(step, MeshStep) and step.combined.how.zero_stage == 3:
+        return []
     if isinstance(step, MeshStep):
         by_group: dict[Any, list[tuple[str, Tensor]]] = {}  # experts have another group
         for buffer in step.combined.sharded.buffers:

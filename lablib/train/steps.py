@@ -35,8 +35,8 @@ from lablib.batches.clipping import clip_grad_norm_
 from lablib.data import Batch
 from lablib.parallel.data.overlapped import DataParallel
 from lablib.parallel.experts.gradients import expert_parameters
-from lablib.parallel.mesh.checkpoint import boxes_of_buffer, name_in_model
-from lablib.parallel.mesh.optimizer import Buffer
+from lablib.parallel.mesh.checkpoint import boxes_of_buffer, counted_names, name_in_model
+from lablib.parallel.mesh.optimizer import Sharded
 from lablib.parallel.mesh.step import CombinedStep
 from lablib.parallel.tensor.regions import shard_range
 from lablib.parallel.tensor.state import each_parameter
@@ -257,16 +257,16 @@ class MeshStep:
     def _held(self) -> list[Held]:
         return [Held(buffer.unit.master, partial(self._boxed, buffer)) for buffer in self.combined.sharded.buffers]
 
-    def _boxed(self, buffer: Buffer, shard: Tensor) -> dict[str, Tensor]:
+    def _boxed(self, buffer: Sharded, shard: Tensor) -> dict[str, Tensor]:
         """A tensor like a buffer's shard, as boxes by name; the first buffer also lists the names of other stages."""
         combined, boxes = self.combined, dict[str, list[LocalBox]]()
         for _, name, box, view in boxes_of_buffer(combined, buffer, {"": shard}):
             boxes.setdefault(name, []).append((box.corner, view))
-        names = {name_in_model(combined, one) for one in buffer.owned}
+        names, counted = {name_in_model(combined, one) for one in buffer.owned}, counted_names(combined, buffer)
         if buffer is (buffers := combined.sharded.buffers)[0]:
             names |= self._shapes.keys() - {name_in_model(combined, one) for each in buffers for one in each.owned}
         return {
-            name: BoxedTensor(shape, shard.dtype, boxes.get(name, ()), buffer.counts)
+            name: BoxedTensor(shape, shard.dtype, boxes.get(name, ()), name in counted)
             for name, shape in self._shapes.items()
             if name in names
         }

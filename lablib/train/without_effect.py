@@ -22,7 +22,7 @@ def _reasons(config: TrainConfig) -> Iterator[tuple[str, str]]:
     axes, rate, precision, health = config.parallel, config.optimizer, config.precision, config.health
     is_mesh = axes.is_mesh
     if is_mesh:
-        yield "parallel.bucket_bytes", "on a mesh gradients are reduced piece by piece"
+        yield "parallel.bucket_bytes", "a mesh reduces the gradients of pieces, units or 25 MiB"
     elif axes.zero_stage == 3 or (axes.zero_stage and axes.library == "torch"):
         yield "parallel.bucket_bytes", "fully_shard and ZeRO stage 3 reduce unit by unit"
     elif axes.zero_stage == 0 and axes.data == 1:

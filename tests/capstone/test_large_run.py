@@ -62,15 +62,20 @@ def test_the_planner_gets_every_axis():
     assert plan_step(mixture, "dgx-h100", 8).parallel.expert == 4
 
 
-@pytest.mark.parametrize("axes", [{"zero_stage": 1, "tensor": 2}, {"pipeline": 2}], ids=str)
+@pytest.mark.parametrize(
+    "axes", [{"zero_stage": 1, "tensor": 2}, {"pipeline": 2}, {"zero_stage": 3, "tensor": 2}], ids=str
+)
 def test_experts_combine_with_other_axes(axes: dict[str, Any]):
-    """One rank of a stage takes as long and holds as much as in the step of all ranks; the planner is within 25%."""
+    """One rank of a stage takes as long and holds as much as in the step of all ranks; the planner is within 25%.
+
+    At stage 3 the second tensor rank takes 0.1% longer: it sums the norm piece by piece, without whole parameters.
+    """
     sizes = ModelConfig(num_layers=4, d_model=2048, num_heads=16, vocab_size=8192, max_seq_len=2048, num_experts=4)
     data, precision = DataConfig(batch_size=16, micro_batch=2, seq_len=2048), PrecisionConfig(products="bfloat16")
     one = TrainConfig(sizes, data, parallel=ParallelConfig(expert=2, **axes), precision=precision).on(8)
     run = launch(_two_steps, one, False, ranks=8, cluster="dgx-h100", fidelity="shapes")
     found, whole = _step(one, "dgx-h100", 8).cost, SimulatedStep(run.timeline.without(_SETUP), run.memory).cost
-    assert found.step_s == pytest.approx(whole.step_s, rel=1e-9)
+    assert found.step_s == pytest.approx(whole.step_s, rel=2e-3 if axes.get("zero_stage") == 3 else 1e-9)
     assert found.memory_bytes == pytest.approx(whole.memory_bytes, rel=1e-6)
     assert plan_step(one, "dgx-h100", 8).step_time_s == pytest.approx(found.step_s, rel=0.25)
 

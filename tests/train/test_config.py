@@ -134,7 +134,7 @@ def test_a_head_is_tied_by_default_in_a_gpt_and_not_in_a_llama():
         (["data.seq_len=256"], "data.seq_len must be at most model.max_seq_len=128: got 256"),
         (["optimizer.schedule=cosine", "optimizer.num_warmup=120"], "try optimizer.num_warmup=100"),
         (["optimizer.schedule=wsd", "optimizer.num_decay=120"], "at most the 100 steps of the schedule: got 120; try"),
-        (["parallel.tensor=2", "parallel.zero_stage=2"], "parallel.zero_stage must be 1 or 0 with tensor"),
+        (["parallel.pipeline=2", "parallel.zero_stage=2"], "parallel.zero_stage must be 0 or 1 with pipeline ranks"),
         (["parallel.expert=2", "model.num_experts=3"], "model.num_experts must be a multiple of 2 expert ranks: got 3"),
         (["parallel.expert=2", "model.num_experts=4", "parallel.library=torch"], "try parallel.library=lablib"),
         (

@@ -30,6 +30,7 @@ ALL_MODES = [
     (["parallel.zero_stage=3"], 2),
     (["parallel.zero_stage=3", "parallel.library=torch"], 2),
     (["parallel.tensor=2"], 4),
+    pytest.param(["parallel.tensor=2", "parallel.zero_stage=2"], 4, marks=pytest.mark.thorough),
     (["parallel.pipeline=2"], 4),
     pytest.param(["model.num_experts=4", "parallel.expert=2"], 4, marks=pytest.mark.thorough),
     (["model.num_experts=4", "parallel.expert=2", "parallel.zero_stage=1"], 4),

@@ -44,6 +44,9 @@ MESHES: list[Layout] = [
     (6, ("parallel.pipeline=2", "data.micro_batch=2")),
     (4, ("parallel.pipeline=2", "parallel.schedule=zb-v", "data.micro_batch=2")),
     (4, ("parallel.context=2",)),
+    (4, ("parallel.tensor=2", "parallel.zero_stage=2", "parallel.sequence_parallel=true")),
+    (6, ("parallel.tensor=2", "parallel.zero_stage=3")),
+    (8, ("parallel.tensor=2", "parallel.context=2", "parallel.zero_stage=3", "data.micro_batch=2")),
     (8, ("parallel.tensor=2", "parallel.pipeline=2", "parallel.context=2")),
 ]
 

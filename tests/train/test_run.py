@@ -124,7 +124,11 @@ def test_the_breakdown_of_real_ranks_is_below_each_line(tmp_path: Path, capsys: 
     ("words", "ranks", "wanted"),
     [
         (["parallel.bucket_bytes=5", "parallel.zero_stage=3"], 2, "ZeRO stage 3 reduce unit by unit"),
-        (["parallel.bucket_bytes=5", "parallel.tensor=2"], 2, "on a mesh gradients are reduced piece by piece"),
+        (
+            ["parallel.bucket_bytes=5", "parallel.tensor=2"],
+            2,
+            "a mesh reduces the gradients of pieces, units or 25 MiB",
+        ),
         (["parallel.bucket_bytes=5"], 1, "one replica reduces nothing"),
         (["optimizer.momentum=0.9"], 1, "optimizer.momentum: adamw has none"),
         (["health.most_skips=3", "health.policy=stop"], 1, "health.most_skips: health.policy is stop"),

@@ -5,5 +5,6 @@ check       a model, a mesh, a batch and a schedule, checked before any rank sta
 part        the part of a model that a rank holds
 step        one training step with data, context, tensor and pipeline parallelism
 optimizer   its optimizer and the norm of all gradients
+zero        the same with gradients or parameters cut, too
 checkpoint  save on one mesh, load on another
 """

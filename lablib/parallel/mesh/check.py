@@ -48,7 +48,7 @@ from lablib.pipeline.executor import flops_of, units_of
 from lablib.pipeline.messages import CommunicationPlan
 from lablib.pipeline.plan import Kind
 from lablib.pipeline.schedules import SCHEDULES, make
-from lablib.signature import Count, NonNegativeInt, OneOf, check_fields
+from lablib.signature import Count, NonNegativeInt, OneOf, Range, check_fields
 from lablib.torch_compat import disable_current_modes
 
 DATA, EXPERT, CONTEXT, TENSOR, PIPELINE = "data", "expert", "context", "tensor", "pipeline"
@@ -77,6 +77,7 @@ class Combination:
     autocast: Annotated[torch.dtype, OneOf((torch.bfloat16, torch.float16))] | None = None
     num_experts: NonNegativeInt = 0  # of each layer, spread over the expert axis; 0: MLPs
     num_active: Count = 2  # experts that a token visits
+    zero_stage: Annotated[int, Range(ge=1, le=3)] = 1  # 2 and 3 without pipeline ranks
     # the units of `units_of(model)` in each piece, with the smallest possible largest piece
     units: tuple[range, ...] = field(init=False, default=(), compare=False, repr=False)
 
@@ -85,6 +86,11 @@ class Combination:
         for axis in self.mesh.axes:
             if axis not in AXES:
                 raise unknown_name("axis", axis, list(AXES))
+        if self.zero_stage > 1 and (stages := self.size(PIPELINE)) > 1:
+            raise ValueError(
+                f"zero_stage must be 1 with pipeline ranks, as every micro-batch would reduce its gradients again: got "
+                f"{self.zero_stage} with {stages} stages; try zero_stage=1."
+            )
         self._check_batch()
         self._check_sequence()
         self._check_vocabulary()

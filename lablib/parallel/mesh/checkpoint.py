@@ -40,7 +40,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lablib.parallel.mesh.optimizer import Buffer, Owned
+from lablib.parallel.mesh.optimizer import Owned, Sharded
 from lablib.parallel.mesh.step import CombinedStep
 from lablib.parallel.tensor.regions import shard_range
 from lablib.parallel.zero import checkpoint_files as files
@@ -66,8 +66,7 @@ def checkpoint_entries(step: CombinedStep, num_steps: NonNegativeInt) -> dict[st
 
     For `lablib.train.Checkpoints`, which copies and writes it in the background. ValueError: as `save_checkpoint`.
     """
-    counted = [buffer for buffer in step.sharded.buffers if buffer.counts]
-    boxes = chain(*(boxes_of_buffer(step, buffer, _tensors(step, buffer)) for buffer in counted))
+    boxes = chain(*(_counted_boxes(step, buffer) for buffer in step.sharded.buffers))
     description = {
         **_description(step),
         "num_steps": num_steps,
@@ -132,9 +131,19 @@ def boxes_of_run(shape: tuple[int, ...], start: int, numel: int) -> list[Box]:
     return found
 
 
-def boxes_of_buffer(step: CombinedStep, buffer: Buffer, tensors: Mapping[str, Tensor]) -> Iterator[LocalBox]:
+def counted_names(step: CombinedStep, buffer: Sharded) -> set[str]:
+    """The parameters of a buffer, by the model's names, that this rank counts."""
+    return {name_in_model(step, one) for one, counts in zip(buffer.owned, buffer.counts, strict=True) if counts}
+
+
+def _counted_boxes(step: CombinedStep, buffer: Sharded) -> Iterator[LocalBox]:
+    names = counted_names(step, buffer)
+    return (box for box in boxes_of_buffer(step, buffer, _tensors(step, buffer)) if box.name in names)
+
+
+def boxes_of_buffer(step: CombinedStep, buffer: Sharded, tensors: Mapping[str, Tensor]) -> Iterator[LocalBox]:
     """Tensors like the buffer's shard, by part, as boxes of the whole model's parameters, without padding."""
-    owned = {one.name: one for one in buffer.owned}
+    owned = dict(zip(buffer.unit.layout.names, buffer.owned, strict=True))
     pieces = buffer.unit.layout.pieces(dist.get_rank(buffer.unit.group))
     for (name, first, start, numel), (part, tensor) in product(pieces, tensors.items()):
         one = owned[name]
@@ -170,7 +179,7 @@ def name_in_model(step: CombinedStep, one: Owned) -> str:
     return "token_embedding.weight" if step.how.config.tied_head and one.name == "head.weight" else one.name
 
 
-def _tensors(step: CombinedStep, buffer: Buffer) -> dict[str, Tensor]:
+def _tensors(step: CombinedStep, buffer: Sharded) -> dict[str, Tensor]:
     """By part: parameters, and optimizer state with one number per parameter, as shards."""
     return {PARAMETER: buffer.unit.master, **files.state_tensors(step.sharded.optimizer, buffer.unit.master)}
 

@@ -69,28 +69,95 @@ class Owned(NamedTuple):
     key: str
 
 
-@dataclass(eq=False, slots=True)
-class Buffer:
-    """Parameters that are reduced and counted together."""
+@dataclass(eq=False)
+class Sharded:
+    """Parameters in one flat buffer, of which this rank has a shard."""
 
-    owned: Sequence[Owned]  # the parameters
-    unit: FlatUnit  # the parameters as a flat buffer, and this rank's shard
+    owned: Sequence[Owned]  # the parameters, in the order of the buffer
+    unit: FlatUnit  # the buffer and the shard
+    counts: Sequence[bool]  # of each, whether this rank counts it in the norm, and saves it
+
+    def counted(self, tensor: Tensor) -> list[Tensor]:
+        """The parts of a tensor like the shard that this rank counts; all of it includes padding, which is zero."""
+        if all(self.counts):
+            return [tensor]
+        names = {name for name, counts in zip(self.unit.layout.names, self.counts, strict=True) if counts}
+        pieces = self.unit.layout.pieces(dist.get_rank(self.unit.group))
+        return [tensor.narrow(0, start, numel) for name, _, start, numel in pieces if name in names]
+
+
+@dataclass(eq=False)
+class Buffer(Sharded):
+    """Parameters that are reduced together; this rank counts all of them or none."""
+
     gradients: Tensor  # the flat buffer of their gradients
     grads: Sequence[Tensor]  # the gradient of each: a view of that buffer
-    counts: bool  # whether this rank counts them in the norm, and saves them
     num_summed: int  # ranks over whose losses a gradient of this rank is already a sum
     handle: Handle | None = None  # of the communication in flight
 
 
-class CombinedOptimizer:
-    """The optimizer of this rank's part.
+class ShardedOptimizer:
+    """The optimizer of this rank's shards, and the norm of all gradients."""
+
+    buffers: Sequence[Sharded]
+    optimizer: torch.optim.Optimizer  # of the master of each buffer
+
+    # ---- 4. clip ----
+
+    def clip(self, max_norm: float, scaler: LossScaler | None = None) -> tuple[Tensor, bool]:
+        """Clip the whole model's gradient to `max_norm`; returns its norm before, and whether any rank overflowed.
+
+        Communicates: one number, and the scaler's flag.
+        """
+        overflowed = scaler.unscale_(self.optimizer) if scaler is not None else False
+        squared = torch.zeros((), dtype=torch.float64)
+        for buffer in self.buffers:
+            for grad in buffer.counted(_grad(buffer)):  # in float64: a square overflows FP32 beyond 1.8e19
+                squared = squared + torch.linalg.vector_norm(grad, dtype=torch.float64).square()
+        dist.all_reduce(squared)
+        norm = squared.sqrt()
+        if max_norm < math.inf:
+            factor = (max_norm / (norm + EPS)).clamp(max=1.0)  # no `if`: the host does not wait for the norm
+            for buffer in self.buffers:
+                _grad(buffer).mul_(factor)
+        return norm, overflowed
+
+    # ---- 5. step ----
+
+    def step(self, scaler: LossScaler | None = None) -> None:
+        """Update this rank's shards, and gather all parameters. Communicates."""
+        if scaler is None:
+            self.optimizer.step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
+        self.gather()
+
+    def gather(self) -> None:
+        """Give the module the updated parameters. Communicates."""
+        raise NotImplementedError
+
+    # ---- tensors of this rank's part, unsharded over data and context ----
+
+    def gathered(self, of: Callable[[Sharded], Tensor]) -> Iterator[tuple[Owned, Tensor]]:
+        """Each parameter's part of a tensor like the shards, gathered. Communicates."""
+        for buffer in self.buffers:
+            yield from zip(buffer.owned, buffer.unit.gather(of(buffer)), strict=True)
+
+    def gradients(self) -> Iterator[tuple[Owned, Tensor]]:
+        """The mean gradients, cut only over tensor ranks. Communicates."""
+        return self.gathered(_grad)
+
+
+class CombinedOptimizer(ShardedOptimizer):
+    """Stage 1: gradients and parameters of this rank's part are whole.
 
     Arguments:
         part: the module; layers that are cut over tensor ranks have `cuts`.
         pieces: of this rank, by number; the parameters of a piece are complete together.
         group: of the ranks with the same part, along data, expert and context.
-        counts: whether this rank counts a parameter in the norm; called with whether it is a tensor shard.
         tied: the parameter that is complete only after the pipeline's step, if any.
+        counts: whether this rank counts a parameter in the norm.
         optimizer_fn: makes the optimizer of this rank's shards, a flat parameter for each buffer.
         experts: of the part, if any.
     """
@@ -100,8 +167,8 @@ class CombinedOptimizer:
         part: nn.Module,
         pieces: Mapping[int, nn.Module],
         group: dist.ProcessGroup,
-        counts: Callable[[Owned], bool],
         tied: nn.Parameter | None,
+        counts: Callable[[Owned], bool],
         optimizer_fn: OptimizerFn,
         experts: ExpertGroup,
     ):
@@ -127,7 +194,7 @@ class CombinedOptimizer:
         for one, view, grad in zip(some, unit.layout.views(unit.full), grads, strict=True):
             one.param.data, one.param.grad = view, grad
         num_summed = dist.get_world_size(self.group) // unit.layout.world_size
-        return Buffer(some, unit, gradients, grads, counts, num_summed)
+        return Buffer(some, unit, [counts] * len(some), gradients, grads, num_summed)
 
     # ---- 1. begin ----
 
@@ -169,36 +236,7 @@ class CombinedOptimizer:
                 buffer.handle.wait()
                 buffer.handle = None
 
-    # ---- 4. clip ----
-
-    def clip(self, max_norm: float, scaler: LossScaler | None = None) -> tuple[Tensor, bool]:
-        """Clip the whole model's gradient to `max_norm`; returns its norm before, and whether any rank overflowed.
-
-        Communicates: one number, and the scaler's flag.
-        """
-        overflowed = scaler.unscale_(self.optimizer) if scaler is not None else False
-        squared = torch.zeros((), dtype=torch.float64)
-        for buffer in self.buffers:
-            if buffer.counts:  # in float64: a square overflows FP32 beyond 1.8e19. Padding is zero.
-                squared = squared + torch.linalg.vector_norm(_grad(buffer), dtype=torch.float64).square()
-        dist.all_reduce(squared)
-        norm = squared.sqrt()
-        if max_norm < math.inf:
-            factor = (max_norm / (norm + EPS)).clamp(max=1.0)  # no `if`: the host does not wait for the norm
-            for buffer in self.buffers:
-                _grad(buffer).mul_(factor)
-        return norm, overflowed
-
     # ---- 5. step ----
-
-    def step(self, scaler: LossScaler | None = None) -> None:
-        """Update this rank's shards, and gather all parameters. Communicates."""
-        if scaler is None:
-            self.optimizer.step()
-        else:
-            scaler.step(self.optimizer)
-            scaler.update()
-        self.gather()
 
     def gather(self) -> None:
         """All-gather the parameters from the shards. Communicates."""
@@ -207,19 +245,12 @@ class CombinedOptimizer:
         for handle in handles:
             handle.wait()
 
-    # ---- tensors of this rank's part, unsharded over data and context ----
-
-    def gathered(self, of: Callable[[Buffer], Tensor]) -> Iterator[tuple[Owned, Tensor]]:
-        """Each parameter's part of a tensor like the shards, gathered. Communicates."""
-        for buffer in self.buffers:
-            yield from zip(buffer.owned, buffer.unit.gather(of(buffer)), strict=True)
-
-    def gradients(self) -> Iterator[tuple[Owned, Tensor]]:
-        """The mean gradients, cut only over tensor ranks. Communicates."""
-        return self.gathered(_grad)
+    def parameters(self) -> Iterator[tuple[Owned, Tensor]]:
+        """The parameters, cut only over tensor ranks."""
+        return ((one, one.param.detach()) for buffer in self.buffers for one in buffer.owned)
 
 
-def _grad(buffer: Buffer) -> Tensor:
+def _grad(buffer: Sharded) -> Tensor:
     gradient = buffer.unit.gradient
     if gradient is None:
         raise ValueError("a step needs gradients: there are none; call backward(tokens, targets) first.")

@@ -52,6 +52,7 @@ from lablib.parallel.experts.layer import mixtures
 from lablib.parallel.mesh.check import CONTEXT, DATA, EXPERT, PIPELINE, TENSOR, Combination
 from lablib.parallel.mesh.optimizer import CombinedOptimizer, OptimizerFn, Owned
 from lablib.parallel.mesh.part import ModelPart, make_model, pieces_of, tied_parameter
+from lablib.parallel.mesh.zero import ZeroOptimizer
 from lablib.parallel.tensor.regions import Group
 from lablib.parallel.tensor.state import whole
 from lablib.parallel.tensor.vocabulary import vocabulary_parallel_loss, vocabulary_parallel_summed_loss
@@ -135,18 +136,20 @@ class CombinedStep:
         units = [unit for number in own for unit in how.units[number]]
         self.part = ModelPart(model, how, units, self.context, self._groups[TENSOR], self._groups[EXPERT])
         self._dtype = next(self.part.parameters()).dtype
+        pieces = pieces_of(self.part, how, own)
+        experts = ExpertGroup(expert_parameters(self.part), alike)
+        shared = self._counts, optimizer_fn, experts
+        zero = ZeroOptimizer(how.zero_stage, self.part, pieces[0], replicas, *shared) if how.zero_stage > 1 else None
         self.pipeline = Pipeline(
             how.plan,
-            pieces_of(self.part, how, own),
+            pieces if zero is None else [zero.module],
             self._loss,
             group=self._groups[PIPELINE],
             recompute=how.recompute,
             shapes_of=self._shapes,
         )
         tied = tied_parameter(self.part) if how.config.tied_head else None
-        pieces = self.pipeline.pieces
-        experts = ExpertGroup(expert_parameters(self.part), alike)
-        self.sharded = CombinedOptimizer(self.part, pieces, replicas, self._counts, tied, optimizer_fn, experts)
+        self.sharded = zero or CombinedOptimizer(self.part, self.pipeline.pieces, replicas, tied, *shared)
 
     def __call__(self, tokens_BT: Tensor, targets_BT: Tensor) -> Stepped:
         """One step on the whole batch: gradients of its mean loss, and the update. Communicates. As `backward`."""
@@ -191,7 +194,7 @@ class CombinedStep:
 
     def full_parameters(self) -> dict[str, Tensor]:
         """The whole parameters, by the model's names. Communicates."""
-        return self._full({owned: owned.param.detach() for b in self.sharded.buffers for owned in b.owned})
+        return self._full(dict(self.sharded.parameters()))
 
     def full_optimizer_state(self, key: str) -> dict[str, Tensor]:
         """The optimizer's state under a key ("exp_avg") for each parameter, by the model's names. Communicates."""

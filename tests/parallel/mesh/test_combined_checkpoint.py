@@ -24,11 +24,11 @@ ADAM = partial(torch.optim.AdamW, lr=0.01)
 Full = dict[str, dict[str, Tensor]]
 
 
-def how(config: GPTConfig = CONFIG, **sizes: int) -> Combination:
+def how(config: GPTConfig = CONFIG, zero_stage: int = 1, **sizes: int) -> Combination:
     options: dict[str, Any] = {"num_micro_batches": 2, "sequence_parallel": True, "uneven_vocabulary": "pad"}
     if sizes.get("pipeline") == 3:
         options["uneven_vocabulary"] = "chunk"
-    return Combination(config, Mesh(**sizes), 8, 8, **options)
+    return Combination(config, Mesh(**sizes), 8, 8, zero_stage=zero_stage, **options)
 
 
 def batch(number: int) -> tuple[Tensor, Tensor]:
@@ -94,6 +94,7 @@ def assert_goes_on(before: dict[str, int], after: dict[str, int], path: str) -> 
     [
         ({"data": 2, "pipeline": 2, "tensor": 2}, {"tensor": 4, "data": 2}),
         ({"context": 2, "pipeline": 3}, {"data": 4, "tensor": 2}),
+        ({"data": 2, "tensor": 2, "zero_stage": 3}, {"context": 2, "data": 2, "zero_stage": 2}),
         pytest.param({"tensor": 2}, {"pipeline": 2, "data": 2, "context": 2}, marks=SLOWER),
         pytest.param({"tensor": 4}, {"pipeline": 1}, marks=SLOWER),
         pytest.param({"pipeline": 1}, {"data": 4, "pipeline": 2, "tensor": 2}, marks=SLOWER),

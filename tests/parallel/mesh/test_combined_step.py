@@ -101,6 +101,11 @@ def run(how: Combination, **options: Any) -> list[Any]:
         ({"data": 2, "expert": 2, "tensor": 2}, {"num_experts": 4}),
         ({"pipeline": 2, "expert": 2, "context": 2}, {"num_experts": 4, "recompute": True}),
         pytest.param({"tensor": 2, "pipeline": 2, "expert": 2}, {"num_experts": 4, "schedule": "zb-h1"}, marks=SLOWER),
+        ({"data": 2, "tensor": 2}, {"zero_stage": 2}),
+        ({"tensor": 2, "data": 2}, {"zero_stage": 3, "sequence_parallel": True, "recompute": True}),
+        ({"data": 2, "context": 2, "tensor": 2}, {"zero_stage": 3}),
+        ({"expert": 2, "tensor": 2, "data": 2}, {"zero_stage": 3, "num_experts": 4}),
+        ({"expert": 2, "context": 2}, {"zero_stage": 2, "num_experts": 4}),
     ],
     ids=lambda chosen: (
         ", ".join(f"{key}={getattr(value, '__name__', value)}" for key, value in chosen.items()) or "plain"
@@ -191,6 +196,7 @@ def test_drawn_meshes_give_the_gradients_of_one_device(data: Any):
         num_active=data.draw(st.integers(1, max(1, num_experts))),
         uneven_vocabulary=data.draw(st.sampled_from(["chunk", "pad"])),
         recompute=data.draw(st.booleans()),
+        zero_stage=data.draw(st.integers(1, 3)) if sizes["pipeline"] == 1 else 1,
     )
     assert_is_one_device(how, run(how))
 
@@ -207,7 +213,7 @@ def test_real_processes_give_what_the_simulator_gives_and_the_simulator_repeats_
 
 @SLOWER
 def test_real_processes_share_data_and_tensors():
-    how = Combination(CONFIG, Mesh(data=2, tensor=2), 4, 8, num_micro_batches=2, sequence_parallel=True)
+    how = Combination(CONFIG, Mesh(data=2, tensor=2), 4, 8, num_micro_batches=2, sequence_parallel=True, zero_stage=3)
     assert_is_one_device(how, launch(train, how, ranks=4, backend="gloo").values)
 
 
@@ -245,6 +251,26 @@ def test_the_bytes_sent_for_experts_are_the_closed_forms():
     assert rows == CONFIG.num_layers * (form["rows"] + form["counts"])
     assert experts == CONFIG.num_layers * expert_weights(sizes, ranks) * sizes.element_bytes
     assert tensor - of_mlps == CONFIG.num_layers * (form["tensor"] - 2 * 32 * 8 * 8)  # f and g of an MLP
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_the_bytes_held_and_sent_at_each_stage_are_the_closed_forms(stage: int):
+    how = Combination(CONFIG, Mesh(data=2, tensor=2), 8, 16, num_micro_batches=2, zero_stage=stage)
+
+    def program(num_steps: int) -> tuple[int, int]:
+        step = CombinedStep(how, partial(torch.optim.SGD, lr=0.1), dtype=torch.float64)
+        whole = sum(one.param.nbytes for buffer in step.sharded.buffers for one in buffer.owned)
+        for _ in range(num_steps):
+            step(*batch(CONFIG, 8, 16))
+        return whole, sum(x.nbytes for p in step.part.parameters() for x in (p, p.grad) if x is not None)
+
+    runs = [launch(program, num_steps, ranks=4) for num_steps in (1, 2)]
+    group, (size, held) = how.mesh.group_of(0, "data"), runs[0].values[0]
+    first, both = (sum(x.sent_bytes[0] for x in run.traffic.transfers if x.ranks == group) for run in runs)
+    # Half of everything, at stage 3 three times in each of two micro-batches, less the root's second gather.
+    root = 12 // 2 * 8 * 8 * CONFIG.tied_head
+    assert both - first == {1: 2 * size, 2: 3 * size, 3: 2 * (3 * size - root)}[stage] / 2
+    assert held == {1: 2 * size, 2: size, 3: size / 2}[stage]  # without the shards of gradients
 
 
 # ---- what takes time and memory ----
@@ -382,6 +408,10 @@ def of(mesh: Mesh | None = None, batch_size: Any = 8, seq_len: Any = 16, **optio
             "deferred weight gradients do not work with autocast",
         ),
         (lambda: of(mesh=(2, 2)), "Combination: mesh must be"),  # pyright: ignore
+        (
+            lambda: of(zero_stage=3),
+            "zero_stage must be 1 with pipeline ranks, .* got 3 with 2 stages; try zero_stage=1",
+        ),
         (lambda: of(Mesh(expert=2)), "got 2 ranks and num_experts=0; try num_experts=2, or data=2 without the axis"),
         (lambda: of(config=LLAMA, num_experts=2), "combine with data, expert, tensor, .* got 2 experts with a Llama"),
         (lambda: of(Mesh(expert=2), num_experts=3), "got 3 experts on 2 ranks; try 1 ranks, or 4 experts"),
