@@ -69,6 +69,7 @@ class GatheredUnit:
             self._slots += [(owner, attribute, full, kept) for owner, attribute in owners[param]]
             if full.requires_grad:
                 self.trainable.append(full)
+            param.data = full.data  # whoever still has the module's original parameter holds no memory by it
         flat.params = ()  # free the module's original parameters
 
     def start_gather(self, all_gather: AllGather) -> None:

@@ -257,20 +257,26 @@ def test_the_bytes_sent_for_experts_are_the_closed_forms():
 def test_the_bytes_held_and_sent_at_each_stage_are_the_closed_forms(stage: int):
     how = Combination(CONFIG, Mesh(data=2, tensor=2), 8, 16, num_micro_batches=2, zero_stage=stage)
 
-    def program(num_steps: int) -> tuple[int, int]:
+    def program(num_steps: int) -> CombinedStep:
         step = CombinedStep(how, partial(torch.optim.SGD, lr=0.1), dtype=torch.float64)
-        whole = sum(one.param.nbytes for buffer in step.sharded.buffers for one in buffer.owned)
         for _ in range(num_steps):
             step(*batch(CONFIG, 8, 16))
-        return whole, sum(x.nbytes for p in step.part.parameters() for x in (p, p.grad) if x is not None)
+        steps.append(step)  # alive, with what it holds, when the run ends
+        return sum(one.param.nbytes for buffer in step.sharded.buffers for one in buffer.owned)
 
+    steps: list[CombinedStep] = []
     runs = [launch(program, num_steps, ranks=4) for num_steps in (1, 2)]
-    group, (size, held) = how.mesh.group_of(0, "data"), runs[0].values[0]
+    group, size, held = (
+        how.mesh.group_of(0, "data"),
+        runs[0].values[0],
+        runs[0].memory.at(0, runs[0].timeline.makespan_s),
+    )
     first, both = (sum(x.sent_bytes[0] for x in run.traffic.transfers if x.ranks == group) for run in runs)
     # Half of everything, at stage 3 three times in each of two micro-batches, less the root's second gather.
     root = 12 // 2 * 8 * 8 * CONFIG.tied_head
     assert both - first == {1: 2 * size, 2: 3 * size, 3: 2 * (3 * size - root)}[stage] / 2
-    assert held == {1: 2 * size, 2: size, 3: size / 2}[stage]  # without the shards of gradients
+    of_whole = [held[name] / size for name in ("parameter", "gradient")]
+    assert of_whole == {1: [1, 1.5], 2: [1, 0.5], 3: [0.5, 0.5]}[stage]
 
 
 # ---- what takes time and memory ----
