@@ -10,7 +10,9 @@ of all micro-batches and ranks, as on one device. With N such tokens in the whol
 
     loss = (1 / N) sum of the tokens' losses          backward of a micro-batch: scale x W / N x its summed loss
 
-since W replicas average their gradients. The phases of a step are calls, in this order: `backward`, `clip`, `update`.
+since W replicas average their gradients: once in a step, or, where gradients are sharded (ZeRO stages 2 and 3,
+fully_shard), in every micro-batch, so that they are never whole. The phases of a step are calls, in this order:
+`backward`, `clip`, `update`.
 
 Cost: in addition to the technique, two all-reduces of 8 bytes for N and the loss.
 Shapes: B sequences of this rank, T time. `MeshStep` gets the whole batch on every rank, the others this rank's part.
@@ -19,8 +21,8 @@ Simplified: replicas are in one group, without hybrid sharding.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -103,12 +105,11 @@ class ReplicaStep:
         self.products, self.group = products, group
         self.world_size = dist.get_world_size(group) if dist.is_initialized() else 1
         self._no_sync: Callable[[], Any] = nullcontext
-        if isinstance(model, FSDPModule):
-            self._no_sync = partial(_no_sync, model)
-        elif self.world_size > 1 and not hasattr(model, "no_sync"):
+        shards_gradients = isinstance(model, FSDPModule) or (isinstance(model, Zero) and model.stage > 1)
+        if self.world_size > 1 and not (shards_gradients or hasattr(model, "no_sync")):
             rule = f"a model on {self.world_size} ranks must average its gradients"
             raise ValueError(f"{rule}: got {type(model).__name__}; wrap it in DataParallel")
-        elif self.world_size > 1:
+        if self.world_size > 1 and not shards_gradients:
             self._no_sync = model.no_sync  # pyright: ignore[reportAttributeAccessIssue]
 
     def backward(self, batch: Batch, scale: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -270,15 +271,6 @@ class MeshStep:
             for name, shape in self._shapes.items()
             if name in names
         }
-
-
-@contextmanager
-def _no_sync(model: FSDPModule) -> Iterator[None]:
-    model.set_requires_gradient_sync(False)
-    try:
-        yield
-    finally:
-        model.set_requires_gradient_sync(True)
 
 
 def _named(name: str, tensor: Tensor) -> dict[str, Tensor]:
