@@ -38,7 +38,7 @@ from lablib.parallel.data.overlapped import BucketBackward, Handle, Synchronizin
 from lablib.parallel.experts.gradients import ExpertGroup
 from lablib.parallel.zero import shards
 from lablib.parallel.zero.shards import AllGather, FlatUnit, ReduceScatter, all_gather_shards, reduce_scatter_average
-from lablib.torch_compat import queue_callback, tree_leaves, tree_map_only
+from lablib.torch_compat import graph_task_id, queue_callback, tree_leaves, tree_map_only
 
 
 @dataclass
@@ -121,9 +121,10 @@ class Zero1(Synchronizing):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         shards.require_same_ranks(self.group, self.world_size)
-        for reduction in self._backward.under_way if self._backward else ():
-            reduction.handle.wait()
-        self._backward = None  # discard the state of a backward that raised
+        if self._backward is not None and graph_task_id() == -1:  # not called by activation checkpointing
+            for reduction in self._backward.under_way:
+                reduction.handle.wait()
+            self._backward = None  # discard the state of a backward that raised
         args, kwargs = cast_floating((args, kwargs), self.param_dtype)
         output = self.module(*args, **kwargs)
         for out in tree_leaves(output):

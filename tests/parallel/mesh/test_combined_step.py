@@ -101,7 +101,7 @@ def run(how: Combination, **options: Any) -> list[Any]:
         ({"data": 2, "expert": 2, "tensor": 2}, {"num_experts": 4}),
         ({"pipeline": 2, "expert": 2, "context": 2}, {"num_experts": 4, "recompute": True}),
         pytest.param({"tensor": 2, "pipeline": 2, "expert": 2}, {"num_experts": 4, "schedule": "zb-h1"}, marks=SLOWER),
-        ({"data": 2, "tensor": 2}, {"zero_stage": 2}),
+        ({"data": 2, "tensor": 2}, {"zero_stage": 2, "recompute": True}),
         ({"tensor": 2, "data": 2}, {"zero_stage": 3, "sequence_parallel": True, "recompute": True}),
         ({"data": 2, "context": 2, "tensor": 2}, {"zero_stage": 3}),
         ({"expert": 2, "tensor": 2, "data": 2}, {"zero_stage": 3, "num_experts": 4}),

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lablib import RankError, launch
 from lablib.parallel import Zero, node_mesh
@@ -100,6 +101,24 @@ def test_gradients_and_steps_equal_one_device(
 
     x = data(2 * ranks * num_micro_batches, sizes[0])
     assert_same(launch(program, ranks=ranks), one_device(built(), x))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_whole_replica_may_be_recomputed_in_backward(stage: int, reentrant: bool):
+    """Its forward then runs during its own backward; stages 2 and 3 run two micro-batches."""
+
+    def program() -> dict[str, Tensor]:
+        replica = Zero(mlp([5, 7, 3]), sgd, stage)
+        for own in x.chunk(2)[dist.get_rank()].split(4 if stage == 1 else 2):
+            checkpoint(replica, own.requires_grad_(), use_reentrant=reentrant).square().mean().backward()
+        return replica.full_gradients()
+
+    x, module = data(8, 5), mlp([5, 7, 3])
+    module(x).square().mean().backward()
+    wanted = {name: param.grad * (1 if stage == 1 else 2) for name, param in module.named_parameters()}
+    for found in launch(program, ranks=2).values:
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.slow
