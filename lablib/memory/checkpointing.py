@@ -24,17 +24,17 @@ al., 2022, arXiv 2205.05198, section 4 (selective); torch.utils.checkpoint (torc
 Simplified: a chain of equal layers; for different layers see optimal_checkpointing.py.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, sqrt
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from lablib.signature import Count, Positive, checked
+from lablib.signature import Count, OneOf, Positive, checked
 from lablib.torch_compat import efficient_attention, flash_attention, flash_attention_for_cpu
 
 Layer = Callable[[Tensor], Tensor]
@@ -144,6 +144,14 @@ KEPT_OPERATORS = frozenset(
 def checkpoint_operators(layer: Layer, x: Tensor, policy: Callable[..., CheckpointPolicy] = keep_products) -> Tensor:
     """Run one layer and keep only the results of the operators that the policy selects."""
     return checkpoint(layer, x, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, policy))
+
+
+@checked
+def checkpoint_each(modules: Iterable[nn.Module], kind: Annotated[str, OneOf(("none", "selective", "full"))]) -> None:
+    """Checkpoint every module, in place: "full" keeps its inputs, "selective" also its products, "none" everything."""
+    run = partial(checkpoint, use_reentrant=False) if kind == "full" else checkpoint_operators
+    for module in modules if kind != "none" else ():
+        module.forward = partial(run, module.forward)
 
 
 def checkpoint_modules(module: nn.Module, *kinds: type[nn.Module]) -> nn.Module:

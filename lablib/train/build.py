@@ -27,11 +27,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from lablib.batches.schedules import cosine, deepspeed_warmup, linear, warmup_stable_decay
 from lablib.data import ResumableBatches, load_corpus, train_val_split
-from lablib.memory.checkpointing import checkpoint_operators
+from lablib.memory.checkpointing import checkpoint_each
 from lablib.models.gpt import GPT
 from lablib.models.llama import Llama, model_of
 from lablib.optim import LAMB, Lion
@@ -114,13 +113,9 @@ def make_step(config: TrainConfig, model: nn.Module, optimizer_fn: OptimizerFn, 
     blocks: list[Any] = list(getattr(model, "blocks", ()))
     if config.memory.recompute != "none" and not blocks:
         raise ValueError(f"memory.recompute must be none for a model without blocks: got {config.memory.recompute}")
-    for block in blocks:
-        if config.memory.recompute == "full":
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
-        elif config.memory.recompute == "selective":
-            block.forward = partial(checkpoint_operators, block.forward)
-        if config.memory.compile:
-            block.compile()
+    checkpoint_each(blocks, config.memory.recompute)
+    for block in blocks if config.memory.compile else ():
+        block.compile()
     products = None if precision.master else low
     options: dict[str, Any] = {"param_dtype": low if precision.master else None}
     if axes.expert > 1:
@@ -160,10 +155,10 @@ def _combination(config: TrainConfig, low: torch.dtype | None) -> Combination:
         batch_size=data.batch_size,
         seq_len=data.seq_len,
         num_micro_batches=data.batch_size // (axes.data * axes.expert * data.micro_batch),
-        schedule=axes.schedule,
+        schedule=axes.schedule if axes.pipeline > 1 else "1f1b",
         num_chunks=axes.num_chunks,
         sequence_parallel=axes.sequence_parallel,
-        recompute=config.memory.recompute == "full",
+        recompute=config.memory.recompute,
         autocast=low,
         num_experts=config.model.num_experts,
         num_active=config.model.num_active,

@@ -295,20 +295,27 @@ class TrainConfig(Checked):
             raise _broken("health.drift_every", rule, health.drift_every, 0)
 
     def _check_mesh(self) -> None:
-        if self.parallel.pipeline > 1 and (stage := self.parallel.zero_stage) > 1:
+        axes = self.parallel
+        if axes.pipeline > 1 and (stage := axes.zero_stage) > 1:
             rule = "0 or 1 with pipeline ranks, as every micro-batch would reduce its gradients again"
             raise _broken("parallel.zero_stage", rule, stage, 1)
+        if self.memory.recompute == "selective" and (
+            axes.context > 1 or (axes.tensor > 1 and not axes.sequence_parallel)
+        ):
+            rule = "none or full with context ranks, and with tensor ranks without sequence_parallel"
+            raise _broken("memory.recompute", rule, "selective", '"full"')
         allowed: dict[str, tuple[Any, ...]] = {
             "parallel.library": ("lablib",),
             "precision.master": (False,),
-            "memory.recompute": ("none", "full"),
             "memory.compile": (False,),
         }
         for name, values in allowed.items():
             section, _, key = name.partition(".")
             if (value := getattr(getattr(self, section), key)) not in values:
-                axes = "tensor, pipeline or context ranks" + " or expert ranks and ZeRO-1" * (self.parallel.expert > 1)
-                rule = f"{' or '.join(map(str, values))} with {axes}"
+                others = "tensor, pipeline or context ranks" + " or expert ranks and ZeRO-1" * (
+                    self.parallel.expert > 1
+                )
+                rule = f"{' or '.join(map(str, values))} with {others}"
                 raise _broken(name, rule, value, values[0])
 
     @checked

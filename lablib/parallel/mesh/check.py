@@ -72,7 +72,8 @@ class Combination:
     # order, attention: of the context axis; attention is `ring_attention` or a function with the same arguments
     order: MakeOrder = zigzag_order
     attention: Attend = ring_attention
-    recompute: bool = False  # whether only the input of a piece is held, and the piece runs again in backward
+    # "full": only the inputs of layers are held; "selective": also results of matrix products and attention
+    recompute: Annotated[str, OneOf(("none", "selective", "full"))] = "none"
     # the dtype of products; None: the dtype of the parameters
     autocast: Annotated[torch.dtype, OneOf((torch.bfloat16, torch.float16))] | None = None
     num_experts: NonNegativeInt = 0  # of each layer, spread over the expert axis; 0: MLPs
@@ -91,6 +92,13 @@ class Combination:
                 f"zero_stage must be 1 with pipeline ranks, as every micro-batch would reduce its gradients again: got "
                 f"{self.zero_stage} with {stages} stages; try zero_stage=1."
             )
+        context, cuts = self.size(CONTEXT), self.size(TENSOR) > 1 and not self.sequence_parallel
+        if self.recompute == "selective" and (context > 1 or cuts):
+            got = f"{context} context ranks" if context > 1 else "tensor ranks without sequence parallelism"
+            raise ValueError(
+                f'recompute must be "none" or "full" with {got}, whose collectives write into results that "selective" '
+                'keeps: got "selective"; try "full".'
+            )
         self._check_batch()
         self._check_sequence()
         self._check_vocabulary()
@@ -98,7 +106,7 @@ class Combination:
         kind = SCHEDULES[self.schedule]
         self._check_layers(self.num_chunks if kind.takes_chunks else kind.num_chunks)  # a plan may be long
         plan = self.plan.plan
-        self._check_autocast(any(action.kind is Kind.W for row in plan for action in row))
+        self._check_split(any(action.kind is Kind.W for row in plan for action in row))
         with disable_current_modes():  # without simulated time and memory within a launch
             model = self.model(device="meta")
             if self.size(TENSOR) > 1:
@@ -221,9 +229,10 @@ class Combination:
                 f"layers, an embedding and a head; try {num_pieces - 2} layers, or pipeline={units // num_chunks}."
             )
 
-    def _check_autocast(self, is_split: bool) -> None:
-        if self.autocast is not None and is_split:
-            raise ValueError(
-                f"deferred weight gradients do not work with autocast: got autocast={self.autocast} with "
-                f'{self.schedule}; try schedule="1f1b", or autocast=None.'
-            )
+    def _check_split(self, is_split: bool) -> None:
+        for name, usual in (("autocast", None), ("zero_stage", 1)):
+            if is_split and (value := getattr(self, name)) != usual:
+                raise ValueError(
+                    f"deferred weight gradients do not work with {name}: got {name}={value} with {self.schedule}; try "
+                    f'schedule="1f1b", or {name}={usual}.'
+                )

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lablib.memory.checkpointing import checkpoint_each
 from lablib.models.gpt import GPT
 from lablib.models.llama import Llama
 from lablib.parallel.context.model import ContextAttention, ContextParallel, ContextPositions
@@ -86,6 +87,8 @@ class ModelPart(nn.Module):
         if context is not None and 0 in units and isinstance(model, GPT):
             tensor_group = group if how.sequence_parallel else None
             self.position_embedding = ContextPositions(self.position_embedding, context, tensor_group)
+        # ---- recomputation ----
+        checkpoint_each(self.blocks.values(), how.recompute)
         self._take_over()
 
     def unit(self, number: int) -> nn.Module:

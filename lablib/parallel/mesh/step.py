@@ -145,7 +145,6 @@ class CombinedStep:
             pieces if zero is None else [zero.module],
             self._loss,
             group=self._groups[PIPELINE],
-            recompute=how.recompute,
             shapes_of=self._shapes,
         )
         tied = tied_parameter(self.part) if how.config.tied_head else None
