@@ -64,7 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out tests that no option asks for; skip, with the reason, tests that this machine cannot run."""
     if not config.getoption("--all"):
-        labs = config.getoption("--labs")
+        labs = bool(config.getoption("--labs"))
         config.hook.pytest_deselected(items=[item for item in items if not is_chosen(item, labs)])
         items[:] = [item for item in items if is_chosen(item, labs)]
     if torch.cuda.is_available():
