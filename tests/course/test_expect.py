@@ -84,10 +84,10 @@ def test_close_forgives_what_it_says_and_no_more():
     Expect().close("the rule", 1e-12, 0.0, atol=1e-9)
     broken("close", 1.0 + 1e-8, 1.0)
     broken("close", 1e-12, 0.0)
-    broken("close", math.nan, 1.0)
+    for saw, wanted in ((math.nan, 1.0), ("1.0", 1.0), (None, 1.0), (1e300, math.inf)):
+        broken("close", saw, wanted)
     broken("close", torch.tensor([math.nan, 1.0]), torch.ones(2), rtol=1e9)
-    broken("close", "1.0", 1.0)
-    broken("close", None, 1.0)
+    broken("close", torch.tensor([1e30, 1.0]), torch.tensor([math.inf, 1.0]))
     broken("close", torch.ones(2, 2), torch.ones(4))
 
 

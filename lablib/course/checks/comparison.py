@@ -7,6 +7,7 @@
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
+from math import inf
 from numbers import Real
 from typing import Any
 
@@ -72,7 +73,7 @@ def _same(saw: Any, expected: Any, rtol: float | None, atol: float) -> bool:
     saw = float(saw) if isinstance(saw, float) else int(saw)  # a subclass may define every difference as 0
     if saw == expected or rtol is None or isinstance(expected, bool):
         return bool(saw == expected)
-    return abs(saw - expected) <= atol + rtol * abs(expected)
+    return abs(saw - expected) <= atol + rtol * abs(expected) < inf
 
 
 def _array_difference(saw: Any, expected: Any, rtol: float | None, atol: float, where: str) -> tuple[str, str] | None:
@@ -87,7 +88,7 @@ def _array_difference(saw: Any, expected: Any, rtol: float | None, atol: float, 
     with np.errstate(invalid="ignore"):
         off = np.where(got == want, 0.0, np.abs(got - want))  # inf == inf; inf - inf is not a number
     allowed = 0.0 if rtol is None else atol + rtol * np.abs(want)
-    bad = ~(off <= allowed)
+    bad = ~((off <= allowed) & (off < inf))  # a share of an infinite number allows any other
     if not bad.any():
         return None
     worst = np.unravel_index(int(np.argmax(np.where(bad, np.nan_to_num(off, nan=np.inf), -1.0))), off.shape)
