@@ -8,7 +8,7 @@ each kept or checkpointed.
     none            all kept                          n a                                   0
     full            each layer its own                n b + a                               n
     every k         of k layers each                  ceil(n / k) b + k a                   n
-    sqrt            every k, k = sqrt(n a / b)        about 2 sqrt(n a b)                   n
+    sqrt            every k, k = sqrt(n b / a)        about 2 sqrt(n a b)                   n
     partial m       the first m layers, each its own  m b + (n - m) a                       m
 
 During backward of a segment all its activations are in memory: longer segments keep fewer inputs and need more for

@@ -13,7 +13,7 @@ balanced too.
 
 Cost: O(n^2 p) for n layers and p pieces.
 Source: the linear partition problem, solved by dynamic programming over (layers, pieces): Skiena, "The Algorithm Design
-Manual", 2nd ed. 2008, section 8.5; for pipelines: Narayanan et al., "PipeDream", 2018, arXiv 1806.03377, section 3.1.
+Manual", 2nd ed. 2008, section 8.5; for pipelines: Narayanan et al., "PipeDream", SOSP 2019, section 3.1.
 Simplified: messages are free; a layer is never cut.
 """
 

@@ -8,8 +8,8 @@ the same as in GPipe. A rank holds activations only of the micro-batches in flig
 
 Cost: bubble (p-1)/(m+p-1) of the step; activations of min(p-i, m) micro-batches on rank i; sent bytes as in GPipe.
 Legend: p ranks (`num_stages`), m micro-batches, i a rank.
-Source: Narayanan et al., "PipeDream", SOSP 2019, arXiv 1806.03377, section 3.2 (the order); Narayanan et al.,
-"Memory-Efficient Pipeline-Parallel DNN Training", 2020, arXiv 2006.09503 (with a flush after each batch).
+Source: Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019, section 3.2 (the
+order); "Memory-Efficient Pipeline-Parallel DNN Training", 2020, arXiv 2006.09503 (with a flush after each batch).
 """
 
 from lablib.pipeline.plan import Plan
