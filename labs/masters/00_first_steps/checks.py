@@ -76,6 +76,13 @@ def mean_over_ranks(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
     with expect.grouped("two calls return separate means", "equal"):
         for rank, means in enumerate(_two_calls(expect, answer, first, second)):
             expect.close(f"two calls return separate means (rank {rank})", means, wanted, rtol=1e-5)
+    xs = [torch.zeros(4), 1 + expect.draw.tensor((4,)).abs(), 1 + expect.draw.tensor((4,)).abs()]
+    xs[1][expect.draw.integer(0, 3)] = float("inf")
+    means = [call.value for call in expect.launch(program, xs, ranks=len(xs), cluster=CLUSTER).values]
+    with expect.grouped("the mean over ranks with zeros and infinities", "equal"):
+        for rank, value in enumerate(means):
+            rule = f"the mean over ranks with zeros and infinities (rank {rank})"
+            expect.close(rule, value, torch.stack(xs).mean(0), rtol=1e-5)
 
 
 def _two_calls(expect: Expect, answer: Callable[[Tensor], object], first: list[Tensor], second: list[Tensor]) -> list:
@@ -444,13 +451,16 @@ def corrupted_ranks(expect: Expect, answer: Callable[[Tensor], list[int]]) -> No
         of = shape if dtype != torch.float16 else (draw.integer(30, 60),)
         grads = [size * draw.tensor(of, dtype).abs().clamp(0.7, 1.0) for _ in range(ranks[2])]
         _finds(expect, answer, grads, {}, f"all numbers are finite, of {size:g}")
-    _finds(expect, answer, [torch.zeros(())] * ranks[0], {}, "all numbers are finite, and zero")
+    grads = [draw.tensor(shape[:1]) for _ in range(ranks[1])]
+    grads[one][0] = -torch.finfo(torch.float32).max
+    _finds(expect, answer, grads, {}, "all numbers are finite, one is the largest of its type")
+    _finds(expect, answer, [torch.zeros(()) for _ in range(ranks[0])], {one: (0, nan)}, "one number, NaN or zero")
     many = [draw.tensor((40, 60)) for _ in range(ranks[1])]  # torch prints only the first and the last of so many
     hit = {rank: (draw.integer(1100, 1300) if rank else 3, draw.choice([nan, inf, -inf])) for rank in range(ranks[1])}
     _finds(expect, answer, many, hit, "every rank is hit")
     _finds(expect, answer, [draw.tensor(shape[:1])], {0: (8, inf)}, "the only rank is hit")
     count = draw.integer(66, 72)  # too many for one bit per rank in a number
-    who = (0, *draw.integers(10, 25, 60), count - 1)
+    who = (draw.integer(3, 9), *draw.integers(10, 25, 60), count - 1)
     hit = {rank: (draw.integer(8, 44), draw.choice([nan, inf, -inf])) for rank in who}
     _finds(expect, answer, [draw.tensor(shape) for _ in range(count)], hit, "twelve ranks of many are hit")
 

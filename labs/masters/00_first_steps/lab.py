@@ -237,8 +237,9 @@ for machine in ("sim", "gloo", "gloo", "nccl"):
 # %% [markdown]
 # Every backend that could run it returned the same values. The error of one that could not lists what is missing.
 #
-# The backends differ in when a call returns. With gloo, a library for CPUs, `send`, `recv` and `wait()` return when the
-# message has arrived, as on the simulator. With NCCL, NVIDIA's library for GPUs, they return sooner: the GPU waits.
+# The backends differ in when a call returns. On the simulator `send`, `recv` and `wait()` return when the message has
+# arrived; with gloo, a library for CPUs, when this rank's tensor has been sent or received. With NCCL, NVIDIA's library
+# for GPUs, they return sooner: the GPU waits.
 
 # %% [markdown] minutes=5
 # ## A timeline
@@ -295,13 +296,12 @@ lab00.seconds_table(run)
 # %% [markdown] minutes=6
 # ## Random numbers, rank by rank
 #
-# Look at `step` again: every rank calls `torch.randn` for its weights. Here are three ways of **seeding**, which sets
-# the start of the random numbers. How many *different* numbers do 4 ranks draw in each way?
+# Look at `step` again: every rank calls `torch.randn` for its weights. **Seeding** sets the start of the random
+# numbers. How many *different* numbers do 4 ranks draw without a seed, with the same seed, and with the seed plus the
+# rank?
 
 # %%
-my_guess_draws = lab00.guess(
-    "different numbers (no seed, same seed, seed + rank)", None, interactive, "count"
-)
+my_guess_draws = lab00.guess("different numbers (in this order)", None, interactive, "count")
 
 
 # %%
@@ -387,8 +387,11 @@ lab00.show(lab00.figure_waits(deadlock))
 # Real processes do not detect a deadlock. They hang until a time limit ends them: with NCCL ten minutes by default,
 # with gloo thirty. So try a program on the simulator first.
 #
-# In the next program only rank 0 should report the mean loss, so the whole report is under `if`. Predict: where will
-# ranks 1 to 3 be?
+# In the next program only rank 0 should report the mean loss, so the whole report is under `if`. Read it, two cells
+# below, before you run it: do ranks 1 to 3 wait, or do they finish?
+
+# %%
+my_guess_others = lab00.guess('ranks 1 to 3 ("wait" or "finish")', None, interactive)
 
 
 # %%
@@ -399,9 +402,10 @@ def broken_report(loss):
 
 
 error = lab00.launch_or_error(broken_report, torch.tensor(1.0), ranks=4)
+my_guess_others.reveal("finish")
 
 # %% [markdown]
-# `all_reduce #0` is the first call in its group: calls are counted from 0.
+# Rank 0 waits for ranks that have finished. (`all_reduce #0` is the first call in its group: calls are counted from 0.)
 #
 # **Exercise 4.** Fix it: rank 0 returns the text, all others return `None`, and the ranks communicate once. You may
 # overwrite `loss`. Budget: the bytes of one `all_reduce`.
@@ -633,7 +637,7 @@ print("values:", launch(ask_everybody, ranks=3, cluster=cluster).values)
 # %% [markdown]
 # **Exercise 5.** Before the sum, find the ranks with a number that is not finite: NaN, or infinite of either sign.
 # Every rank returns the same sorted list, an empty one if all numbers are finite. Leave `grad` unchanged; it may have
-# any shape and any floating-point type.
+# any shape and any floating-point type of 16 bits or more.
 #
 # Budget: one collective, in which every rank contributes one number.
 
@@ -669,9 +673,7 @@ check.corrupted_ranks(corrupted_ranks)
 
 # %%
 def simulate(ranks, rows, factor, cluster):
-    faults = [
-        lab00.SlowRank(1, factor)
-    ]  # rank 1 takes `factor` times as long for each operation
+    faults = [lab00.SlowRank(1, factor)]  # each operation takes `factor` times as long
     return launch(step, rows, 256, ranks=ranks, cluster=cluster, faults=faults).timeline
 
 

@@ -308,6 +308,26 @@ WRONG_ANSWERS = {
             """,
             "two calls return",
         ),
+        (
+            "hides infinities",
+            """
+            def mean_over_ranks(x):
+                mean = torch.nan_to_num(x.clone())
+                dist.all_reduce(mean)
+                return mean / dist.get_world_size()
+            """,
+            "with zeros and infinities",
+        ),
+        (
+            "a rank of zeros keeps its x",
+            """
+            def mean_over_ranks(x):
+                mean = x.clone()
+                dist.all_reduce(mean)
+                return mean / dist.get_world_size() if x.any() else x.clone()
+            """,
+            "with zeros and infinities",
+        ),
     ],
     "pass_to_right": [
         (
@@ -1752,7 +1772,7 @@ WRONG_ANSWERS = {
                 dist.all_gather(flags, torch.tensor([float(bad)]))
                 return [rank for rank, flag in enumerate(flags) if flag.item()]
             """,
-            "and zero",
+            "NaN or zero",
         ),
         (
             "all but the last number",
@@ -1851,6 +1871,38 @@ WRONG_ANSWERS = {
                 return [rank for rank, flag in enumerate(flags) if flag.item()]
             """,
             "of 60000",
+        ),
+        (
+            "the largest number of the type counts as infinite",
+            """
+            def corrupted_ranks(grad):
+                bad = not (grad.abs() < torch.finfo(grad.dtype).max).all()
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, torch.tensor([float(bad)]))
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "one is the largest",
+        ),
+        (
+            "one number is never corrupted",
+            """
+            def corrupted_ranks(grad):
+                bad = grad.dim() > 0 and not grad.isfinite().all()
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, torch.tensor([float(bad)]))
+                return [rank for rank, flag in enumerate(flags) if flag.item()]
+            """,
+            "NaN or zero",
+        ),
+        (
+            "sorts rank numbers as texts",
+            """
+            def corrupted_ranks(grad):
+                flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
+                dist.all_gather(flags, torch.tensor([float(not grad.isfinite().all())]))
+                return sorted((rank for rank, flag in enumerate(flags) if flag.item()), key=str)
+            """,
+            "twelve ranks of many",
         ),
     ],
 }
