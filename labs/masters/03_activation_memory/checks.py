@@ -376,7 +376,12 @@ _KINDS: dict[str, Callable[[int], list[nn.Module]]] = {
     "torch's batch norm without statistics, with None as buffers": lambda width: [
         nn.BatchNorm1d(width, dtype=torch.float64, track_running_stats=False)
     ],
-    "all of it in eval mode": lambda width: [_RunningMean(width), nn.Dropout(0.5), _Noise()],
+    "all of it in eval mode": lambda width: [
+        _RunningMean(width),
+        nn.BatchNorm1d(width, dtype=torch.float64),
+        nn.Dropout(0.5),
+        _Noise(),
+    ],
 }
 
 
@@ -634,6 +639,7 @@ def cheapest_plan(expect: Expect, cheapest_plan: Callable[..., Any]) -> None:
         ([1, 1, 1], [12, 12, 12], [10, 10, 10], 23),  # no plan
         ([3, 1, 1, 7], [22, 24, 18, 36], [3, 11, 9, 1], 77),  # a segment of two, although single layers fit
         ([3, 3, 9, 4], [32, 15, 22, 50], [5, 6, 10, 9], 68),  # neighbours in separate segments
+        ([9, 2, 2], [44, 34, 30], [4, 8, 2], 78),  # the least cost, not the least cost times memory
         ([2, 9, 5, 3, 4], [30, 38, 32, 27, 28], [3, 9, 12, 1, 6], 64),  # four segments
         ([1] * 6, [12] * 5 + [55], [10] * 5 + [2], 65),  # a long one
         ([2, 3, 4], [20, 20, 30], [10, 10, 10], 60),  # costs and budget of the first chain, and no plan

@@ -178,8 +178,9 @@ lab03.show_memory(whole, "One segment of all 16 blocks")
 # ### Exercise 1: checkpoint every k layers
 #
 # `checkpoint(function, x, use_reentrant=False)` returns `function(x)`, and keeps only `x`. `nn.Sequential(*layers)` is
-# a module that runs layers one after another. The budgets: the peak of activations is at most 2% and two inputs above
-# such segments, and no layer's forward runs more than twice. Stuck? Run `check.run_in_segments.hint()` in a new cell.
+# a module that runs layers one after another. The budgets: the peak of activations exceeds the library's, with the same
+# segments, by at most 2% and two inputs; and no layer's forward runs more than twice. Stuck? Run
+# `check.run_in_segments.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
@@ -505,7 +506,7 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
 
 
 # %%
-def told(plan):
+def short(plan):
     """Segments in short form, and the recomputation and memory of the plan."""
     if not isinstance(plan, list | tuple) or not all(isinstance(one, Segment) for one in plan):
         return plan
@@ -516,7 +517,7 @@ def told(plan):
 
 
 # 5 GFLOPs again: how?
-lab03.try_out(lambda *given: told(cheapest_plan(*given)), costs, layer_bytes, layer_inputs, 60)
+lab03.try_out(lambda *given: short(cheapest_plan(*given)), costs, layer_bytes, layer_inputs, 60)
 
 # %% tags=["check"] points=3
 check.cheapest_plan(cheapest_plan)

@@ -827,6 +827,11 @@ def recompute(segment, x, rng_state):
             _again(last="y.sum().backward(); return y"),
             "gone through already",
         ),
+        (
+            "takes 1 off each counter",
+            _again(back="b.data.copy_(o) if b.is_floating_point() else b.data.sub_(1)"),
+            "num_batches_tracked",
+        ),
     ],
     "num_hidden": [
         (
@@ -1517,6 +1522,11 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
     return found and found[1]
 """,
             "peak of the plan",
+        ),
+        (
+            "least cost times memory instead of least cost",
+            _split(cost="recomputed(p, costs) * peak_bytes(p, layer_bytes, input_bytes)"),
+            "cost of the recomputation",
         ),
     ],
 }
