@@ -225,7 +225,7 @@ def plan_buckets(expect: Expect, plan_buckets: Callable[[list[int], int], list[l
     draw = expect.draw
     num_small = draw.integers(2, 12, 30)
     drawn = [_sizes(draw, num, is_first) for is_first in (False, True) for num in num_small]
-    many = [draw.integer(1, 9) * 10**6 for _ in range(200)], 3 * 10**8
+    many = [draw.integer(1, 9) * 10**6 for _ in range(200)], 7 * 10**8
     one, over = draw.integer(4, 99), draw.integer(1, 3)
     full = [([one], one), ([one, 100 - one], 100), ([100, one, 100 - one], 100)]
     for sizes, most in [*drawn, many, *full, ([100 - one + over, one], 100)]:

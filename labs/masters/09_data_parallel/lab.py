@@ -22,13 +22,6 @@ bucket_mb: float = 2.0  # size of a bucket, in MB
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
 
-# %% [markdown] minutes=3
-# ## A model, and a part of the batch for each rank
-#
-# A small GPT (a language model) learns the source code of Python's standard library; each byte is one *token*.
-# *Forward* computes the *loss*, the error of its predictions; *backward* the *gradient*: for each *parameter* of the
-# model, how the loss changes with it. There are 3.2 million parameters of 4 bytes. Guess: how large is the gradient?
-
 # %%
 from contextlib import nullcontext
 
@@ -39,6 +32,14 @@ from lablib import launch, parallel, phase
 from lablib.models import GPT, next_token_loss
 
 check = lab09.checks_for("09")
+check
+
+# %% [markdown] minutes=3
+# ## A model, and a part of the batch for each rank
+#
+# A small GPT (a language model) learns the source code of Python's standard library; each byte is one *token*.
+# *Forward* computes the *loss*, the error of its predictions; *backward* the *gradient*: for each *parameter* of the
+# model, how the loss changes with it. There are 3.2 million parameters of 4 bytes. Guess: how large is the gradient?
 
 # %%
 my_guess_gradient = lab09.guess("size of the gradient", None, interactive, "MB")
@@ -339,8 +340,8 @@ my_guess_late.reveal(lab09.late_calls(overlapped))
 
 # %% [markdown]
 # Now C runs beneath B. The C on the right came too late to be hidden: the last bucket is complete only when backward is
-# over, and the lane may still be busy with the one before. (So PyTorch's first bucket takes only 1 MiB: sending begins
-# early.) Compare the three, and your guess of the best.
+# over, and the lane may still be busy with the one before. (PyTorch's first bucket takes only 1 MiB, so that sending
+# begins early.) Compare the three, and your guess of the best.
 
 # %%
 steps = {"naive": naive, "bucketed": bucketed, "overlapped": overlapped}
@@ -523,12 +524,9 @@ check.accumulate(accumulate)
 
 # %%
 def four_micro_batches(is_lazy):
-    replica = parallel.DataParallel(
-        GPT(lab09.model_config("tiny", max_seq_len=lab09.SEQ_LEN), seed=0)
-    )
-    inputs, targets = (
-        tokens.to(torch.get_default_device()) for tokens in parts[dist.get_rank()]
-    )
+    tiny = GPT(lab09.model_config("tiny", max_seq_len=lab09.SEQ_LEN), seed=0)
+    replica, device = parallel.DataParallel(tiny), torch.get_default_device()
+    inputs, targets = (tokens.to(device) for tokens in parts[dist.get_rank()])
     for number, micro_batch in enumerate(zip(inputs.split(1), targets.split(1), strict=True)):
         with replica.no_sync() if is_lazy and number < 3 else nullcontext():
             (loss_of_part(replica, micro_batch) / 4).backward()
@@ -684,9 +682,8 @@ lab09.explore_buckets(interactive)
 # %% [markdown]
 # <details><summary>Which size is best?</summary>
 #
-# For this lab's model, on A100s with PCIe, some 6 MB on 2 ranks and 2 MB on 4 to 64: it hardly changes, though small
-# buckets cost more with more ranks. GPT-2's line is nearly flat to the left: its embedding, 154 MB, is one bucket at
-# any size, and its time dominates.
+# For this lab's model, on A100s with PCIe, some 2 MB on 2 to 64 ranks, though small buckets cost more with more ranks.
+# GPT-2's line is nearly flat to the left: its embedding, 154 MB, is one bucket at any size, and its time dominates.
 #
 # </details>
 

@@ -679,13 +679,13 @@ def plan_buckets(sizes_bytes, bucket_bytes):
             "no bucket of several parameters exceeds",
         ),
         (
-            "puts 33 gradients in a bucket at most",
+            "puts 64 gradients in a bucket at most",
             """
 def plan_buckets(sizes_bytes, bucket_bytes):
     buckets, filled = ([], 0)
     for i in reversed(range(len(sizes_bytes))):
         s = sizes_bytes[i]
-        if not buckets or filled + s > bucket_bytes or len(buckets[-1]) >= 33:
+        if not buckets or filled + s > bucket_bytes or len(buckets[-1]) >= 64:
             buckets.append([])
             filled = 0
         buckets[-1].append(i)
