@@ -587,12 +587,11 @@ lab13.in_rows(rows)
 #
 # A fair comparison gives every schedule the same memory. A schedule that would hold too much runs the batch in several
 # parts, each with its own bubble.
-
-# %% [markdown]
-# *V-Half* and *ZB-V* put two pieces of the model on each stage, in a V: the first
-# stage has the first piece and the last. *Interleaved* 1F1B assigns small pieces in turn: here 1 to 4 per stage, the
-# number that fits and idles least. Take 8 stages and 32 micro-batches. Guess which schedule has the smallest bubble
-# with memory for 8 micro-batches, and which with memory for 5.
+#
+# *V-Half* and *ZB-V* put two pieces of the model on each stage, in a V: the first stage has the first piece and the
+# last. *Interleaved* 1F1B assigns small pieces in turn: here 1 to 4 per stage, the number that fits and idles least.
+# Take 8 stages and 32 micro-batches. Guess which schedule has the smallest bubble with memory for 8 micro-batches, and
+# which with memory for 5.
 
 # %%
 my_guess_leaders = lab13.guess(
@@ -746,14 +745,22 @@ lab13.print_text(f"{recorded}")
 # Open "Numbers of this figure" and find the row "send". Of its 10 messages, 4 bring activations forward and 4 gradients
 # back. The other 2 sum the gradient of the embedding over both stages: its matrix is also the head's. The recorded
 # makespan is longer than predicted, by more than its noise: which rows are too short?
+#
+# <details><summary>Answer</summary>
+#
+# *Exposed* and *idle*: the messages took 5.5 times as long as predicted, and the prediction leaves out the time in
+# which Python works between operations.
+#
+# </details>
 
 # %% [markdown]
 # ### Sources
 #
 # - Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2018, arXiv
 #   1811.06965: micro-batches, the bubble (section 2.3).
-# - D. Narayanan et al., "PipeDream", SOSP 2019, arXiv 1806.03377: one forward, one backward; with a flush after each
-#   batch: "Memory-Efficient Pipeline-Parallel DNN Training", 2020, arXiv 2006.09503.
+# - D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019: one forward, one
+#   backward (section 3.2); with a flush after each batch: "Memory-Efficient Pipeline-Parallel DNN Training", 2020,
+#   arXiv 2006.09503.
 # - D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", SC 2021, arXiv 2104.04473:
 #   interleaved 1F1B (section 2.2).
 # - J. Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022, arXiv 2211.05953.
