@@ -148,7 +148,7 @@ def _in_columns(widgets: list[Any]) -> list[Any]:
 def _align(widgets: Sequence[Any], labels: Sequence[str]) -> None:
     """Give all labels the width of the longest: no label is cut off and the sliders are aligned.
 
-    A check box has its label at its right, and needs no such room.
+    A check box has its label at its right, and needs no such room. A text of several lines is as wide as the figure.
     """
     shown = [n for n, w in zip(labels, widgets, strict=True) if not isinstance(w, ipywidgets.Checkbox)]
     longest = max((sum(1 + (east_asian_width(c) in "WF") for c in label) for label in shown), default=0)
@@ -156,6 +156,8 @@ def _align(widgets: Sequence[Any], labels: Sequence[str]) -> None:
     for widget in widgets:
         widget.style.description_width = f"{label_em:.1f}em"
         widget.layout.width = f"min({label_em + 26:.1f}em, 100%)"
+        if isinstance(widget, ipywidgets.Textarea):
+            widget.layout.width, widget.layout.grid_column = "100%", "1 / -1"
 
 
 def redraw(widget: go.FigureWidget, before: Props, after: Props) -> None:
