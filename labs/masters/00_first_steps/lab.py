@@ -6,7 +6,7 @@
 # You need no GPU. You will run one program on eight simulated GPUs and on real processes, see which rank works, which
 # one waits and how much is sent, and then break it. Run each cell with Shift+Enter, from top to bottom.
 #
-# **Prerequisites.** None but Python and a little PyTorch. **Time.** 44 minutes, without the folded sections, called
+# **Prerequisites.** None but Python and a little PyTorch. **Time.** 47 minutes, without the folded sections, called
 # *further*.
 
 # %%
@@ -151,7 +151,7 @@ lab00.try_out(try_mean, ranks=4, cluster=cluster)  # each should return a tensor
 # %% tags=["check"] points=1
 check.mean_over_ranks(mean_over_ranks)
 
-# %% [markdown] minutes=5
+# %% [markdown] minutes=8
 # ## From one rank to another
 #
 # The other way to communicate is **point to point**: one rank sends, one receives. Here rank 0 sends a note to every
@@ -444,7 +444,7 @@ check.report(report)
 #
 # A prediction has to be compared with a run. You may not have a `dgx-h100`, so we use your machine. First we
 # **calibrate**: measure how fast its processes compute and send, and describe it as one more cluster. That takes half a
-# minute or more, once: the result is saved. ("Further" below shows the measurements.)
+# minute or more, once: the result is saved. ("Further: the calibration" shows the measurements.)
 
 # %%
 real = "gloo" if backend == "sim" else backend
@@ -487,8 +487,7 @@ my_guess_error.reveal(100 * comparison.error)
 
 # %% [markdown]
 # Other programs make measured seconds longer, by an unknown amount. So here is your comparison next to one recorded on
-# a quieter machine of another model. (The reading says how many cores other programs kept busy.) Errors and noise are
-# in percent.
+# a quiet machine. (The reading says how many cores other programs kept busy.) Errors and noise are in percent.
 
 # %%
 lab00.beside_the_recorded(comparison)
