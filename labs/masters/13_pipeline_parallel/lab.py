@@ -81,16 +81,16 @@ my_guess_one.reveal(100 * replay(one, costs).bubble_fraction)
 # FLOPs, and writes gradients as large as the weights.
 
 # %% [markdown]
-# Below the bars is what a stage holds, in *micro-batches* (parts of a batch; here the batch is one): from F to B it
+# Below the bars are the *micro-batches* (parts of a batch; here the batch is one) that a stage holds: from F to B it
 # keeps the activations that backward needs. The dark line is the *critical path*, the chain of actions that determines
 # the total time. Only one stage works at a time, so p equal stages idle 1 - 1/p of it.
 
 # %% [markdown] minutes=11
 # ## Cut the batch
 #
-# Work on several *micro-batches*, parts of the batch: while stage 1 has the first, stage 0 can begin the second. GPipe
-# runs the forward of all micro-batches, then backward of all (Huang et al., 2018). The idle time is the *bubble*: its
-# share is the idle time of all stages over their total time. Guess it.
+# Work on several micro-batches: while stage 1 has the first, stage 0 can begin the second. GPipe runs the forward of
+# all micro-batches, then backward of all (Huang et al., 2018). The bubble's share is the idle time of all stages over
+# their total time. Guess it.
 
 # %%
 my_guess = lab13.guess("bubble of 4 stages and 8 micro-batches", None, interactive, "%")
@@ -102,7 +102,6 @@ my_guess = lab13.guess("bubble of 4 stages and 8 micro-batches", None, interacti
 # %%
 gpipe = schedules.gpipe(ranks, microbatches)
 lab13.show(lab13.picture(gpipe, title=f"GPipe, {ranks} stages, {microbatches} micro-batches"))
-print(replay(gpipe))
 my_guess.reveal(100 * replay(gpipe).bubble_fraction)
 print(gpipe)
 
@@ -345,9 +344,8 @@ check.plan(my_plan)
 # No plan within these limits takes less. The last stage begins after 2 seconds. It may hold two micro-batches: when F3
 # begins, two of the three before must be finished, with their W. So before its last I it does four F, three I and two
 # W, and with that I 10 seconds of work. Its last I ends after 2 + 10 seconds, and stage 0's two seconds later; then
-# comes a W: 15. With 1 micro-batch on the last stage it would be three W and 16 seconds. A third micro-batch there
-# saves nothing as long as stage 1 may hold only two. A search of all plans finds none below 15 seconds with limits of
-# 3, 2 and 3; with 3 on each stage the best takes 14.
+# comes a W: 15. (By a search of all plans, the best takes 16 seconds with limits of 3, 2 and 1, 15 with 3, 2 and 3,
+# and 14 with 3 on each stage.)
 #
 # A leader board: each plan replayed on this machine. Add your own plans, typed as rows; if a plan breaks a rule or a
 # limit, the board gives the reason.
@@ -357,17 +355,6 @@ board = {name: schedules.make(name, 3, 4) for name in ("gpipe", "1f1b", "zb-h1",
 if isinstance(my_plan, str):
     board["mine"] = my_plan
 lab13.leader_board(board, max_in_flight=(3, 2, 2))
-
-# %% [markdown] minutes=2
-# ## Summary
-#
-# - A stage waits until the first micro-batch arrives (fill) and until the last gradient has gone back (drain). With
-#   equal stages that is (p - 1)/(m + p - 1) of the step, for GPipe and for 1F1B; unequal stages wait for the slowest.
-# - GPipe holds m micro-batches, stage i of 1F1B at most p - i: the same bubble with less memory.
-# - Each stage has a separate autograd graph. B begins with the gradient from the next stage, and sends the gradient of
-#   its input back; each micro-batch in flight keeps its input and its output.
-# - No stage waits for weight gradients, so they fill the bubble. Filling the rest costs memory.
-# - The plan and the seconds of its actions determine the time of the step, here to 1%, and the memory of each stage.
 
 # %% [markdown] tags=["further"] minutes=8
 # ## Further: does a plan finish?
@@ -752,6 +739,17 @@ lab13.print_text(f"{recorded}")
 # which Python works between operations.
 #
 # </details>
+
+# %% [markdown] minutes=2
+# ## Summary
+#
+# - A stage waits until the first micro-batch arrives (fill) and until the last gradient has gone back (drain). With
+#   equal stages that is (p - 1)/(m + p - 1) of the step, for GPipe and for 1F1B; unequal stages wait for the slowest.
+# - GPipe holds m micro-batches, stage i of 1F1B at most p - i: the same bubble with less memory.
+# - Each stage has a separate autograd graph. B begins with the gradient from the next stage, and sends the gradient of
+#   its input back; each micro-batch in flight keeps its input and its output.
+# - No stage waits for weight gradients, so they fill the bubble. Filling the rest costs memory.
+# - The plan and the seconds of its actions determine the time of the step, here to 1%, and the memory of each stage.
 
 # %% [markdown]
 # ### Sources
