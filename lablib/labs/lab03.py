@@ -168,7 +168,7 @@ def host_link(cluster: str) -> Link:
 
 def show_copies(run: Run, title: str) -> None:
     """The timeline of a step with offloading."""
-    show_with(run.timeline.without("setup").figure(title=title), "Lanes: computing, copies out, copies back.")
+    show_with(run.timeline.without("setup").figure(title=title), "Lanes: computing, copies back, copies out.")
 
 
 def pass_seconds(run: Run, number: int) -> list[float]:
