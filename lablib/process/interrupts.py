@@ -12,14 +12,15 @@ from types import FrameType
 
 
 class NotedInterrupts:
-    """Python's own handler of SIGINT, which also notes that an interrupt has come."""
+    """Python's own handler of SIGINT for the first interrupt, which it also notes; later ones find the run ending."""
 
     def __init__(self) -> None:
         self.have_come = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.have_come = True
-        signal.default_int_handler(number, frame)
+        if not self.have_come:
+            self.have_come = True
+            signal.default_int_handler(number, frame)
 
     def raise_lost(self) -> None:
         if self.have_come:
@@ -28,7 +29,7 @@ class NotedInterrupts:
 
 @contextmanager
 def kept_interrupts() -> Iterator[Callable[[], None]]:
-    """Yield a function that raises KeyboardInterrupt if one of this context was dropped.
+    """Yield a function that raises KeyboardInterrupt if one of this context was dropped; only the first one raises.
 
     A handler of SIGINT that is not Python's own stays in place.
     """

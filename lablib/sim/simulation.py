@@ -131,6 +131,7 @@ class _Simulation:
             around = self._environment.of_the_run(parts.ranks, parts.store, parts.cluster)
         name_group = parts.group_orders.checking(process_group_name, lambda: turns.current)
         with (
+            kept_interrupts() as raise_lost_interrupt,
             replaced((*place("process_group_name"), name_group)),
             named_backends(is_rank),
             stores_of_the_program(parts.store, is_rank),
@@ -144,7 +145,6 @@ class _Simulation:
             self._compiled.eagerly(),
             older_objects_set_aside(),
             Settings().watched() as settings,
-            kept_interrupts() as raise_lost_interrupt,
         ):
             for rank in parts.ranks:
                 rank.per_rank_state.append(OwnSettings(settings, rank.begins_with))

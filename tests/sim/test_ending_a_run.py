@@ -106,6 +106,14 @@ def test_pressing_stop_again_and_again_still_ends_every_rank():
                     pass
 
 
+def test_stop_pressed_again_while_the_first_is_described_leaves_no_rank(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lablib.sim.simulation.where_it_is", lambda _: signal.raise_signal(signal.SIGINT) or "here")
+    interrupt_after(0.1)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        launch(catches_everything, ranks=2)
+    assert caught.value.__notes__ == ["here"]
+
+
 def test_an_interrupt_runs_the_finally_blocks_of_every_rank():
     left: list[int] = []
 
