@@ -490,13 +490,15 @@ def _many_buckets(draw: Draw, num: int) -> dict[str, tuple[list[float], list[flo
     """Lists in which any bucket, the last, the first, or one in the middle decides; of very different seconds."""
     any_s = [draw.number(0.0, 8.0) for _ in range(num)]
     sends_s = [draw.number(0.01, 2.0) for _ in range(num)]
+    short_s = [draw.number(0.1, 0.4) for _ in range(num)]
     rising_s = [number + draw.number(0.5, 1.0) for number in range(num)]
     early_s = [draw.number(0.0, 0.1) for _ in range(num)]
     middle = draw.integer(1, num - 2)
     stops_s = [*early_s[:middle], sum(sends_s[:middle]) + draw.number(1.0, 9.0), *early_s[middle + 1 :]]
     return {
         "ready in any order": ([1e-6 * x for x in any_s], [1e-6 * x for x in sends_s]),
-        "ready one by one, each sent before the next": (rising_s, [draw.number(0.1, 0.4) for _ in range(num)]),
+        "ready one by one, each sent before the next": (rising_s, short_s),
+        "the same within nanoseconds": ([1e-9 * x for x in rising_s], [1e-9 * x for x in short_s]),
         "ready all at once": ([100 * x for x in early_s], [100 * (0.2 + x) for x in sends_s]),
         "one of them late": (stops_s, sends_s),
     }
@@ -555,7 +557,7 @@ def accumulate(expect: Expect, accumulate: Callable[[Any, Callable, list], None]
 
 def _expect_accumulated(expect: Expect, answer: Callable, wrap: Callable, num: int, ranks: int) -> None:
     """One replica, three steps: `num` micro-batches, one more of them, and an ordinary backward without the answer."""
-    samples = 128  # so that the activations of a micro-batch are larger than parameters and inputs
+    samples = expect.draw.integer(130, 150)  # a micro-batch's activations are larger than parameters and inputs
     module = _network(expect.draw, 4, 24, inputs=1)
     nums = (num, num + 1)
     steps = [expect.draw.tensor((ranks * count * samples, 1), torch.float64) for count in (*nums, 1)]
