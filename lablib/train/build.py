@@ -74,9 +74,12 @@ def build(
         loader: this rank's batches; with tensor, pipeline or context ranks, the whole batch on each rank.
         scaler, schedule, guard, on_step: as of `Trainer`.
 
-    ValueError: sizes that do not fit the ranks, or parts that do not fit each other.
+    ValueError: sizes that do not fit the ranks, a ZeRO stage without a process group, parts that do not fit each other.
     """
     config = config.on(dist.get_world_size() if dist.is_initialized() else 1)
+    if (stage := config.parallel.zero_stage) and not dist.is_initialized():
+        rule = "parallel.zero_stage must be 0 without a process group"
+        raise ValueError(f"{rule}: got {stage}; try parallel.zero_stage=0, or launch(..., ranks=1)")
     scaler = scaler or make_scaler(config.precision)
     model = make_model(config) if model is None else model
     step = make_step(config, model, optimizer_fn or make_optimizer(config.optimizer), scaler)

@@ -104,13 +104,12 @@ class ReplicaStep:
         self.model, self.optimizer, self.micro_batch = model, optimizer, micro_batch
         self.products, self.group = products, group
         self.world_size = dist.get_world_size(group) if dist.is_initialized() else 1
-        self._no_sync: Callable[[], Any] = nullcontext
         shards_gradients = isinstance(model, FSDPModule) or (isinstance(model, Zero) and model.stage > 1)
         if self.world_size > 1 and not (shards_gradients or hasattr(model, "no_sync")):
             rule = f"a model on {self.world_size} ranks must average its gradients"
             raise ValueError(f"{rule}: got {type(model).__name__}; wrap it in DataParallel")
-        if self.world_size > 1 and not shards_gradients:
-            self._no_sync = model.no_sync  # pyright: ignore[reportAttributeAccessIssue]
+        # `Zero` reduces on one rank, too.
+        self._no_sync: Callable[[], Any] = nullcontext if shards_gradients else getattr(model, "no_sync", nullcontext)
 
     def backward(self, batch: Batch, scale: float = 1.0) -> tuple[Tensor, Tensor]:
         self._zero_grad()

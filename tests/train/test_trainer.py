@@ -117,6 +117,7 @@ def assert_is_one_device(config: train.TrainConfig, ranks: int) -> None:
         ([], 1),
         ([], 2),
         (["parallel.library=torch"], 2),
+        (["parallel.zero_stage=1"], 1),
         (["parallel.zero_stage=1"], 2),
         (["parallel.zero_stage=2"], 4),
         (["parallel.zero_stage=3", "memory.recompute=full"], 2),
@@ -386,6 +387,11 @@ def test_a_model_that_does_not_average_is_refused_on_several_ranks():
         RankError, match="a model on 2 ranks must average its gradients: got GPT; wrap it in DataParallel"
     ):
         launch(program, ranks=2)
+
+
+def test_a_zero_stage_without_a_process_group_is_refused():
+    with pytest.raises(ValueError, match="zero_stage must be 0 without a process group: got 3; try parallel.z"):
+        train.build(config_of("parallel.zero_stage=3"))
 
 
 @pytest.mark.parametrize("overrides", [[], ["parallel.tensor=2"]], ids=str)
