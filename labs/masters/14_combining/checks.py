@@ -185,6 +185,8 @@ def _norms(draw: Draw) -> Iterator[tuple[str, dict[str, int], Tensors]]:
     yield "shards on data ranks, copies on tensor ranks", {"data": 2, "tensor": 3}, [some("data")]
     three = {"data": 2, "pipeline": 3, "tensor": 2}
     yield "three axes", three, [some("pipeline", "tensor"), some("pipeline"), some("pipeline", "tensor")]
+    other = draw.shuffled([axis for axis in AXES if axis not in three])[0]
+    yield "copies on an axis of another name", {other: 2, "tensor": 2}, [some("tensor")]
     for number in range(3):
         axes = draw.shuffled(list(AXES))[:3]
         sizes = {axis: draw.integer(1, 3) for axis in axes}

@@ -233,7 +233,7 @@ def groups(sizes, axis):
         (
             "knows three axes alone",
             _norm(copies="math.prod(mesh.sizes.get(a, 1) for a in ('data', 'pipeline', 'tensor') if a not in axes)"),
-            "counts once (drawn, number",
+            "counts once (copies on an axis of another name",
         ),
         (
             "forgets copies along tensor",
