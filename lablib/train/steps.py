@@ -3,7 +3,7 @@
     ReplicaStep   a plain model; DataParallel or DistributedDataParallel; fully_shard (FSDP2)
     ExpertStep    DataParallel with experts on several ranks
     ZeroStep      `Zero`, stages 1 to 3, perhaps with experts on several ranks
-    MeshStep      `CombinedStep`: tensor, pipeline, context, data and expert axes, optimizer state sharded
+    MeshStep      `CombinedStep`: tensor, pipeline, context, data and expert axes, with a ZeRO stage
 
 Each takes a batch with targets of -100 for padding, and takes the gradient of the mean loss over all tokens with a loss
 of all micro-batches and ranks, as on one device. With N such tokens in the whole batch,

@@ -1,4 +1,4 @@
-"""A training step on a mesh: data, expert, context, tensor and pipeline parallelism, ZeRO-1, mixed precision, clipping.
+"""A training step on a mesh: data, expert, context, tensor and pipeline parallelism, ZeRO, mixed precision, clipping.
 
     how = Combination(config, Mesh(data=2, pipeline=2, tensor=2), batch_size=8, seq_len=16, num_micro_batches=2)
 

@@ -15,12 +15,12 @@ Cost for P parameters of w bytes on this rank, n = data * expert * context ranks
 optimizer state per parameter, m micro-batches:
     peak bytes  stage 2: (w + (w + K) / n) P, stage 3: (2 w + K) / n P; and units of which gradients or parameters are
                 whole at a time (`zero/stage2.py`, `zero/stage3.py`)
-    sent bytes  stage 2: (m + 1) (n-1)/n w P, stage 3: 3 m (n-1)/n w P; and 8 for the norm
+    sent bytes  stage 2: (m + 1) (n-1)/n w P, stage 3: m (n-1)/n w (3 P - R), R outside the units; 8 for the norm
 Shapes: a shard is [N / n], N the padded elements of a unit.
 Source: Rajbhandari et al., "ZeRO", SC 2020, arXiv 1910.02054, section 5; Llama Team, 2024, arXiv 2407.21783, section
 3.3.2 (sharding with tensor and context parallelism).
 Simplified: one stage of a pipeline, as in DeepSpeed, whose PipelineEngine refuses stages 2 and 3: with several, the
-gradients of a piece would be reduced m times, not once.
+gradients of a piece would be reduced m times. The first tensor rank counts whole units; others sum them by pieces.
 """
 
 from collections.abc import Callable, Iterator
