@@ -1,7 +1,7 @@
 """Studies: comparisons, published tables and recorded runs for labs. No technique imports one.
 
 data_parallel_scaling                           seconds and efficiency of data parallelism
-zero_claims, zero_latency, zero3_published      claims about ZeRO, stage 3 on a thousand ranks, published runs
+zero_latency                                    stage 3 on a thousand ranks
 layer_cost                                      cost of a layer by technique, simulated
 step_memory, step_outline                       memory of a training step: whether it fits, and where it peaks
 tensor_time                                     seconds of a tensor-parallel layer

@@ -6,17 +6,7 @@ from .data_parallel_scaling import (
     predict_step as predict_step,
     scaling_efficiency as scaling_efficiency,
 )
-from .zero_claims import (
-    Claim as Claim,
-    bytes_a_rank as bytes_a_rank,
-    ranks_for_saving as ranks_for_saving,
-    ranks_to_fit as ranks_to_fit,
-    largest_model as largest_model,
-    readings as readings,
-    claims as claims,
-)
 from .published_five import PublishedRuns as PublishedRuns, naive_step_s as naive_step_s
-from .zero3_published import compared as compared
 from .tensor_time import (
     TensorLayerTime as TensorLayerTime,
     tensor_layer_time as tensor_layer_time,

@@ -1,5 +1,7 @@
 """ZeRO-3's latency: the closed forms against collectives priced one by one, the simulator, and published runs."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 from lablib import find_cluster, launch
 from lablib.models.published import TRANSFORMERS, find_transformer
 from lablib.models.training_compute import training_days
+from lablib.models.transformer_flops import megatron_step_flops
 from lablib.models.transformer_sizes import transformer_parameters
-from lablib.studies.zero3_published import ROWS, TOKENS, compared
+from lablib.plan import Parallel, predict
 from lablib.studies.zero_latency import GROUPINGS, smallest_batch, step_s, unit_params, zero3_time
 
 A100 = find_cluster("dgx-a100")
@@ -95,29 +98,53 @@ def test_gathers_by_parameter_pay_their_latency_on_a_thousand_ranks():
 
 
 # ---- published runs ----
+# GPT-3 and a model of 530 billion parameters on A100s, as ZeRO-3 (1 rank to a replica) and with Megatron's three axes
+# (96, 280). Narayanan et al., SC21, arXiv 2104.04473, table 2: from memory; the two last columns, TFLOP/s of a GPU with
+# recomputation and days for 300 billion tokens, agree by the paper's equation 4. It does not say how ZeRO-3 gathered.
+GPT3, OF_530B = "megatron-175b", "megatron-529.6b"
+ROWS = [  # model, ranks of a replica, sequences of a step, GPUs, sequences of a micro-batch, TFLOP/s, days
+    (GPT3, 1, 1536, 384, 4, 144, 90),
+    (GPT3, 1, 1536, 768, 2, 88, 74),
+    (GPT3, 1, 1536, 1536, 1, 44, 74),
+    (OF_530B, 1, 2560, 640, 4, 138, 169),
+    (OF_530B, 1, 2240, 1120, 2, 98, 137),
+    (OF_530B, 1, 2240, 2240, 1, 48, 140),
+    (GPT3, 96, 1536, 384, 1, 153, 84),
+    (GPT3, 96, 1536, 768, 1, 149, 43),
+    (GPT3, 96, 1536, 1536, 1, 141, 23),
+    (OF_530B, 280, 2240, 560, 1, 171, 156),
+    (OF_530B, 280, 2240, 1120, 1, 167, 80),
+    (OF_530B, 280, 2240, 2240, 1, 159, 42),
+]
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.model}-{row.model_parallel}-{row.gpus}")
-def test_the_two_columns_of_the_table_agree(row):
-    """Equation 4 of the paper: days = 8 T P / (n X), which leaves out 2 to 3% of the FLOPs."""
-    params = {"megatron-175b": 174.6e9, "megatron-529.6b": 529.6e9}[row.model]
-    assert transformer_parameters(find_transformer(row.model)).total == pytest.approx(params, rel=1e-3)
-    days = training_days(8 * TOKENS * params, row.gpus, row.tflops * 1e12)
-    assert 0.94 < days / row.days < 1.01
+@pytest.mark.parametrize(("name", "replica", "batch", "gpus", "micro_batch", "tflops", "days"), ROWS)
+def test_published_runs_are_between_the_bounds(name, replica, batch, gpus, micro_batch, tflops, days):
+    """With three axes the planner is within 4.1%. For ZeRO-3 it is 19 to 59% too fast, as it gathers whole layers: what
+    was measured is between hidden and exposed gathers of single parameters in one ring."""
+    model, params = find_transformer(name), {GPT3: 174.6e9, OF_530B: 529.6e9}[name]
+    assert transformer_parameters(model).total == pytest.approx(params, rel=1e-3)
+    # Equation 4: days = 8 T P / (n X), which leaves out 2 to 3% of the FLOPs.
+    assert 0.94 < training_days(8 * 300e9 * params, gpus, tflops * 1e12) / days < 1.01
 
-
-def test_published_runs_are_predicted_as_well_as_the_head_says():
-    """PTD-P: the planner to 4%. ZeRO-3: it is 19 to 59% too fast, and what was measured is between the two bounds."""
-    rows = compared()
-    assert len(rows) == 12
-    for each in rows:
-        if not each.row.is_zero3:
-            assert abs(each.planner_s / each.measured_s - 1) < 0.041
-            continue
-        assert each.hidden_s is not None and each.exposed_s is not None
-        assert each.hidden_s < each.measured_s < each.exposed_s
-        assert -0.37 <= each.hidden_s / each.measured_s - 1 and each.exposed_s / each.measured_s - 1 < 0.275
-        assert -0.60 < each.planner_s / each.measured_s - 1 < -0.18
+    flops = megatron_step_flops(batch, 2048, model.num_layers, model.d_model, model.vocab_size)
+    measured_s = flops / (tflops * 1e12 * gpus)
+    tensor = min(8, replica)
+    parallel = Parallel(gpus // replica, tensor, replica // tensor, zero_stage=3 if replica == 1 else 0)
+    options: Any = {"precision": "float16", "recompute": "full", "stack": "megatron-2021"}
+    planned = predict(model, A100, parallel, batch, micro_batch=micro_batch, **options)
+    if replica > 1:
+        assert abs(planned.step_time_s / measured_s - 1) < 0.041
+        return
+    assert -0.60 < planned.step_time_s / measured_s - 1 < -0.18
+    width, vocab_size = model.d_model, model.vocab_size
+    matrices = [share * width**2 for share in (3, 1, 4, 4)]  # queries, keys and values are one
+    vectors = [share * width for share in (3, 1, 4, 1, 1, 1, 1, 1)]
+    units = model.num_layers * (matrices + vectors) + [vocab_size * width, model.max_seq_len * width, width, width]
+    gathers_s = zero3_time(units, A100, gpus, algorithm="ring").step_s
+    compute_s = planned.step_time_s - planned.communication["data"][1]
+    hidden, exposed = max(compute_s, gathers_s) / measured_s, (compute_s + gathers_s) / measured_s
+    assert 0.63 <= hidden < 1 < exposed < 1.275
 
 
 @pytest.mark.parametrize(
