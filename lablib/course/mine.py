@@ -26,7 +26,7 @@ from typing import Any
 from lablib.course.checks.exercise import Exercise
 from lablib.course.checks.formatting import short_repr
 from lablib.course.places import Lab
-from lablib.text.files import read_text, write_text
+from lablib.text.files import parse_python, read_text, write_text
 
 _INDEX = '''"""Answers that passed their checks, written by the checks: `from mine import ring_all_reduce`."""
 
@@ -137,7 +137,7 @@ class _Source:
 def _literal(value: Any) -> str:
     """The value as Python's text; "" if it has none."""
     try:
-        return repr(value) if ast.literal_eval(repr(value)) == value else ""
+        return repr(value) if ast.literal_eval(parse_python(repr(value), "eval")) == value else ""
     except Exception:  # of any object's repr and comparison
         return ""
 
@@ -170,7 +170,7 @@ def _definition(name: str, value: Any) -> str:
     file = function.__code__.co_filename if function else ""
     linecache.checkcache(file)
     lines = linecache.getlines(file)
-    for node in reversed(ast.parse("".join(lines)).body):
+    for node in reversed(parse_python("".join(lines)).body):
         targets = [each.id for each in getattr(node, "targets", []) if isinstance(each, ast.Name)]
         if getattr(node, "name", "") == own_name or name in targets:
             first = min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", []))])

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from lablib.text.files import parse_python
+
 
 @cache
 def rewritten(function: Callable, to_tensor: Callable) -> Callable:
@@ -23,11 +25,11 @@ def rewritten(function: Callable, to_tensor: Callable) -> Callable:
     """
     lines, first = inspect.getsourcelines(function)
     start = next(i for i, line in enumerate(lines) if line.lstrip().startswith("def "))
-    tree = _Assigned().visit(ast.parse(textwrap.dedent("".join(lines[start:]))))
+    tree = _Assigned().visit(parse_python(textwrap.dedent("".join(lines[start:]))))
     tree.body[0].args.defaults, tree.body[0].args.kw_defaults = [], [None] * len(tree.body[0].args.kwonlyargs)
     ast.increment_lineno(tree, first + start - 1)  # an error shows the line of the file
     free = function.__code__.co_freevars
-    outer: Any = ast.parse(f"def outer({', '.join(['_to_tensor', *free])}):\n    pass").body[0]
+    outer: Any = parse_python(f"def outer({', '.join(['_to_tensor', *free])}):\n    pass").body[0]
     outer.body = [*tree.body, ast.Return(ast.Name(function.__name__, ast.Load()))]
     module = ast.fix_missing_locations(ast.Module([outer], []))
     found: dict[str, Any] = {}

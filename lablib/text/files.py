@@ -6,6 +6,7 @@ rename is atomic only inside one file system), is flushed to disk and then renam
 that, such as a full disk, the old file is unchanged and no temporary file remains.
 """
 
+import ast
 import contextlib
 import errno
 import gzip
@@ -19,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 MAX_BYTES = 64 * 2**20
 _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"))
@@ -67,6 +68,14 @@ def parse_toml(text: str) -> dict[str, Any]:
 def parse_json(text: str | bytes, **options: Any) -> Any:
     """Parse a JSON text, with options of `json.loads`. Raises ValueError, as `parse_toml`."""
     return _parsed(lambda given: json.loads(given, **options), text)
+
+
+def parse_python(source: str, mode: Literal["exec", "eval"] = "exec") -> Any:
+    """`ast.parse`, also in several threads: CPython 3.11 fails now and then if two of them parse at the same time."""
+    for _ in range(99):
+        with contextlib.suppress(SystemError):  # AST constructor recursion depth mismatch
+            return ast.parse(source, mode=mode)
+    return ast.parse(source, mode=mode)
 
 
 def read_json(path: str | Path, max_bytes: int = MAX_BYTES) -> Any:

@@ -1,10 +1,12 @@
 """Files of users: refused in one sentence or read whole; written whole or not at all."""
 
 import errno
+import gc
 import gzip
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -181,6 +183,14 @@ def test_errors_of_parsing_are_value_errors():
                 parse(content.decode("latin-1"))
             except ValueError as error:
                 assert "RecursionError" not in str(error)
+
+
+def test_threads_parse_python_at_the_same_time(request: pytest.FixtureRequest):
+    """A garbage collection inside the parser may switch threads, which CPython 3.11 does not expect."""
+    gc.callbacks.append(pause := lambda *_: time.sleep(1e-5))
+    request.addfinalizer(lambda: gc.callbacks.remove(pause))
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(files.parse_python, ["pass\n" * 1400] * 80))
 
 
 # ---- writing ----

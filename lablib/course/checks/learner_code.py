@@ -17,6 +17,7 @@ from lablib.course.checks.expect import RuleBroken
 from lablib.course.checks.formatting import short_repr
 from lablib.errors import LaunchError
 from lablib.process.whose_code import is_users
+from lablib.text.files import parse_python
 
 _LAST_FRAMES = 3
 
@@ -80,7 +81,7 @@ def unfinished(error: BaseException, check_file: str = "") -> str:
 def _tree_of(filename: str) -> ast.Module | None:
     """The syntax tree of a file or a cell; None without a source."""
     try:
-        return ast.parse("".join(linecache.getlines(filename)))
+        return parse_python("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):
         return None
 
