@@ -2,13 +2,15 @@
 
 import gc
 import weakref
+from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -19,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from lablib import RankError, ValueNeededError, launch, phase
+from lablib import RankError, Run, ValueNeededError, launch, phase
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.precision.autocast import OPERATORS
 from lablib.sim.operators import meta_kernels
@@ -378,6 +380,45 @@ def test_autocast_casts_the_same_with_and_without_values(data):
     values, shapes = (launch(program, ranks=1, fidelity=fidelity) for fidelity in ("values", "shapes"))
     assert shapes.values == values.values
     assert list(shapes.timeline) == list(values.timeline)
+
+
+def einsum(equation: str) -> Any:
+    return lambda x: torch.einsum(equation, x, x)
+
+
+# Written in Python, or calling operators that cast: of arguments, of views of them, of copies.
+COMPOSED: dict[str, Any] = {
+    "attention": lambda x: nn.MultiheadAttention(8, 2, batch_first=True)(x, x, x, need_weights=False)[0],
+    "two inputs": lambda x: nn.MultiheadAttention(8, 2)(x, x + 1, x * 2)[0],
+    "encoder": lambda x: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)(x),
+    "einsum": einsum("bsd,btd->bst"),
+    "einsum of columns": einsum("bsd,btd->bsdt"),
+    "tensordot": lambda x: torch.tensordot(x, x.permute(2, 1, 0), dims=1),
+    "norm": lambda x: torch.norm(x, dim=-1),
+    "losses": lambda x: F.huber_loss(x, x.detach()) + F.l1_loss(x, x.detach()),
+    "cosine": lambda x: F.cosine_similarity(x, x + 1, dim=-1),
+}
+
+
+@settings(max_examples=20)
+@given(names=st.lists(st.sampled_from(list(COMPOSED)), min_size=1, max_size=3), is_lower=st.booleans())
+def test_autocast_casts_inside_of_functions_as_with_values(names: list[str], is_lower: bool):
+    def program() -> list[torch.dtype]:
+        x = torch.ones(2, 4, 8, dtype=torch.bfloat16 if is_lower else torch.float32, requires_grad=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            outs = [COMPOSED[name](x) for name in names]
+        torch.stack([out.float().sum() for out in outs]).sum().backward()
+        return [out.dtype for out in outs]
+
+    values, shapes = (launch(program, ranks=1, fidelity=fidelity) for fidelity in ("values", "shapes"))
+    assert shapes.values == values.values
+    assert products(shapes) == products(values)
+
+
+def products(run: Run) -> Counter[tuple[str, float]]:
+    """Matrix products with their seconds: those of two dtypes differ. A cast may change places with a copy."""
+    spans = (span for span in run.timeline if any(name in span.name for name in ("mm", "attention")))
+    return Counter((span.name, round(span.duration_s, 15)) for span in spans)
 
 
 @pytest.mark.parametrize("fidelity", ["values", "shapes"])

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from lablib.operators.fused_attention import UNFUSED, fused_attention
 from lablib.process.replaced import replaced
-from lablib.sim.operators.autocast import AutocastOnMeta
+from lablib.sim.operators.autocast import AutocastOnMeta, body
 from lablib.sim.operators.meta_kernels import META, needs_value
 from lablib.torch_compat import (
     current,
@@ -102,6 +102,9 @@ class OnMeta(TorchFunctionMode):
 
     def _answer(self, func: Any, args: tuple, kwargs: dict) -> Any:
         if torch.is_autocast_enabled("cpu"):
+            if (inside := body(func)) is not None:
+                with self:
+                    return inside(*args, **kwargs)
             args, kwargs = self.autocast.cast(func, args, kwargs)
         if func in _factories():
             needs_values = _needs_values(_caller().f_code)
