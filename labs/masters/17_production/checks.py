@@ -409,7 +409,7 @@ def _streams(draw: Draw, limit: float) -> Iterator[tuple[str, list[Any], list[fl
     good, bad = limit - draw.number(1, 9), limit + draw.number(1, 20)
     one = [1.0]
     yield "no sample", [], one, 3, 3
-    yield "never bad, and once at the limit", [good, limit, good], one, 0, 0
+    yield "never bad, and once at the limit", [good, limit - 0.5, limit, good], one, 0, 0
     yield "bad for less than hold_s", [good, bad, bad, bad, good, good], one, 3, 2
     yield "bad for exactly hold_s", [good, bad, bad, bad, bad, good], one, 3, 2
     yield "bad for long: it rings once", [good] + [bad] * 12, one, 3, 2
