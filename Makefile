@@ -1,7 +1,7 @@
 # Two commands: `make lab` opens the course, `make test` runs every test. Both set up .venv first, once.
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test test-labs test-all test-gpu check lint format build map animation badges validation site site-test lock dist setup clean
+.PHONY: help lab test test-labs test-all test-gpu check lint format build map animation badges validation site site-test lock dist setup same-python clean
 
 PYTHON ?=
 PIP_ARGS ?=
@@ -87,9 +87,13 @@ lock:  ## pin every package anew in the requirements*.lock; ARGS=--upgrade takes
 dist:  ## build the sdist and the wheel into dist/, check them, and try them in empty environments
 	@sh tools/dist.sh
 
-setup: $(STAMP)  ## make .venv
+setup: $(STAMP)  ## make .venv; PYTHON=python3.12 names a Python
+	@echo "$(VENV) is ready, with $$($(BIN)/python --version). make lab opens the course; $(BIN)/lab doctor says what works here."
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml | same-python
+	@sh tools/setup.sh $@
+
+same-python:
 	@sh tools/setup.sh $@
 
 clean:  ## remove .venv and everything built; corpora, runs and notebooks stay

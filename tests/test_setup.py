@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import termios
 import time
 import tomllib
 from pathlib import Path
@@ -19,9 +20,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-NEEDED = "sh make dirname head grep sed tail cut rm cat mkdir cp chmod sleep awk touch uname mv".split()
+NEEDED = "sh make dirname head grep sed tail cut rm cat mkdir cp chmod sleep awk touch uname mv stty".split()
 MAC = "#!/bin/sh\necho Darwin\n"  # what `uname -s` says there
 ON_GPU_MACHINE = Path("/proc/driver/nvidia/version").exists()
+ON_LAPTOP = pytest.mark.skipif(ON_GPU_MACHINE, reason="this machine has an NVIDIA driver")
 
 # A Python that is supported, has venv, and whose pip does what $PIP says. `-m venv` puts a copy of it into the venv.
 PYTHON = """#!/bin/sh
@@ -31,9 +33,9 @@ case "$*" in
     *"import sys"*|*"import venv"*) ;;
     "-m venv --clear "*) rm -rf "$4"; mkdir -p "$4/bin"; cp "$0" "$4/bin/python"; cp "$0" "$4/bin/lab" ;;
     "-m pip config list") eval "${PIP_CONFIG:-:}" ;;
-    *"install --quiet --retries 1 --timeout 10 uv") eval "${PIP_UV:-exit 1}" ;;
+    *"install --progress-bar off --retries 1 --timeout 10 uv") eval "${PIP_UV:-exit 1}" ;;
     *"install --quiet --dry-run"*) eval "${PIP_FINDS:-:}" ;;
-    *"install --quiet --requirement"*) eval "${PIP:-:}" ;;
+    *"install --progress-bar off --requirement"*) eval "${PIP:-:}" ;;
     *"-m pytest"*) exit "${PYTEST:-0}" ;;
 esac
 """
@@ -54,11 +56,10 @@ echo '  cause: Failed to fetch: https://index.invalid/whl/cpu/torch/' >&2
 echo '  cause: dns error' >&2
 exit 2
 """
-PIP_LOOKS = (
-    "-m pip --disable-pip-version-check --no-input install --quiet --dry-run --report - --no-deps "
-    "--retries 1 --timeout 10 --constraint requirements.lock torch"
-)
-PROJECT = "-m pip --disable-pip-version-check --no-input install --quiet --no-deps --no-build-isolation --editable ."
+PIP = "-m pip --disable-pip-version-check --no-input install"
+LOOKS = "--quiet --dry-run --report - --no-deps --retries 1 --timeout 10 --constraint requirements.lock torch"
+PIP_LOOKS = f"{PIP} {LOOKS}"
+PROJECT = f"{PIP} --progress-bar off --no-deps --no-build-isolation --editable ."
 
 
 @pytest.fixture
@@ -80,6 +81,13 @@ def programs(tmp_path: Path) -> Path:
         (folder / name).symlink_to(str(shutil.which(name)))
     script(folder / "python3", PYTHON)
     return folder
+
+
+@pytest.fixture
+def with_uv(programs: Path) -> Path:
+    """The same PATH, with a uv."""
+    script(programs / "uv", UV)
+    return programs
 
 
 def script(path: Path, text: str) -> None:
@@ -110,9 +118,9 @@ def test_make_test_sets_up_once_in_one_line_and_passes_arguments_on(checkout, pr
     ]
     calls = (checkout / "calls").read_text().splitlines()
     assert [call for call in calls if "install" in call] == [
-        "-m pip --disable-pip-version-check --no-input install --quiet --retries 1 --timeout 10 uv",
+        f"{PIP} --progress-bar off --retries 1 --timeout 10 uv",
         *([] if ON_GPU_MACHINE else [PIP_LOOKS]),
-        "-m pip --disable-pip-version-check --no-input install --quiet --requirement requirements.lock",
+        f"{PIP} --progress-bar off --requirement requirements.lock",
         PROJECT,
     ]
     assert calls[-1] == "-m pytest -n 2 --dist worksteal --durations=10 -k one"
@@ -180,6 +188,17 @@ def test_a_python_named_by_the_user_must_be_supported(checkout, programs):
     assert text.startswith("setup: PYTHON=python9 is not Python 3.11, 3.12 or 3.13 (no such program): name one that is")
 
 
+def test_a_python_named_for_an_environment_of_another_one_is_refused(checkout, programs):
+    assert make(checkout, programs, "setup").returncode == 0
+    script(programs / "python3.13", PYTHON.replace("3.12.1", "3.13.0"))
+    assert sentence(make(checkout, programs, "test", "PYTHON=python3.13")) == (
+        "setup: .venv has Python 3.12.1, and PYTHON=python3.13 is another one (Python 3.13.0): delete it (make clean), "
+        "or name another folder, as in make setup PYTHON=python3.13 LABLIB_VENV=other."
+    )
+    assert make(checkout, programs, "setup", "PYTHON=python3").returncode == 0
+    assert make(checkout, programs, "setup", "PYTHON=python3.13", "LABLIB_VENV=other").returncode == 0
+
+
 def test_a_missing_venv_module_comes_with_its_remedy(checkout, programs):
     script(programs / "python3", PYTHON.replace('*"import sys"*|*"import venv"*) ;;', '*"import venv"*) exit 1 ;;'))
     text = sentence(make(checkout, programs, "lab"))
@@ -207,6 +226,9 @@ def test_without_a_network_it_says_so_and_the_next_call_goes_on(checkout, progra
 def test_a_full_disk_is_one_sentence(checkout, programs):
     full = "echo 'ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device'; exit 1"
     assert sentence(make(checkout, programs, "test", PIP=full)).startswith("setup: the disk is full: free about")
+    script(programs / "uv", UV)
+    full = "echo '  cause: No space left on device (os error 28)'; exit 2"
+    assert sentence(make(checkout, programs, "setup", UV_INSTALLS=full)).startswith("setup: the disk is full: free")
 
 
 def test_another_failure_of_pip_shows_its_own_words(checkout, programs):
@@ -237,65 +259,52 @@ def uv_command(backend: str) -> str:
 @pytest.mark.parametrize(
     ("machine", "backend", "words"),
     [
-        pytest.param(
-            "laptop",
-            "cpu",
-            "the CPU build, since this machine has no NVIDIA driver",
-            marks=pytest.mark.skipif(ON_GPU_MACHINE, reason="this machine has an NVIDIA driver"),
-        ),
+        pytest.param("laptop", "cpu", "the CPU build, since this machine has no NVIDIA driver", marks=ON_LAPTOP),
         ("gpu", "auto", "the build for this machine's NVIDIA driver"),
         ("mac", "", "the one build there is for macOS"),
-        ("asked for", "rocm7.2", "the build that UV_TORCH_BACKEND names, rocm7.2"),
+        ("UV_TORCH_BACKEND=rocm7.2", "rocm7.2", "the build that UV_TORCH_BACKEND names, rocm7.2"),
+        ("LABLIB_TORCH=cpu", "cpu", "the CPU build, as LABLIB_TORCH asks"),
+        pytest.param("LABLIB_TORCH=cuda", "", "the CUDA build, as LABLIB_TORCH asks", marks=ON_LAPTOP),
     ],
 )
-def test_uv_installs_the_build_of_torch_that_the_machine_can_use(checkout, programs, machine, backend, words):
-    script(programs / "uv", UV)
+def test_uv_installs_the_build_of_torch_that_the_machine_can_use(checkout, with_uv, machine, backend, words):
     if machine == "gpu":
-        script(programs / "nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA H100'\n")
+        script(with_uv / "nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA H100'\n")
     if machine == "mac":
-        (programs / "uname").unlink()
-        script(programs / "uname", MAC)
-    environment = {"UV_TORCH_BACKEND": backend} if machine == "asked for" else {}
-    done = make(checkout, programs, "setup", **environment)
+        (with_uv / "uname").unlink()
+        script(with_uv / "uname", MAC)
+    done = make(checkout, with_uv, "setup", **dict(re.findall("(.+)=(.+)", machine)))
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[1:] == [f"uv installs the lock. torch: {words}."]
+    assert done.stdout.splitlines()[1:-1] == [f"uv installs the lock. torch: {words}."]
     assert installed_by(checkout) == [uv_command(backend), PROJECT]
     assert f"{uv_command(backend)} --dry-run" in (checkout / "calls").read_text()  # it looked before it began
 
 
-@pytest.mark.skipif(ON_GPU_MACHINE, reason="this machine has an NVIDIA driver")
-def test_an_nvidia_smi_without_a_driver_is_no_gpu(checkout, programs):
+@ON_LAPTOP
+def test_an_nvidia_smi_without_a_driver_is_no_gpu(checkout, with_uv):
     """A container for CUDA, started on a laptop."""
-    script(programs / "uv", UV)
-    script(programs / "nvidia-smi", "#!/bin/sh\necho 'no driver'; exit 9\n")
-    assert "no NVIDIA driver" in make(checkout, programs, "setup").stdout
+    script(with_uv / "nvidia-smi", "#!/bin/sh\necho 'no driver'; exit 9\n")
+    assert "no NVIDIA driver" in make(checkout, with_uv, "setup").stdout
 
 
-def test_where_torchs_index_is_closed_pip_installs_and_one_line_says_why(checkout, programs):
-    script(programs / "uv", UV)
-    done = make(checkout, programs, "setup", UV_FINDS=UNREACHABLE)
+@pytest.mark.parametrize(
+    ("sources", "retries"), [({}, ""), ({}, "7"), ({"PIP_CONFIG": "echo \"global.index-url='here'\""}, "")]
+)
+def test_where_torchs_index_is_closed_pip_installs_and_one_line_says_why(checkout, with_uv, sources, retries):
+    done = make(checkout, with_uv, "setup", UV_FINDS=UNREACHABLE, UV_HTTP_RETRIES=retries, **sources)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[1:] == [
+    assert done.stdout.splitlines()[1:-1] == [
         "pip installs the lock, since uv cannot fetch https://index.invalid/whl/cpu/torch/. torch: the build that pip "
         "finds, which on Linux is mostly CUDA's (gigabytes)."
     ]
-    assert installed_by(checkout)[0].endswith("install --quiet --requirement requirements.lock")
-    assert "UV_HTTP_RETRIES=1\n" in (checkout / "calls").read_text()  # three retries take 13 s
+    assert installed_by(checkout)[0].endswith("install --progress-bar off --requirement requirements.lock")
+    assert f"UV_HTTP_RETRIES={retries or 1}\n" in (checkout / "calls").read_text()  # three retries take 13 s
     assert "dns error" in (checkout / ".venv" / "setup-uv.log").read_text()
     assert "dns error" not in (checkout / ".venv" / "setup.log").read_text()
 
 
-def test_the_users_own_patience_is_kept(checkout, programs):
-    script(programs / "uv", UV)
-    make(checkout, programs, "setup", UV_FINDS=UNREACHABLE, UV_HTTP_RETRIES="7")
-    assert "UV_HTTP_RETRIES=7\n" in (checkout / "calls").read_text()
-
-
-def test_whatever_else_uv_says_is_the_reason(checkout, programs):
-    script(programs / "uv", UV)
-    done = make(
-        checkout, programs, "setup", UV_FINDS="echo 'error: No solution'; echo '  cause: no such torch'; exit 2"
-    )
+def test_whatever_else_uv_says_is_the_reason(checkout, with_uv):
+    done = make(checkout, with_uv, "setup", UV_FINDS="echo 'error: No solution'; echo '  cause: no such torch'; exit 2")
     assert done.returncode == 0
     assert 'pip installs the lock, since uv says "cause: no such torch". ' in done.stdout
 
@@ -316,7 +325,7 @@ def test_pips_settings_of_where_packages_come_from_are_handed_to_uv(checkout, pr
     (programs / "env").symlink_to(str(shutil.which("env")))
     lines = "; ".join(f"printf '%s\\n' \"{line}\"" for line in [*settings.split("\n"), ":env:.timeout='9'"])
     done = make(checkout, programs, "setup", PIP_CONFIG=lines)
-    assert done.stdout.splitlines()[1:] == [
+    assert done.stdout.splitlines()[1:-1] == [
         f"uv installs the lock. torch: the build of the sources in pip's settings ({names})."
     ]
     assert installed_by(checkout) == [uv_command(""), PROJECT]
@@ -324,20 +333,15 @@ def test_pips_settings_of_where_packages_come_from_are_handed_to_uv(checkout, pr
     assert {f"UV_{handed_over}", "UV_INDEX_STRATEGY=unsafe-best-match"} <= set(found)
 
 
-def test_where_uv_finds_nothing_in_pips_sources_pip_installs(checkout, programs):
-    script(programs / "uv", UV)
-    done = make(checkout, programs, "setup", PIP_CONFIG="echo \"global.index-url='here'\"", UV_FINDS=UNREACHABLE)
-    assert "pip installs the lock, since uv cannot fetch https://index.invalid/whl/cpu/torch/." in done.stdout
-    assert installed_by(checkout)[0].endswith("install --quiet --requirement requirements.lock")
-
-
-CUDA_ONLY = {"PIP_CONFIG": "echo \"global.index-url='here'\"", "UV_FINDS": "echo ' + nvidia-nccl-cu13==2.29.7'"}
-ON_LAPTOP = pytest.mark.skipif(ON_GPU_MACHINE, reason="this machine has an NVIDIA driver")
+CUDA_FOUND = "echo ' + nvidia-nccl-cu13==2.29.7'"
+PYTORCH_CLOSED = f'case "$*" in *--torch-backend=cpu*) {UNREACHABLE} ;; esac; {CUDA_FOUND}'
+CUDA_ONLY = {"PIP_CONFIG": "echo \"global.index-url='here'\"", "UV_FINDS": PYTORCH_CLOSED}
 
 
 def at_a_terminal(checkout: Path, programs: Path, typed: str = "", **environment: str) -> tuple[int, str]:
-    """`make setup` at a pseudo-terminal. Returns its exit code and what the terminal showed."""
+    """`make setup` at a pseudo-terminal. Returns its exit code and the text that the terminal received."""
     ours, theirs = pty.openpty()
+    termios.tcsetwinsize(ours, (24, int(environment.get("COLUMNS", 80))))
     variables = {"PATH": str(programs), "CALLS": str(checkout / "calls"), "HOME": str(checkout), **environment}
     with subprocess.Popen(
         ["make", "setup"], cwd=checkout, env=variables, stdin=theirs, stdout=theirs, stderr=theirs
@@ -354,10 +358,9 @@ def at_a_terminal(checkout: Path, programs: Path, typed: str = "", **environment
 
 @ON_LAPTOP
 @pytest.mark.parametrize(("typed", "installs"), [("y\n", True), ("n\n", False), ("\n", False)])
-def test_where_only_the_cuda_build_can_be_had_a_terminal_is_asked(checkout, programs, typed, installs):
-    script(programs / "uv", UV)
-    code, shown = at_a_terminal(checkout, programs, typed, **CUDA_ONLY)
-    assert "only the CUDA build of torch, which takes 4 GB more of the disk" in shown
+def test_where_only_the_cuda_build_can_be_had_a_terminal_is_asked(checkout, with_uv, typed, installs):
+    code, shown = at_a_terminal(checkout, with_uv, typed, **CUDA_ONLY)
+    assert "only the CUDA build of torch: 2.5 GB more to download and 3 GB more on the disk than" in shown
     assert "Install it all the same? [y/N]" in shown
     assert (code == 0) is installs and (uv_command("") in installed_by(checkout)) is installs
     assert ("nothing was installed: name a source of torch's CPU build" in shown) is not installs
@@ -374,7 +377,7 @@ def test_pip_asks_at_a_terminal_before_it_takes_the_cuda_build(checkout, program
         script(programs / "uv", UV)
     code, shown = at_a_terminal(checkout, programs, typed, **PIPS_CUDA, **way)
     assert "Install it all the same? [y/N]" in shown and (code == 0) is installs
-    assert any("--quiet --requirement requirements.lock" in call for call in installed_by(checkout)) is installs
+    assert any("off --requirement requirements.lock" in call for call in installed_by(checkout)) is installs
     assert ("nothing was installed: name a source of torch's CPU build" in shown) is not installs
     assert f"{PIP_LOOKS} {way.get('PIP_ARGS', '')}".strip() in (checkout / "calls").read_text()
 
@@ -391,44 +394,90 @@ def test_a_variable_answers_for_pip_and_a_cpu_build_is_taken_without_a_question(
 
 
 @ON_LAPTOP
-def test_a_variable_answers_for_the_terminal_and_without_one_the_size_is_said(checkout, programs):
-    script(programs / "uv", UV)
-    code, shown = at_a_terminal(checkout, programs, LABLIB_TORCH="cuda", **CUDA_ONLY)
+def test_a_variable_answers_for_the_terminal_and_without_one_the_size_is_said(checkout, with_uv):
+    code, shown = at_a_terminal(checkout, with_uv, LABLIB_TORCH="cuda", **CUDA_ONLY)
     assert code == 0 and "all the same" not in shown
     (checkout / ".venv" / ".stamp-setup").unlink()
-    refused = sentence(make(checkout, programs, "setup", LABLIB_TORCH="cpu", **CUDA_ONLY))
-    assert "which takes 4 GB more of the disk than the CPU build, and LABLIB_TORCH=cpu refuses it: name a" in refused
-    done = make(checkout, programs, "setup", **CUDA_ONLY)
-    assert done.returncode == 0 and "4 GB more of the disk than the CPU build.\n" in done.stdout
+    refused = sentence(make(checkout, with_uv, "setup", LABLIB_TORCH="cpu", **CUDA_ONLY))
+    assert "3 GB more on the disk than the CPU build, and LABLIB_TORCH=cpu refuses it: name a source" in refused
+    done = make(checkout, with_uv, "setup", **CUDA_ONLY)
+    assert done.returncode == 0
+    assert "than the CPU build. It is installed; LABLIB_TORCH=cpu would refuse it.\n" in done.stdout
 
 
-def test_a_terminal_sees_packages_and_megabytes_to_go(checkout, programs):
-    script(programs / "uv", UV)
-    install = """
+@ON_LAPTOP
+@pytest.mark.parametrize(
+    ("setting", "variable", "takes_cpu"),
+    [
+        ("find-links", {}, True),
+        ("constraint", {}, True),
+        ("find-links", {"LABLIB_TORCH": "cuda"}, False),
+        ("index-url", {}, False),  # instead of the usual index: PyTorch's is then not asked either
+        ("index-url", {"LABLIB_TORCH": "cpu"}, True),
+        ("no-index", {}, False),
+    ],
+)
+def test_pytorchs_index_has_the_cpu_build_where_pips_settings_leave_it_open(
+    checkout, with_uv, setting, variable, takes_cpu
+):
+    finds = f'case "$*" in *--torch-backend=cpu*) ;; *) {CUDA_FOUND} ;; esac'
+    done = make(checkout, with_uv, "setup", PIP_CONFIG=f"echo \"global.{setting}='here'\"", UV_FINDS=finds, **variable)
+    assert installed_by(checkout)[0] == uv_command("cpu" if takes_cpu else ""), done.stderr
+    assert ("torch: the CPU build of PyTorch's index." in done.stdout) is takes_cpu
+    assert ("only the CUDA build" in done.stdout) is (not takes_cpu and not variable)
+
+
+def test_another_word_for_the_build_is_refused(checkout, programs):
+    refused = sentence(make(checkout, programs, "setup", LABLIB_TORCH="gpu"))
+    assert refused == "setup: LABLIB_TORCH must be cpu or cuda: got gpu."
+
+
+UV_WORDS = """
 printf 'Resolved 131 packages in 5ms\\nDownloading torch (200.0MiB)\\nDownloading pandas (11.5MiB)\\n' >&2
 printf 'Downloading ruff (1.0GiB)\\n Downloaded ruff\\n' >&2
-sleep 2.5
+sleep 1.5
+printf ' Downloaded torch\\n Downloaded pandas\\n' >&2
+sleep 1.5
 """
-    code, shown = at_a_terminal(checkout, programs, UV_INSTALLS=install)
+PIP_WORDS = """
+printf 'Collecting numpy==2.4 (from -r requirements.lock)\\nCollecting torch==2.13.0\\n'
+echo '  Downloading torch-2.13.0-cp312-cp312-manylinux_2_28_x86_64.whl (526.6 MB)'
+sleep 1.5
+echo 'Installing collected packages: numpy, torch'
+sleep 1.5
+"""
+
+
+@pytest.mark.parametrize(
+    ("columns", "environment", "downloading"),
+    [
+        (80, {"UV_INSTALLS": UV_WORDS}, "downloading, 1 s: 222 MB in 2 packages to go"),
+        (40, {"UV_INSTALLS": UV_WORDS}, "downloading, 1 s: 222 MB in 2 packages "),
+        (80, {"PIP_ARGS": "--pre", "PIP": PIP_WORDS}, r"downloading, 1 s: package 2 of about \d+, torch \(526.6 MB\) "),
+    ],
+)
+def test_a_terminal_sees_megabytes_to_go_and_packages(checkout, with_uv, columns, environment, downloading):
+    code, shown = at_a_terminal(checkout, with_uv, COLUMNS=str(columns), UV_FINDS="sleep 1.5", **environment)
     assert code == 0
-    assert re.search(r"\rinstalling: \d+ of about 131 packages, 222 MB to go, 1 s \.\.\. ", shown), shown
-    assert shown.rpartition("\r")[2].strip() == "" and "uv installs the lock." in shown
+    assert ("\rlooking for packages, 1 s" in shown) is ("PIP" not in environment)
+    assert re.search(rf"\r{downloading}", shown) and re.search(r"\rinstalling, \d s: \d+ of (about )?\d+ pack", shown)
+    assert max(len(part) for part in re.split(r"[\r\n]", shown) if re.match("looking|downl|inst", part)) < columns
+    lines = [line.rpartition("\r")[2].partition(" ")[0] for line in shown.split("\r\n")]
+    assert lines == ["Setting", "pip" if "PIP" in environment else "uv", ".venv", ""]
 
 
 @pytest.mark.parametrize("setting", [":env:.extra-index-url=''", "global.timeout='60'", "global.cert='index-url'"])
-def test_other_settings_of_pip_and_empty_ones_leave_uv_its_work(checkout, programs, setting):
-    script(programs / "uv", UV)
-    done = make(checkout, programs, "setup", PIP_CONFIG=f'echo "{setting}"')
+def test_other_settings_of_pip_and_empty_ones_leave_uv_its_work(checkout, with_uv, setting):
+    done = make(checkout, with_uv, "setup", PIP_CONFIG=f'echo "{setting}"')
     assert "uv installs the lock." in done.stdout
 
 
 @pytest.mark.parametrize("variable", ["UV_TORCH_BACKEND", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_FIND_LINKS"])
-def test_a_setting_of_uv_goes_before_those_of_pip_and_pips_arguments_before_all(checkout, programs, variable):
-    script(programs / "uv", UV)
+def test_a_setting_of_uv_goes_before_those_of_pip_and_pips_arguments_before_all(checkout, with_uv, variable):
     settings = {variable: "cpu", "PIP_CONFIG": "echo \"global.index-url='here'\""}
-    assert "uv installs the lock." in make(checkout, programs, "setup", **settings).stdout
+    assert "uv installs the lock." in make(checkout, with_uv, "setup", **settings).stdout
     (checkout / ".venv" / ".stamp-setup").unlink()
-    done = make(checkout, programs, "setup", "PIP_ARGS=--pre", **settings)
+    done = make(checkout, with_uv, "setup", "PIP_ARGS=--pre", **settings)
     assert "pip installs the lock, since PIP_ARGS are arguments of pip." in done.stdout
 
 
@@ -443,24 +492,17 @@ def test_a_uv_too_old_to_choose_is_replaced_by_one_in_the_environment(checkout, 
     assert "--retries" not in (checkout / "calls").read_text()  # it is there now
 
 
-def test_a_download_that_breaks_off_is_one_sentence_and_no_reason_for_gigabytes(checkout, programs):
+def test_a_download_that_breaks_off_is_one_sentence_and_no_reason_for_gigabytes(checkout, with_uv):
     """uv had found everything: pip would take the CUDA build from the same network."""
-    script(programs / "uv", UV)
     broken = "echo '  x Failed to download `torch==2.13.0+cpu`'; echo '  cause: operation timed out'; exit 1"
-    text = sentence(make(checkout, programs, "setup", UV_INSTALLS=broken))
+    text = sentence(make(checkout, with_uv, "setup", UV_INSTALLS=broken))
     assert text == (
         "setup: the packages cannot be downloaded (the first one missing is torch==2.13.0+cpu): connect this machine "
         "to the network or set uv's own options for your mirror or proxy, then run make again."
     )
     assert "--requirement" not in "".join(call for call in installed_by(checkout) if "pip --disable" in call)
     assert not (checkout / ".venv" / ".stamp-setup").exists()
-    assert make(checkout, programs, "setup").returncode == 0
-
-
-def test_a_disk_that_fills_under_uv_is_one_sentence(checkout, programs):
-    script(programs / "uv", UV)
-    full = "echo 'error: Failed to install: torch.whl'; echo '  cause: No space left on device (os error 28)'; exit 2"
-    assert sentence(make(checkout, programs, "setup", UV_INSTALLS=full)).startswith("setup: the disk is full: free")
+    assert make(checkout, with_uv, "setup").returncode == 0
 
 
 def test_the_environment_may_lie_elsewhere(checkout, programs):

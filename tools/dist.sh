@@ -5,7 +5,7 @@
 #
 # The first has the core: a plan, a launch, and a sentence on the extra that `lab open` needs. The second has lablib[labs]:
 # in an empty folder a copy of lab 00, and its run. Versions are those of requirements.lock. pip installs, with
-# PIP_ARGS; or uv, where UV_TORCH_BACKEND names a build of torch: UV_TORCH_BACKEND=cpu leaves 4 GB of CUDA out.
+# PIP_ARGS; or uv, where UV_TORCH_BACKEND names a build of torch: UV_TORCH_BACKEND=cpu leaves 3 GB of CUDA out.
 
 set -eu
 cd "$(dirname "$0")/.."

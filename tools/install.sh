@@ -10,8 +10,10 @@
 # One line says which of these it was. UV_TORCH_BACKEND names a build oneself: cpu, cu130, rocm7.2, ...
 #
 # pip's settings of where packages come from (a mirror, a folder of wheels) are handed to uv, unless uv has its own; torch
-# then comes from there, too. Where uv or pip finds only the CUDA build and this machine has no NVIDIA driver, a terminal
-# is asked first; LABLIB_TORCH=cuda takes it, LABLIB_TORCH=cpu refuses it. A terminal sees a line of progress.
+# then comes from there, too. Where that is only the CUDA build and this machine has no NVIDIA driver, uv takes the CPU
+# build of PyTorch's own index, if pip's settings name no index instead of the usual one, or if LABLIB_TORCH=cpu asks for
+# it. Where only the CUDA build can be had, a terminal is asked first; LABLIB_TORCH=cuda takes it, LABLIB_TORCH=cpu
+# refuses it. A terminal sees a line of progress.
 
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -40,8 +42,7 @@ explain() {
 }
 
 pip_install() {
-    # --quiet: what is worth reading is in the log, and is read from there.
-    "$python" -m pip --disable-pip-version-check --no-input install --quiet "$@" >>"$log" 2>&1
+    "$python" -m pip --disable-pip-version-check --no-input install --progress-bar off "$@" >>"$log" 2>&1
 }
 
 # The needs of the torch that pip would install. Nothing is installed, and nothing large is fetched, if the index has
@@ -90,40 +91,66 @@ SETTINGS
     [ -z "$sources" ] || export UV_INDEX_STRATEGY="${UV_INDEX_STRATEGY:-unsafe-best-match}"
 }
 
-# On a terminal, a line while an installation runs: the packages in the environment, and the bytes that uv still fetches.
+# Run a command under a label. On a terminal, a line shows the label and the seconds; with the label `installing`, also
+# the bytes and packages still to be downloaded, or those in the environment.
 watched() {
+    label=$1
+    shift
     if [ ! -t 1 ]; then
         "$@"
         return
     fi
-    site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     progress &
     watcher=$!
     "$@"
     status=$?
     kill "$watcher" 2>/dev/null
     wait "$watcher" 2>/dev/null
-    printf '\r%70s\r' ''
+    printf "\r%$(($(columns) - 1))s\r" ''
     return "$status"
 }
 
+columns() {
+    wide=$(stty size 2>/dev/null <&3 | cut -d ' ' -f 2)
+    [ "${wide:-0}" -gt 0 ] || wide=80
+    echo "$wide"
+}
+
 progress() {
+    trap 'exit 0' TERM
+    site=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     seconds=0
-    while sleep 1; do
+    while :; do
+        sleep 1 &
+        wait "$!"
         seconds=$((seconds + 1))
         set -- "$site"/*.dist-info
-        awk -v seconds="$seconds" -v number="$#" -v total="$(grep -c == requirements.lock)" '
+        awk -v label="$label" -v seconds="$seconds" -v number="$#" -v columns="$(columns)" \
+            -v total="$(grep -c == requirements.lock)" '
             function megabytes(text) {
                 gsub(/[()]/, "", text)
                 return substr(text, 1) * (text ~ /GiB/ ? 1074 : text ~ /MiB/ ? 1.049 : 0.001)
             }
-            /^Resolved [0-9]+/ { total = $2 }
+            BEGIN { about = "about " }
+            /^Resolved [0-9]+/ { total = $2; about = "" } # uv
             /^Downloading / { left[$2] = megabytes($3) }
             /^ Downloaded / { delete left[$2] }
+            /^Collecting / { collected++ } # pip
+            /^  Downloading / { split($2, words, "-"); file = ", " words[1] " " $3 " " $4 }
+            /^Installing collected / { collected = 0 }
             END {
-                for (name in left) sum += left[name]
-                to_go = sum ? sprintf("%.0f MB to go, ", sum) : ""
-                printf "\rinstalling: %d of about %d packages, %s%d s ... ", number, total, to_go, seconds
+                for (name in left) {
+                    sum += left[name]
+                    packages++
+                }
+                state = label ", " seconds " s"
+                if (label == "installing") {
+                    if (packages) state = sprintf("downloading, %d s: %.0f MB in %d packages to go", seconds, sum, packages)
+                    else if (collected) state = sprintf("downloading, %d s: package %d of %s%d%s", seconds, collected, about, total, file)
+                    else state = sprintf("%s: %d of %s%d packages", state, number < total ? number : total, about, total)
+                }
+                state = substr(state, 1, columns - 1)
+                printf "\r%-" (columns - 1) "s\r%s", state, state
             }' "$log"
     done
 }
@@ -160,35 +187,63 @@ choose_backend() {
     elif [ "$(uname -s)" = Darwin ]; then
         backend=
         build="the one build there is for macOS"
+    elif [ "${LABLIB_TORCH:-}" = cpu ]; then
+        backend=cpu
+        build="the CPU build, as LABLIB_TORCH asks"
     elif nvidia_driver; then
         backend=auto
         build="the build for this machine's NVIDIA driver"
+    elif [ "${LABLIB_TORCH:-}" = cuda ]; then
+        backend=
+        build="the CUDA build, as LABLIB_TORCH asks"
     else
         backend=cpu
         build="the CPU build, since this machine has no NVIDIA driver"
     fi
 }
 
+# The CPU build of PyTorch's own index, for a uv whose sources have only the CUDA build.
+pytorch_has() {
+    [ "$tool" = uv ] && [ -z "${UV_NO_INDEX:-}" ] || return 1
+    case ${LABLIB_TORCH:-} in
+        cpu) ;;
+        cuda) return 1 ;;
+        *) [ -z "${UV_DEFAULT_INDEX:-}" ] || return 1 ;;
+    esac
+    backend=cpu
+    if ! watched "looking at PyTorch's index" uv_can; then
+        backend=
+        return 1
+    fi
+    build="the CPU build of PyTorch's index"
+}
+
 # Only the CUDA build can be had, and this machine has no use for it: LABLIB_TORCH decides, or the person at the terminal.
 check_cuda() {
-    nvidia_driver && return
+    if [ "${LABLIB_TORCH:-}" != cpu ] && nvidia_driver; then
+        return
+    fi
     if [ "$tool" = pip ] && [ "${LABLIB_TORCH:-}" != cuda ] && [ "$(uname -s)" = Linux ]; then
-        watched pip_looks
+        watched "looking for torch" pip_looks
     fi
     grep -qE '^ \+ nvidia-|^ *"nvidia-' "$log" || return
-    size="the sources here have only the CUDA build of torch, which takes 4 GB more of the disk than the CPU build"
+    pytorch_has && return
+    size="the package sources in use have only the CUDA build of torch: 2.5 GB more to download and 3 GB more on the disk than the CPU build"
+    remedy="name a source of torch's CPU build in pip's settings (extra-index-url or find-links), such as the CPU index on PyTorch's page of installation"
     case ${LABLIB_TORCH:-} in
         cuda) ;;
-        cpu) fail "$size, and LABLIB_TORCH=cpu refuses it: name a source of torch's CPU build in pip's settings (extra-index-url or find-links)." ;;
+        cpu) fail "$size, and LABLIB_TORCH=cpu refuses it: $remedy." ;;
         *)
-            echo "$size."
             if [ -t 0 ] && [ -t 1 ]; then
+                echo "$size."
                 printf 'Install it all the same? [y/N] '
                 read -r answer
                 case $answer in
                     [yY]*) ;;
-                    *) fail "nothing was installed: name a source of torch's CPU build in pip's settings (extra-index-url or find-links), or set LABLIB_TORCH=cuda." ;;
+                    *) fail "nothing was installed: $remedy, or set LABLIB_TORCH=cuda." ;;
                 esac
+            else
+                echo "$size. It is installed; LABLIB_TORCH=cpu would refuse it."
             fi
             ;;
     esac
@@ -200,6 +255,11 @@ uv_can() {
         UV_HTTP_CONNECT_TIMEOUT=${UV_HTTP_CONNECT_TIMEOUT:-5} uv_install --dry-run
 }
 
+case ${LABLIB_TORCH:-} in
+    "" | cpu | cuda) ;;
+    *) fail "LABLIB_TORCH must be cpu or cuda: got $LABLIB_TORCH." ;;
+esac
+exec 3>&1 # the terminal, also in a command whose output goes elsewhere
 : >"$log" || fail "$log cannot be written to."
 backend=
 sources=
@@ -208,9 +268,9 @@ own=${UV_TORCH_BACKEND:-}${UV_DEFAULT_INDEX:-}${UV_INDEX_URL:-}${UV_INDEX:-}${UV
 [ -n "$why$own" ] || hand_over
 if [ -n "$why" ]; then
     :
-elif ! find_uv; then
+elif ! watched "looking for uv" find_uv; then
     why="uv cannot be downloaded"
-elif choose_backend && uv_can; then
+elif choose_backend && watched "looking for packages" uv_can; then
     tool=uv
     [ -n "${UV_TORCH_BACKEND:-}" ] || check_cuda
 else
@@ -225,12 +285,12 @@ fi
 mv "$log" "${log%.log}-uv.log"
 if [ "$tool" = uv ]; then
     echo "uv installs the lock. torch: $build."
-    watched uv_install || explain
+    watched installing uv_install || explain
 else
     echo "pip installs the lock, since $why. torch: the build that pip finds, which on Linux is mostly CUDA's (gigabytes)."
     # shellcheck disable=SC2086  # PIP_ARGS is a list of words
-    watched pip_install --requirement requirements.lock ${PIP_ARGS:-} || explain
+    watched installing pip_install --requirement requirements.lock ${PIP_ARGS:-} || explain
 fi
 tool=pip
 # Without build isolation: the setuptools of the lock builds it, and nothing more is downloaded.
-pip_install --no-deps --no-build-isolation --editable . || explain
+watched "installing lablib" pip_install --no-deps --no-build-isolation --editable . || explain

@@ -3,9 +3,10 @@
 #
 #     sh tools/setup.sh [stamp file]
 #
-# From the environment: PYTHON (an interpreter; else the first supported one found), LABLIB_VENV (another folder than
-# .venv) and what tools/install.sh reads. It prints two lines, and one sentence with the remedy where it cannot go on. The
-# stamp file is written last, so a set-up that was interrupted is done again, and what was installed by then is kept.
+# From the environment: PYTHON (an interpreter; otherwise the first supported one found), LABLIB_VENV (another folder than
+# .venv) and the variables of tools/install.sh. It prints two lines, or one sentence with the remedy where it cannot go on.
+# The stamp file is written last: an interrupted set-up is done again, and keeps the packages that it has installed. With
+# the word `same-python` it only compares PYTHON, if named, with the Python of the environment.
 
 set -u
 cd "$(dirname "$0")/.." || exit 1
@@ -39,7 +40,15 @@ version_of() {
     "$1" --version 2>&1 | head -n 1 | grep '^Python [0-9]' || echo "no such program"
 }
 
-trap 'echo "setup: interrupted; run make again to go on." >&2; exit 130' INT TERM
+# A Python that is named is the one of the environment, or there is none yet.
+if [ -n "${PYTHON:-}" ] && supported "$venv/bin/python"; then
+    named=$(version_of "$PYTHON") has=$(version_of "$venv/bin/python")
+    [ "$named" = "$has" ] ||
+        fail "$venv has $has, and PYTHON=$PYTHON is another one ($named): delete it (make clean), or name another folder, as in make setup PYTHON=$PYTHON LABLIB_VENV=other."
+fi
+[ "${1:-}" != same-python ] || exit 0
+
+trap '[ ! -t 2 ] || echo >&2; echo "setup: interrupted; run make again to go on." >&2; exit 130' INT TERM
 
 rm -f "$stamp"
 if ! supported "$venv/bin/python"; then
