@@ -15,12 +15,14 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from tests.script_module import script_module
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 LOCK = [line for line in (ROOT / "requirements.lock").read_text("utf-8").splitlines() if line[0] != "#"]
-
-
 EXTRAS = PROJECT["optional-dependencies"]
+MAX_BYTES = 2_000_000  # of the animation
+badges = script_module("tools/badges.py")
 
 
 def requirements(group: str | None = None) -> list[Requirement]:
@@ -113,12 +115,36 @@ def test_the_readme_is_short_and_names_every_lab():
     assert named == sorted(path.stem for path in (ROOT / "labs").glob("[0-9]*.ipynb"))
 
 
-@pytest.mark.parametrize("page", ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))])
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_a_readme_shows_a_short_animation_and_the_badges_of_the_projects_addresses(name: str):
+    text = (ROOT / name).read_text("utf-8")
+    assert "](docs/animation.gif)" in text
+    animation = (ROOT / "docs" / "animation.gif").read_bytes()
+    assert animation[:6] == b"GIF89a" and len(animation) < MAX_BYTES
+    # The hundredths of a second of each picture, from the blocks that control it (GIF89a, section 23).
+    delays = re.findall(rb"\x21\xf9\x04.(..).\x00", animation, re.DOTALL)
+    assert len(delays) > 20 and 15 <= sum(int.from_bytes(delay, "little") for delay in delays) / 100 <= 25
+    assert badges.with_badges(text, badges.addresses()) == text, "`make badges` writes the badges"
+
+
+def test_an_address_that_is_not_set_has_no_badge():
+    github, site = "https://github.com/some-one/the.lab", "https://example.org/lab/"
+    assert badges.badges({}) == "" == badges.badges({"Issues": site})
+    all_three = badges.badges({"Repository": f"{github}.git", "Documentation": site})
+    assert re.findall(r"\[!\[(\w+)\]", all_three) == ["tests", "Binder", "site"]
+    assert f"({github}/actions/workflows/ci.yml)" in all_three
+    assert "mybinder.org/v2/gh/some-one/the.lab/main" in all_three and f"({site})" in all_three
+    assert re.findall(
+        r"\[!\[(\w+)\]", badges.badges({"Repository": "https://example.org/git/lab", "Documentation": site})
+    ) == ["site"]
+    written = badges.with_badges(f"a {badges.OPEN}old{badges.CLOSE} b", {"Documentation": site})
+    assert written.startswith(f"a {badges.OPEN}[![site]") and written.endswith(f"{badges.CLOSE} b")
+
+
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")], ids=lambda page: page.name)
 def test_what_a_page_links_to_is_there(page):
-    folder = (ROOT / page).parent
-    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", (ROOT / page).read_text("utf-8"))
-    missing = [link for link in links if not link.startswith(("http", "mailto:")) and not (folder / link).exists()]
-    assert not missing
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
+    assert not [link for link in links if not re.match("http|mailto:", link) and not (page.parent / link).exists()]
 
 
 def test_the_devcontainer_and_binder_have_a_python_that_is_supported_and_the_same():
@@ -156,13 +182,6 @@ def test_what_is_cited_is_this_version():
     assert f"[{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text("utf-8")
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/where_to_run.md"])
-def test_links_to_files_lead_somewhere(page):
-    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / page).read_text("utf-8"))
-    missing = [link for link in links if not ((ROOT / page).parent / link).exists()]
-    assert not missing
-
-
 def test_ci_runs_the_same_commands_as_a_person():
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text("utf-8")
     script = (ROOT / ".ci" / "run").read_text("utf-8")
@@ -172,3 +191,6 @@ def test_ci_runs_the_same_commands_as_a_person():
     assert "run: make dist" in workflow  # a minute more: not in the script
     assert 'python: ["3.11", "3.12", "3.13"]' in workflow
     assert PROJECT["requires-python"] == ">=3.11,<3.14"
+    for path in ROOT.glob(".github/workflows/*.yml"):
+        files = re.findall(r"\b(?:tests|labs|requirements)[\w/.-]*[\w*](?:\[0-9\]\*)?", path.read_text("utf-8"))
+        assert all(list(ROOT.glob(name)) for name in files), files

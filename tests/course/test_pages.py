@@ -1,4 +1,4 @@
-"""Pages for team leads and instructors: each `lab` command parses, and those that only read run as they stand there."""
+"""Pages and workflows: each command of `lab` parses, each target of make exists; commands that only read are run."""
 
 import re
 import shlex
@@ -16,18 +16,23 @@ from tests.course.made_up_class import made_up_class
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / "team_leads.md", ROOT / "docs" / "teaching.md"]
+PATTERNS = ("README*.md", "CONTRIBUTING.md", "docs/*.md", "*/README.md", "*/*/README.md", ".github/workflows/*.yml")
+TEXTS = [path for pattern in PATTERNS for path in sorted(ROOT.glob(pattern))]
+TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 LABS = find_labs(ROOT / "labs")
 READS = re.compile(r"lab (list|progress --merge)\b")
 
 
-def commands(page: Path) -> list[str]:
-    """Each command of `lab`, from blocks (up to the comment) and from code in a line."""
-    text = page.read_text("utf-8")
+def commands(page: Path, program: str = "lab") -> list[str]:
+    """Commands of a program: in blocks (up to the comment), code in a line, indented lines and steps of a workflow."""
+    text = page.read_text("utf-8").replace("\\\n", "")
     blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     lines = [line for block in blocks for line in block.splitlines()]
+    lines += re.findall(r"^ +(?:- )?(?:run: )?(?:for .*; do )?(.*?)(?: \|\| .*)?$", text, re.MULTILINE)
     inline = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
     found = [re.sub(r"\s+", " ", one.split("#")[0]).strip() for one in [*lines, *inline]]
-    return list(dict.fromkeys(one for one in found if re.match(r"lab [a-z]", one)))
+    found = [re.sub(r"^([A-Z_]+=\S+ )*(\S+/bin/)?", "", one) for one in found]
+    return list(dict.fromkeys(one for one in found if re.match(rf"{program} [a-z]", one)))
 
 
 def words_of(command: str) -> tuple[list[str], str]:
@@ -36,15 +41,17 @@ def words_of(command: str) -> tuple[list[str], str]:
     return shlex.split(words)[1:], target
 
 
-@pytest.mark.parametrize(("page", "command"), [(page, one) for page in PAGES for one in commands(page)])
-def test_each_command_of_a_page_parses(page: Path, command: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_each_command_of_a_page_parses(page: Path, monkeypatch: pytest.MonkeyPatch):
     for name in COMMANDS:
         monkeypatch.setitem(COMMANDS, name, lambda options: 0)  # read the arguments, and do nothing
-    words = words_of(command)[0]
-    if len(words) == 1:  # the name of a command, in a sentence
-        assert words[0] in COMMANDS
-    else:
-        assert main(words) == 0
+    for command in commands(page):
+        words = words_of(command)[0]
+        if len(words) == 1 or re.search(r"\.\.\.| N\b|--page$", command):  # a name, or a form of the command
+            assert words[0] in COMMANDS
+        else:
+            assert main(words) == 0, command
+    assert {one.split()[1] for one in commands(page, "make")} <= TARGETS
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -1,6 +1,5 @@
 """benchmarks/record_labs.py: what labs 06 and 07 show beside a learner's own measurement."""
 
-import importlib.util
 from itertools import count
 from pathlib import Path
 
@@ -12,13 +11,10 @@ from lablib.course import recorded_comparison
 from lablib.course.places import find_labs
 from lablib.process.host_load import HostLoad
 from lablib.record.comparison import RecordedReconciliation
+from tests.script_module import script_module
 
 LABS = [lab for lab in find_labs(Path(__file__).parents[2] / "labs") if (lab.folder / "recorded.json").exists()]
-FILE = Path(__file__).parents[2] / "benchmarks" / "record_labs.py"
-SPEC = importlib.util.spec_from_file_location("record_labs", FILE)
-assert SPEC is not None and SPEC.loader is not None
-benchmark = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(benchmark)
+benchmark = script_module("benchmarks/record_labs.py")
 vars(benchmark)["host_load"] = lambda: HostLoad(0.0, 2)  # in no time
 
 

@@ -1,6 +1,5 @@
 """benchmarks/data_formats.py: each format has its row, its library reads what we wrote, its page shows the record."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -10,12 +9,10 @@ from hypothesis import strategies as st
 
 from lablib.data.formats.catalogue import FORMATS
 from lablib.data.formats.records import Record
+from tests.script_module import script_module
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "data_formats.py"
-SPEC = importlib.util.spec_from_file_location("data_formats", FILE)
-assert SPEC is not None and SPEC.loader is not None
-benchmark = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(benchmark)
+benchmark = script_module("benchmarks/data_formats.py")
 
 
 def test_every_way_has_a_row_against_the_memory_map():

@@ -9,9 +9,7 @@ torch's own functions do, where Megatron would gather it again. Simplified: the 
 which each rank then has its own tokens' part, are not summed over the ranks.
 """
 
-import importlib.util
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,18 +21,9 @@ from torch.utils.checkpoint import checkpoint
 from lablib import phase
 from lablib.models.transformer import Transformer
 from lablib.plan import IDEAL, STACKS, Parallel, Prediction, predict
+from tests.script_module import script_module
 
-
-def _gpt3_step() -> Any:
-    path = Path(__file__).parents[2] / "benchmarks" / "gpt3_step.py"
-    spec = importlib.util.spec_from_file_location("gpt3_step", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-gpt3 = _gpt3_step()
+gpt3 = script_module("benchmarks/gpt3_step.py")
 # torch 2.13 has new names for the two.
 all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from lablib.process import whose_code
 from lablib.real import run_real
 from lablib.real.workers.shipping import _by_value, _Importable, ship
+from tests.script_module import script_module
 
 SCALE = 3.0
 
@@ -141,11 +142,7 @@ def test_a_working_directory_that_was_removed_is_one_sentence(tmp_path, monkeypa
 def module_of(path, name: str) -> types.ModuleType:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("def work():\n    return 1\n")
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script_module(path, name)
 
 
 def registered(fn) -> set[str]:

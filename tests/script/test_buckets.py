@@ -1,9 +1,7 @@
 """DDP's buckets, which torch allocates below Python, are memory of the device: nothing is copied over PCIe for them."""
 
 import json
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -11,16 +9,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from lablib import CLUSTERS, launch, simulate_script
+from tests.script_module import script_module
 
 SCRIPT = Path(__file__).parent / "programs" / "buckets.py"
-
-
-def program() -> ModuleType:
-    spec = spec_from_file_location("buckets", SCRIPT)
-    assert spec and spec.loader
-    module = module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @st.composite
@@ -41,7 +32,7 @@ def choices(draw: st.DrawFn) -> dict[str, Any]:
 
 def same_on_both(chosen: dict[str, Any]) -> None:
     """A DDP program is as long, holds as much and sends as much on "cuda" in script mode as on "cpu" under `launch`."""
-    plain = launch(lambda: program().train("cpu", **chosen), ranks=2)
+    plain = launch(lambda: script_module(SCRIPT).train("cpu", **chosen), ranks=2)
     script = simulate_script(SCRIPT, [json.dumps(chosen)], ranks=2)
     assert not [span.name for span in script.timeline if span.name == "copy host to device"]
     # DDP compares the sizes of its parameters on the host, whose work is the device's where a program has no device.

@@ -11,13 +11,13 @@ import os
 import re
 import subprocess
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import pytest
 import torch
 
 from lablib import simulate_script
+from tests.script_module import script_module
 
 PROGRAMS = Path(__file__).parent / "programs"
 pytestmark = pytest.mark.usefixtures("everything_is_given_back")
@@ -87,10 +87,7 @@ def test_workers_of_a_data_loader_load_in_the_ranks_thread_and_the_run_says_so(t
 
 def sharded_reference(steps: int, ranks: int, size: int, dtype: torch.dtype) -> list[float]:
     """Mixed precision written out: bfloat16 copies compute, float32 gradients are averaged, float32 weights learn."""
-    spec = spec_from_file_location("sharded_reference", PROGRAMS / "sharded.py")
-    assert spec and spec.loader
-    program = module_from_spec(spec)
-    spec.loader.exec_module(program)
+    program = script_module(PROGRAMS / "sharded.py", "sharded_reference")
     with torch.random.fork_rng():
         master = program.build()
     optimizer = torch.optim.AdamW(master.parameters(), lr=1e-2)

@@ -1,20 +1,15 @@
 """The recorded runs of compression: read right, comparable; their benchmark goes on where it was cut off."""
 
-import importlib.util
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lablib.studies.compression import recorded_runs, table
+from tests.script_module import script_module
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "compression_evidence.py"
-SPEC = importlib.util.spec_from_file_location("compression_evidence", FILE)
-assert SPEC and SPEC.loader
-evidence = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(evidence)
+evidence = script_module("benchmarks/compression_evidence.py")
 
 
 def row(part: str, method: str, lr: float, seed: int, loss: float, **more: Any) -> str:

@@ -1,18 +1,14 @@
 """The benchmark that records the optimizers' trials goes on where it was cut off, with a training of no cost."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-FILE = Path(__file__).parents[2] / "benchmarks" / "optimizer_evidence.py"
-SPEC = importlib.util.spec_from_file_location("optimizer_evidence", FILE)
-assert SPEC and SPEC.loader
-evidence = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(evidence)
+from tests.script_module import script_module
+
+evidence = script_module("benchmarks/optimizer_evidence.py")
 
 
 class CutOff(Exception):
