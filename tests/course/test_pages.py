@@ -54,6 +54,11 @@ def test_each_command_of_a_page_parses(page: Path, monkeypatch: pytest.MonkeyPat
     assert {one.split()[1] for one in commands(page, "make")} <= TARGETS
 
 
+@pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
+def test_a_readme_counts_the_exercises(name: str):
+    assert f" {len(exercises_of_labs(LABS))} " in (ROOT / name).read_text("utf-8")
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_commands_that_read_run_as_they_stand_on_the_page(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
