@@ -4,8 +4,8 @@
     board.entries      those that meet their brief, the best first; then the others, with the reason
     board.best_predictor()
 
-A report counts if it has no finding. The measure is of what can be recomputed: the scaling law's loss of the plan, or
-GPU hours by the simulated step. Reports that cannot be read are listed with the error. Works without network.
+A report counts if it has no finding. The measure can be recomputed: the scaling law's loss of the plan, or GPU hours by
+the simulated step. Reports that cannot be read are listed with the error. Works without network.
 """
 
 from collections.abc import Sequence

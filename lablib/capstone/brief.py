@@ -41,7 +41,7 @@ class SmallMachine(Checked):
 
 @dataclass(frozen=True)
 class Brief:
-    """What is asked. Wrong values are a ValueError with rule, value and remedy."""
+    """The task of a capstone. Wrong values are a ValueError with rule, value and remedy."""
 
     name: str
     title: str

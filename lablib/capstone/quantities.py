@@ -7,7 +7,7 @@
 The error of a loss is a difference in nats, predicted - measured; of the others predicted / measured - 1. A band is a
 factor: within 1.2 a prediction may be 20% above the measurement, or the measurement 20% above the prediction.
 
-The bands are what a careful prediction reaches: the planner's error on published runs has a band near 1.2
+A careful prediction reaches these bands: the planner's error on published runs has a band near 1.2
 (`Prediction.evidence`); a machine shared with others changes its speed by a factor of two; a loss averaged over some
 steps varies by 0.1 from one part of a corpus to the next.
 """

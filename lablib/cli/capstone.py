@@ -1,6 +1,6 @@
 """`lab capstone`: a report on a planned training, from its brief to the leader board.
 
-    lab capstone briefs                                 what is asked
+    lab capstone briefs                                 the tasks
     lab capstone new one-billion report.toml            a report to fill in
     lab capstone predict report.toml parallel.tensor=4  the planner's numbers, of the plan with changes
     lab capstone lock report.toml                       fix choices and predictions, before the runs
@@ -11,7 +11,7 @@
     lab capstone board reports/                         all reports of a folder, in order
 
 Exit code 1 of `check` and `render`: the report has findings; the page is written all the same. Also 1, and no page: the
-file is no report, such as a text in place of a number.
+file is no report, such as a text instead of a number.
 """
 
 import argparse

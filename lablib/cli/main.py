@@ -61,7 +61,7 @@ def _dispatch(words: list[str]) -> int:
     if words[0] == "run" and "--" in words:  # arguments of a script on several nodes
         split = words.index("--")
         words, passed_on = words[:split], words[split + 1 :]
-    # NAME=VALUE may stand before and after options.
+    # NAME=VALUE is allowed before and after options.
     if words[0] in ("train", "bench") or words[:2] == ["capstone", "predict"]:
         passed_on = [word for word in words if "=" in word and not word.startswith("-")]
         words = [word for word in words if word not in passed_on]

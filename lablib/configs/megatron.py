@@ -200,7 +200,7 @@ def _window(fields: Fields, layers: int) -> Window | None:
 
 
 def _of_layers(fields: Fields, name: str, layers: int, is_on: Callable[[int, int], bool]) -> list[bool]:
-    """For each layer, what a list such as ([0]*1+[1]*3)*2 says, or a number N by `is_on` of layer and N."""
+    """A flag per layer: from a list such as ([0]*1+[1]*3)*2, or of a number N by `is_on` of layer and N."""
     given = fields.get(name, 1)
     if isinstance(given, int) and given >= 1:
         return [is_on(i, given) for i in range(layers)]

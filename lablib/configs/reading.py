@@ -31,7 +31,7 @@ class Omission:
 class Reading(Generic[Record]):
     """A record and the rest of its file."""
 
-    record: Record  # what the planner takes
+    record: Record  # input of the planner
     omissions: tuple[Omission, ...] = ()  # parts that were understood, but are not priced
     unknown: tuple[str, ...] = ()  # names of fields that this reader does not know
 

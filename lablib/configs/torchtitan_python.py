@@ -42,7 +42,7 @@ _DEPTH = 8  # of calls
 
 @dataclass
 class _Made:
-    """What a call of a constructor makes."""
+    """An object made by a call of a constructor."""
 
     name: str
     given: list[Any] = field(default_factory=list)

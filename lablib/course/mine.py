@@ -60,7 +60,7 @@ def saved_path(lab: Lab, name: str) -> Path:
 
 
 def saved_answer(lab: Lab, name: str) -> Any:
-    """The answer in the file, from running it; None: it defines no such name. Raises what the learner's code raises."""
+    """Run the file and return its answer, or None if it defines no such name. The learner's errors are raised."""
     path = saved_path(lab, name)
     names: dict[str, Any] = {"__name__": "__main__"}  # as in the notebook: ranks get copies of its functions
     exec(compile(read_text(path), str(path), "exec"), names)

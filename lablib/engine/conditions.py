@@ -1,8 +1,8 @@
-"""The condition of a cluster: cost of a collective, and faults that keep a communication from ending.
+"""Hook of the engine for faults: the cost of a collective, and the reason why a communication never ends.
 
-This is the only hook for faults in the engine: a slow link changes `cost`; a link that is down and a rank that dies
-give a reason in `stops` (lablib/sim/faults/inject.py overrides both). lablib/sim/faults/rank.py handles the clock of a
-rank that is slow or dies.
+Faults act nowhere else in the engine: a slow link changes `cost`; a link that is down and a rank that dies give a
+reason in `stops` (lablib/sim/faults/inject.py overrides both). lablib/sim/faults/rank.py handles the clock of a rank
+that is slow or dies.
 """
 
 import numpy as np

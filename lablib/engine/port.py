@@ -1,4 +1,4 @@
-"""Busy intervals of one end of a wire, which carries one message at a time.
+"""Busy intervals of a port, the end of a link, which carries one message at a time.
 
 Ranks run one after another, so a message is often planned later than one that travels after it in virtual time. A port
 therefore keeps its busy intervals, and a message takes the first gap that is long enough instead of the end of a queue:

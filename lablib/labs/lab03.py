@@ -63,7 +63,7 @@ def figure_question(layers: Annotated[int, Range(ge=2, le=12)] = 6) -> go.Figure
 
 
 def names_of(saved: Sequence[Tensor], **tensors: Tensor) -> str:
-    """Names of the tensors whose memory is also that of a saved one, as "xw"; or "nothing"."""
+    """Names of the tensors that share memory with a saved one, as "xw"; or "nothing"."""
     places = [tensor.data_ptr() for tensor in saved]
     return "".join(name for name, tensor in tensors.items() if tensor.data_ptr() in places) or "nothing"
 

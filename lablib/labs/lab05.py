@@ -349,23 +349,23 @@ def figure_loss_and_bytes(results: Mapping[str, OptimizerResult]) -> go.Figure:
     for index, (name, result) in enumerate(results.items()):
         losses = list(result.losses.values())
         mean = sum(losses) / len(losses)
-        words = f"<b>{name}</b><br>{sizes[name]:.2f} bytes a parameter<br>{mean:.3f} nats"
+        words = f"<b>{name}</b><br>{sizes[name]:.2f} bytes per parameter<br>{mean:.3f} nats"
         marks.append(points(index, name, [sizes[name]], [mean], [words], ([min(losses)], [max(losses)])))
     ordered = sorted(results, key=sizes.__getitem__)
     # A smaller range has too few powers of ten to read.
     is_wide = bool(ordered) and sizes[ordered[-1]] > 50 * sizes[ordered[0]]
-    across = Axis("what a step needs for each parameter", "B", log=is_wide, from_zero=not is_wide)
+    across = Axis("memory of a step per parameter", "B", log=is_wide, from_zero=not is_wide)
     sentence = ""
     if ordered:
         best = min(results, key=lambda name: results[name].loss)
         sentence = (
-            f"{ordered[0]} takes fewest bytes a parameter, {sizes[ordered[0]]:.2f}; {best} has the "
+            f"{ordered[0]} takes fewest bytes per parameter, {sizes[ordered[0]]:.2f}; {best} has the "
             f"least loss, {results[best].loss:.3f} nats, with {sizes[best]:.2f}."
         )
     columns: dict[str, Sequence[object]] = {
         "optimizer": ordered,
-        "what a step needs (B/parameter)": [round(sizes[name], 3) for name in ordered],
+        "memory of a step (B/parameter)": [round(sizes[name], 3) for name in ordered],
         "loss (nats)": [round(results[name].loss, 4) for name in ordered],
     }
     panel = Panel(across, Axis("final loss, least to largest seed", "nats a byte"), marks)
-    return chart("Final loss against what a step needs", panel, sentence, columns, pixels=PLOT_PIXELS + 60)
+    return chart("Final loss against memory of a step", panel, sentence, columns, pixels=PLOT_PIXELS + 60)

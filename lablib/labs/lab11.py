@@ -280,7 +280,7 @@ def keep_largest(x: Tensor) -> Tensor:
 
 
 def five_steps(error_feedback: Callable[..., Any]) -> list[Any]:
-    """What a learner's error feedback sends in five steps of one gradient."""
+    """Messages that a learner's error feedback sends in five steps of one gradient."""
     send = error_feedback(keep_largest)
     return [send("w", torch.tensor([2.5, 1.0, 0.0, 0.4])).tolist() for _ in range(5)]
 

@@ -149,7 +149,7 @@ class Capstone:
         upwards = Axis("loss by the scaling law", "nats", span=(min(losses) - air, max(losses) + 3 * air))
         panel = Panel(Axis("parameters, billions", log=True, ticks=ticks), upwards, marks, ends)
         billions = f"{brief.corpus_tokens / 1e9:g} billion tokens"
-        sentence = f"{hours:,g} GPU hours of {brief.cluster}, and a corpus of {billions}: what each size reaches."
+        sentence = f"{hours:,g} GPU hours of {brief.cluster}, and a corpus of {billions}: the loss of each size."
         sentence += f" Attention adds {attention - 1:.0%} to 6 N D."
         return chart("Loss against size, for one budget", panel, sentence)
 

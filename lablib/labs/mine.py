@@ -51,7 +51,7 @@ class StandIn(NamedTuple):
 
 
 def put_in_place(lab: str) -> str:
-    """Replace the functions that this lab calls; returns lines that say whose code runs."""
+    """Replace the functions that this lab calls; returns lines that name the learner's and the library's."""
     rows = [row for row in stand_ins() if lab in row.labs.split()]
     found, notes = own_answers({row.exercise: (row.lab, row.exercise) for row in rows})
     for row in rows:

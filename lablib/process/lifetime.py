@@ -1,4 +1,4 @@
-"""End of a process: with its parent, and by `sys.exit()`.
+"""End of a worker process: when its parent dies, and by `sys.exit()`.
 
 With its parent: on Linux the kernel sends a signal, which works even if a process is stuck in C code that holds the
 interpreter's lock. It is one of two mechanisms: a dead process also closes its sockets (Linux and macOS), which their

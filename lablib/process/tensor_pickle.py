@@ -1,4 +1,4 @@
-"""Pickle a dense tensor as its parts, of which a pickler may treat the storage in its own way.
+"""Pickle a dense tensor as its parts, so that a pickler can handle the storage separately.
 
 A view stays a view of its storage; a leaf keeps `requires_grad` and `.grad`. A result of autograd is rebuilt detached,
 because its graph is not copied.

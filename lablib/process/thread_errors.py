@@ -2,7 +2,7 @@
 
 CPython 3.11 flags a pending exception for all threads until its own thread has raised it. While the flag is set, a
 thread with a trace or profile function (a debugger, a profiler, a coverage tool) does not get past the start of a
-function: it would stand still for as long as the other thread sleeps or runs C code. So the flag is cleared at once, by
+function: it would be blocked for as long as the other thread sleeps or runs C code. So the flag is cleared at once, by
 an exception of our own. The other thread sets it again when it takes the interpreter's lock.
 """
 

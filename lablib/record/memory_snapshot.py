@@ -14,7 +14,7 @@ An allocation lasts from `alloc` to the `free_completed` of the same address. On
 is in a block and has none, existed before the history began. Each device with memory is one rank.
 
 Source: torch 2.13, torch/cuda/memory.py (`_snapshot`) and torch/cuda/_memory_viz.py.
-Simplified: CUDA's allocator does not know what a tensor is for, so an allocation is "other"; a snapshot of torch's
+Simplified: CUDA's allocator does not know the role of a tensor, so an allocation is "other"; a snapshot of torch's
 `profile_plot` has categories. Its phase is "optimizer" or "backward" if its stack shows so, otherwise "compute";
 "before" for one that existed before.
 """

@@ -1,7 +1,7 @@
 """Build a simulation: ranks with their clocks, the network between them, and their process groups.
 
-Each communication becomes one `Transfer` and two spans per participant: one on its communication stream, and one from
-its call until the last member's, if it had to wait.
+Each communication becomes one `Transfer`, and for each participant a span on its communication stream; a participant
+that had to wait has a second span, from its call to the call of the last member.
 """
 
 import time

@@ -1,10 +1,10 @@
 """Thresholds for training runs that circulate without a model, a batch or a machine, recomputed by the planner.
 
     tokens/s >= 1000    a step <= 2 s (or 1 s)    growth of memory in a step <= 8 GB    allocated <= 32 GB
-    memory <= 24 GB     tokens per second and GPU, over those of the fewest GPUs that hold the model, >= 0.8
+    memory <= 24 GB     tokens per second and GPU, divided by the same on the fewest GPUs that hold the model, >= 0.8
 
 Each is compared with the fastest plan that fits, for a model, a batch and a machine. A limit below the GPU's memory has
-a price: the step time of the fastest plan below the limit, over that of the fastest plan.
+a price: the step time of the fastest plan below the limit, divided by the step time of the fastest plan.
 
 Growth in a step: the peak less weights and optimizer state, that is gradients, activations and buffers.
 Cost: one search. Source of the thresholds: none that we know; they are in lists of advice and in templates.

@@ -28,7 +28,7 @@ def type_name(value: Any) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """ "ValueError: what was wrong", or only the type's name if the message is empty."""
+    """ "ValueError: the message", or only the type's name if the message is empty."""
     text = safe_str(error)
     return f"{type_name(error)}: {text}" if text else type_name(error)
 

@@ -40,7 +40,7 @@ _NO_MASTERS = r"no (?:fp32|32-bit|float32)?[ -]?masters?|all (?:of the model |st
 
 
 def stack_as_stated(row: PublishedRow, name: str) -> str | Stack:
-    """The software with what the row says of its dispatcher, masters, gradients and loss: C12, C15 to C19."""
+    """The software with the dispatcher, masters, gradients and loss that the row states: C12, C15 to C19."""
     changes, title, notes = {}, row.source.get("title", "").lower(), row.text("notes")
     if is_named(f"{title} {notes}", "fms-fsdp"):
         changes["gradient_bytes"] = 2

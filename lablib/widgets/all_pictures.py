@@ -1,7 +1,7 @@
 """Figures of an exploration at many settings, for a page without Python: LAB_PICTURES=all in the environment.
 
-Two controls move, those of the examples first; the others keep their defaults. As the value of a cell it is a record
-of this project's own type, which `lab site` turns into controls and a figure.
+Two controls move, the controls of the examples first; the others keep their defaults. As the value of a cell it is a
+record of this project's own type, which `lab site` turns into controls and a figure.
 """
 
 import json

@@ -166,7 +166,7 @@ def test_bytes_that_differ_little_stand_on_a_plain_axis(examples, adamw, kind):
     results["lion"] = replace(results["lion"], bytes_per_parameter=0.0)
     figure = lab05.figure_loss_and_bytes(results)
     assert figure.layout.xaxis.type == kind
-    assert figure.layout.xaxis.title.text == "what a step needs for each parameter (B)"
+    assert figure.layout.xaxis.title.text == "memory of a step per parameter (B)"
     assert f"adamw has the least loss, 2.200 nats, with {adamw + 4:.2f}" in describe(figure)
 
 

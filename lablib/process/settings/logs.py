@@ -1,4 +1,4 @@
-"""Logging: the root logger, every named one's level, handlers and filters, and `logging.disable`.
+"""Settings of logging: level, handlers and filters of the root and of each named logger, and `logging.disable`.
 
 There are a hundred loggers once torch is imported, and reading all takes 20 us, so `setters` names the functions that
 change them. A direct assignment to a logger's `propagate` or `disabled` is noticed at the end of a run only.

@@ -1,4 +1,4 @@
-"""Unique labels of process groups: no rank has two with the same label, as each is a stream.
+"""Unique labels of the process groups of a rank: each label names a communication stream.
 
 dist.new_group([0, 1])                              "0,1"
 dist.new_group([0, 1])                              "0,1 (2)"

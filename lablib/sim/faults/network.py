@@ -1,13 +1,14 @@
 """A network with slow links and links that are down: `SlowLink` and `DropLink`.
 
-A slow link is an edge with other figures: a message of S bytes takes alpha + latency_s + S * beta * factor. Every round
-of a collective lasts as long as its slowest edge, so one bad cable on a ring slows all of it:
+On a slow link a message of S bytes takes alpha + latency_s + S * beta * factor. Every round of a collective lasts as
+long as its slowest edge, so one bad cable on a ring slows all of it:
 
     ring all-reduce of n ranks = 2 (n-1) (alpha + S/n beta factor)
 
-The algorithm is chosen on the healthy network (NCCL's tuner uses nominal figures); its cost is that on the slow one.
+The algorithm is chosen on the healthy network (NCCL's tuner uses nominal figures), and its cost is computed on the slow
+one.
 
-A collective needs a link that is down if its cost is infinite on a network on which that link takes infinite time.
+A link that is down takes infinite time: a collective needs the link if its cost is then infinite.
 
 Simplified: inside "hierarchical", each rail picks ring or tree by the network as it is, and avoids a link that is down.
 """

@@ -2,12 +2,12 @@
 
 Random generators, process groups and hooks of the interpreter are swapped at every turn. Passing a turn takes some 10
 us, and there are thirty more settings, which few programs change. So at the end of a turn only the settings that are
-quick to read are compared; each other one is compared from the first call of a function that sets it on. The next
-rank's settings are put in place only where they differ from the current ones.
+quick to read are compared. Any other setting is compared only after the first call of a function that changes it. The
+next rank's settings are put in place only where they differ from the current ones.
 
 The default process group is per rank, too: `torch.distributed.group.WORLD`. Module-level code runs once, in the turn of
 the rank that imports the module first. Functions with `group=group.WORLD` as a default (all of
-torch.distributed.nn.functional) would keep that rank's end of the group for every rank, and for every later launch. So
+torch.distributed.nn.functional) would keep that rank's group for every rank, and for every later launch. So
 WORLD is None during an import, which means the default group in all of torch.
 """
 

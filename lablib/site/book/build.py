@@ -1,4 +1,4 @@
-"""Build the whole site: labs executed, sources written for Sphinx, pages made, the planner's page beside them.
+"""Build the whole site: labs executed, sources written for Sphinx, pages made, and the planner's page.
 
 index.html, labs/, techniques/, docs/, gallery.html, search.html    pages, by Sphinx
 planner/       the planner's page (lablib/site/build.py)

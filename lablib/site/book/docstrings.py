@@ -1,4 +1,4 @@
-"""Docstrings as Markdown: paragraphs, labelled parts, lists of arguments, and aligned text as it stands.
+"""Docstrings as Markdown: paragraphs, labelled parts, lists of arguments, and aligned text unchanged.
 
 indented lines, or columns made with spaces    a literal block
 "Cost: ...", "Source: ..." at a line's start   a paragraph with its label in bold

@@ -1,7 +1,7 @@
 """The labs executed as they are handed out: exercises without answers, without widgets, every answer of a guess open.
 
-`lab run` runs each lab in a process of its own, some at once. A folder can keep the notebooks: a lab whose notebook of
-the same version is there is not run again.
+`lab run` runs each lab in a separate process, some at once. A folder can keep the notebooks: a lab with a notebook of
+the same version in it is not run again.
 """
 
 import os

@@ -1,6 +1,6 @@
 """Figures of a page: SVG at first, plotly when a reader points at one or moves a control (sphinx/_static/book.js).
 
-What plotly draws is in files of their own, compressed: hover texts are most of it, and a page does not wait for them.
+plotly's data are in separate compressed files: they are mostly hover texts, and a page does not wait for them.
 """
 
 import gzip

@@ -1,7 +1,7 @@
 """A page per technique: the head of its file, then each public function and class with signature and docstring.
 
 The files are read, not imported. A package has a page with a line per file, in the order of its `__init__.py`. The tree
-of pages has the packages only: with 250 more entries beside each page it took three quarters of the site.
+of pages has the packages only: with 250 more entries on each page it took three quarters of the site.
 """
 
 import ast
