@@ -1,8 +1,8 @@
 """Reads of shards in an object store: latency per request, and requests in flight that hide it.
 
 Object storage keeps data sets that no disk holds, behind a network: a request (GET of an object, or of a range of its
-bytes) waits l seconds for its first byte, then gets at most b bytes a second; all requests of a machine together get at
-most the B of its link. With k in flight and requests of s bytes:
+bytes) waits l seconds for its first byte, then gets at most b bytes per second; all requests of a machine together get
+at most the B of its link. With k in flight and requests of s bytes:
 
     one request             l + s / b             half of it is waiting where s = l b: 13 MB at 150 ms and 85 MB/s
     n, fixed latency        waves of k, each l + s / min(b, B / k); the last wave has the rest

@@ -2,7 +2,7 @@
 
 Bytes need no tokenizer and no vocabulary file: there are 256 of them, every text has them, and the loss in nats,
 divided by ln 2, is in bits per byte for any language. (Published models join frequent runs of bytes into some
-50 000 tokens: about four bytes a token in English, so their sequences are four times shorter.)
+50 000 tokens: about four bytes per token in English, so their sequences are four times shorter.)
 
     corpus = load_corpus()                    # Python's standard library: no download
     train, val = train_val_split(corpus)

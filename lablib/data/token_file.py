@@ -10,7 +10,7 @@ workers of a machine through the page cache. Two files, of N tokens in D documen
 A block for training is `block_size` tokens: cut from the stream (`block`, no waste, documents in pieces) or packed
 (lablib/batches/packing.py) from `pieces`, so that few documents are cut.
 
-Cost: N b + 8 D bytes of disk, b = 2 or 4 bytes a token; a block reads (block_size + 1) b bytes. Opening with
+Cost: N b + 8 D bytes of disk, b = 2 or 4 bytes per token; a block reads (block_size + 1) b bytes. Opening with
 `checksum=True` reads the file once, about a second for each gigabyte.
 Shapes: N tokens, D documents; a block of T tokens.
 Source: Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053): its megatron/core/datasets/indexed_dataset.py

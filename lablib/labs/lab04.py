@@ -315,7 +315,7 @@ def figure_rates(losses: Rates, line: str, title: str) -> go.Figure:
         best = [" or ".join(map(_rate, possible_minima(rates))) or "none" for rates in lines.values()]
         parts.append(f"{panel} {', '.join(best)}")
     sentence = f"Best rate at {line} {', '.join(f'{n:,}' for n in numbers)}: {'; '.join(parts)}."
-    up = Axis("loss", "nats a byte", look={"type": "linear"})
+    up = Axis("loss", "nats per byte", look={"type": "linear"})
     return _spread(title, panels, ("peak learning rate", "a step"), up, sentence, rings=True)
 
 

@@ -305,7 +305,7 @@ def figure_differences(differences: Mapping[str, Difference], reference: str) ->
     marks.append(points(0, "a seed", nats, [name for name in names for _ in differences[name].each], (), **small))
     rows = {"categoryorder": "array", "categoryarray": names[::-1], "range": [-0.6, len(names) - 0.4]}
     rule = ReferenceLine(x=0.0, line={"color": INK, "width": 1, "dash": "solid"})
-    across = Axis(f"loss less {reference}'s", "nats a byte; left is better")
+    across = Axis(f"loss less {reference}'s", "nats per byte; left is better")
     panel = Panel(across, Axis("optimizer", "name", look=rows | {"showgrid": False}), marks, [rule])
     for name, one in differences.items():
         groups["within noise of" if one.is_noise else "less than" if one.mean < 0 else "more than"].append(name)
@@ -336,8 +336,8 @@ def figure_loss_curves(results: Mapping[str, OptimizerResult]) -> go.Figure:
     ends = "; ".join(f"{name} {result.curve[-1]:.3f}" for name, result in results.items())
     columns: dict[str, Sequence[object]] = {"tokens": list(next(iter(results.values())).tokens)} if results else {}
     columns |= {f"{name} (nats)": [round(loss, 4) for loss in result.curve] for name, result in results.items()}
-    panel = Panel(Axis("time", "thousands of tokens of AdamW's"), Axis("held-out loss", "nats a byte"), marks)
-    sentence = f"Held-out loss at the end, in nats a byte: {ends or 'none'}."
+    panel = Panel(Axis("time", "thousands of tokens of AdamW's"), Axis("held-out loss", "nats per byte"), marks)
+    sentence = f"Held-out loss at the end, in nats per byte: {ends or 'none'}."
     return chart("Held-out loss against time", panel, sentence, columns)
 
 
@@ -367,5 +367,5 @@ def figure_loss_and_bytes(results: Mapping[str, OptimizerResult]) -> go.Figure:
         "memory of a step (B/parameter)": [round(sizes[name], 3) for name in ordered],
         "loss (nats)": [round(results[name].loss, 4) for name in ordered],
     }
-    panel = Panel(across, Axis("final loss, least to largest seed", "nats a byte"), marks)
+    panel = Panel(across, Axis("final loss, least to largest seed", "nats per byte"), marks)
     return chart("Final loss against memory of a step", panel, sentence, columns, pixels=PLOT_PIXELS + 60)

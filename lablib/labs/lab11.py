@@ -63,7 +63,7 @@ from lablib.studies.compression import CompressedRun, recorded_runs, table
 from lablib.text.units import format_quantity
 from lablib.widgets import compression_calculator
 
-LOSS = Axis("final loss, least to largest seed", "nats a byte")
+LOSS = Axis("final loss, least to largest seed", "nats per byte")
 Runs = Mapping[str, CompressedRun]
 CONFIG = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=64)  # of lab 09
 BLOCKS, NUM_RANKS = [64, 256, 1024, 4096, 16384], [2, 4, 8, 16, 32]

@@ -1,6 +1,6 @@
 """Memory of a run by rank, category and time, from the storages that its ranks allocated.
 
-An allocation is one storage (the memory behind one or more tensors) of one rank. The bytes a rank holds at a moment are
+An allocation is one storage (the memory behind one or more tensors) of one rank. The bytes of a rank at a moment are
 the sum over its live allocations; the peak is the largest of these sums, over the rank's allocations and releases in
 their order:
 

@@ -97,7 +97,7 @@ def state_of(model: nn.Module) -> dict[str, float]:
 
 def _why_out(result: OptimizerResult, needed: float, budget: float, slowest: float) -> str:
     if needed > budget:
-        return f"needs {needed:.2f} bytes a parameter, and the budget is {budget:g}."
+        return f"needs {needed:.2f} bytes per parameter, and the budget is {budget:g}."
     if result.step_ratio > slowest:
         return f"a training step takes {result.step_ratio:.2f} of AdamW's, and {slowest:g} is allowed."
     return ""
@@ -105,7 +105,7 @@ def _why_out(result: OptimizerResult, needed: float, budget: float, slowest: flo
 
 def _why_in(results: Mapping[str, OptimizerResult], name: str, first: str, num_tied: int, needed: float) -> str:
     result = results[name]
-    cost = f"needs {needed:.2f} bytes a parameter; a training step takes {result.step_ratio:.2f} of AdamW's time"
+    cost = f"needs {needed:.2f} bytes per parameter; a training step takes {result.step_ratio:.2f} of AdamW's time"
     if name == first:
         tie = f", and {num_tied - 1} more as good" if num_tied > 1 else ""
         return f"the least loss of the rest, {result.loss:.3f} nats{tie}; {cost}."

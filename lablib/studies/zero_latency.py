@@ -16,7 +16,7 @@ Compute hides communication while it takes longer. With F FLOPs per second and t
 
     forward    2 P t / F >= G          backward    4 P t / F >= G + R
 
-so below t* tokens a rank waits for the network, with any overlap:
+so below t* tokens per rank the step waits for the network, with any overlap:
 
     t* = F G / (2 P)  ->  w F / (2 B) + M n alpha F / (2 P)        n large, R = G
 

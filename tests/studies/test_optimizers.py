@@ -186,7 +186,7 @@ def test_every_pair_has_a_verdict_and_the_other_way_round_its_opposite():
 def test_a_budget_leaves_out_and_says_why():
     found = choose(SOME, 10.0)
     assert [(one.name, one.place) for one in found] == [("as good", 1), ("worse", 2), ("best", None), ("larger", None)]
-    assert found[2].reason == "needs 28.00 bytes a parameter, and the budget is 10."
+    assert found[2].reason == "needs 28.00 bytes per parameter, and the budget is 10."
     assert [one.name for one in choose(SOME, 30.0, slowest_step=2.0) if one.place is None] == ["best"]
     assert "3.00 of AdamW's, and 2 is allowed" in choose(SOME, 30.0, slowest_step=2.0)[-1].reason
 

@@ -235,7 +235,8 @@ for machine in ("sim", "gloo", "gloo", "nccl"):
         print(f"{machine}: values {run.values} after {run.wall_s:.3f} s")
 
 # %% [markdown]
-# Every backend that could run it returned the same values. The error of one that could not lists what is missing.
+# Every backend that could run it returned the same values. The error of a backend that could not run it
+# lists the missing parts.
 #
 # The backends differ in when a call returns. On the simulator `send`, `recv` and `wait()` return when the message has
 # arrived; with gloo, a library for CPUs, when this rank's tensor has been sent or received. With NCCL, NVIDIA's library

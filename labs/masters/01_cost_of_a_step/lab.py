@@ -690,7 +690,7 @@ my_guess_held.reveal("more" if more > 0 else "fewer" if more < 0 else "same")
 
 # %% [markdown]
 # The bytes are the same: which tensors exist follows from the program, not from the device. The times are not: two
-# quiet cores took about 190 times as long as the GPU. And the shares moved. Products are what a GPU is built for: there
+# quiet cores took about 190 times as long as the GPU. And the shares moved. GPUs are built for products: there
 # they gain most. A CPU's allocator takes new *pages* from the system for each large tensor, and the first write to a
 # page is slow. `_foreach_sqrt` and `add` make new tensors: one square root took three times as long into new memory as
 # into old. A GPU's allocator keeps its memory. Last, the simulator charges softmax and lookups for their bytes alone,

@@ -65,7 +65,8 @@ lab10.table_at_rest(runs)
 # %% [markdown]
 # Stage 0, the baseline, is data parallel training. Here it is the library's stage 1 for a group of one rank: the shard
 # of that rank is everything, and its gradients are averaged over all ranks by an all-reduce. So all stages run the same
-# code, and differ only in what is cut. In a picture the group of one has a lane, `mesh_local`, that sends nothing.
+# code, and differ only in the tensors that are cut. In a picture the group of one has a lane, `mesh_local`, that sends
+# nothing.
 
 # %% [markdown] minutes=2
 # ## A prediction

@@ -261,7 +261,7 @@ check.run_row(run_row)
 
 # %% [markdown]
 # Your function ran two pipelines: the pictures show each F and B as it happened. Several graphs, one after the other,
-# give the gradient of one model, by the chain rule. GPipe and 1F1B take the same time, about that of the library's
+# give the gradient of one model, by the chain rule. GPipe and 1F1B take the same time, about as long as the library's
 # executor above. But GPipe's stage 0 has all micro-batches in flight, so its peak is higher; both peaks include weights
 # and gradients. Without the division by m the gradients would be m times too large, and Adam would hide that error,
 # since it divides by the gradient's size.

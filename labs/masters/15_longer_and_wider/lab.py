@@ -5,7 +5,7 @@
 #
 # A text of a million tokens has more activations than a GPU has memory. A model of hundreds of billions of parameters
 # may use only a twentieth of them for each token. Two more axes split these: *context*, the tokens of a sequence, and
-# *expert*, the many MLPs of a layer. In both, what a rank needs is on another rank, and comes at a price.
+# *expert*, the many MLPs of a layer. In both, a rank needs data of other ranks, at a price.
 #
 # **Prerequisites.** Labs 06 and 14; helpful: lab 04. **Time.** 51 minutes, without the folded sections, called
 # *further*.
