@@ -46,6 +46,8 @@ _SHOW_THE_LIVE_ONE = """<script>(() => {
   live.querySelectorAll(".js-plotly-plot").forEach(plot => Plotly.Plots.resize(plot));
 })()</script>"""
 MAX_ROWS = 200
+# A table of twelve columns fits a notebook in a window of 1280 pixels.
+_NARROW = ".lablib-caption table {font-size: 0.8em} .lablib-caption :is(th, td) {padding: 0.3em}"
 
 
 @checked
@@ -56,7 +58,7 @@ def show(figure: go.Figure) -> None:
     # The caption repeats the subtitle.
     bare = without_subtitle(figure)
     display(picture_bundle(bare), raw=True)
-    display(HTML(caption_html(figure) + _NAME_THE_PICTURE + f"<style>{THEME_CSS}</style>"))
+    display(HTML(caption_html(figure) + _NAME_THE_PICTURE + f"<style>{THEME_CSS}\n{_NARROW}</style>"))
 
 
 def without_subtitle(figure: go.Figure) -> go.Figure:

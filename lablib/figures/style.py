@@ -44,7 +44,7 @@ class Look:
     letter: str
     color: str
     pattern: str
-    ink: str = "#000000"  # the colour of text on top of `color` (contrast at least 4.5 to 1)
+    ink: str = "#000000"  # of text on top of `color` (contrast at least 4.5 to 1); INK if the theme changes `color`
     hatch: str = "rgba(255,255,255,0.55)"  # the colour of the pattern
     edge: str = ""  # the colour of the line around it; "" for none
 
@@ -82,18 +82,18 @@ LOOKS = _by_name(
     Look("optimizer", "O", "#E69F00", "x"),
     Look("communication", "C", "#CC79A7", "."),
     Look("other compute", "X", "#999999", "-"),
-    Look("idle", "-", "#EBEBEB", "", edge="#C4C4C4"),
+    Look("idle", "-", "#EBEBEB", "", ink=INK, edge="#C4C4C4"),
 )
 
 # States of a rank that does not compute (lablib/record/timeline.py). Work differs by colour; waiting has the one
 # hatching on white.
 STATES = _by_name(
-    Look("exposed", "", "#FFFFFF", "", edge="#C4C4C4"),
-    Look("waiting", "...", "#FFFFFF", "/", hatch="#707070", edge="#C4C4C4"),
+    Look("exposed", "", "#FFFFFF", "", ink=INK, edge="#C4C4C4"),
+    Look("waiting", "...", "#FFFFFF", "/", ink=INK, hatch="#707070", edge="#C4C4C4"),
     LOOKS["idle"],
 )
 # A pipeline's idle time is its bubble; communication is not drawn there.
-BUBBLE = Look("bubble", "-", LOOKS["idle"].color, "", edge="#C4C4C4")
+BUBBLE = Look("bubble", "-", LOOKS["idle"].color, "", ink=INK, edge="#C4C4C4")
 # Other parts of a plan.
 OTHER = Look("other", "X", "#999999", "-")
 

@@ -44,7 +44,7 @@ def figure_question() -> go.Figure:
     rows, parts = ["GPU 0", "GPU 1"], {"forward": 2, "backward": 4, "communication": 4}  # made up
     look = {"orientation": "h", "textposition": "inside", "insidetextanchor": "middle"}
     marks = [
-        bars(LOOKS[name], LOOKS[name].title, [length] * 2, rows, (), text=[name] * 2, **look)
+        bars(kind := LOOKS[name], kind.title, [length] * 2, rows, (), text=[name] * 2, textfont=kind.font(), **look)
         for name, length in parts.items()
     ]
     across = Axis("time", look={"showticklabels": False, "showgrid": False, "ticks": ""})

@@ -48,8 +48,11 @@ def html_page(title: object, style: str, main: str) -> str:
 
 
 def table_html(frame: pd.DataFrame, **options: Any) -> str:
-    """The table as HTML. Options of `DataFrame.to_html`, which escapes cells and headings."""
-    return frame.to_html(escape=True, **options)
+    """The table as HTML. Options of `DataFrame.to_html`, which escapes cells and headings.
+
+    A heading such as predicted_calls may break after its "_": a table of eleven columns fits a notebook.
+    """
+    return frame.rename(columns=lambda name: str(name).replace("_", "_\u200b")).to_html(escape=True, **options)
 
 
 def in_markdown(text: object) -> str:

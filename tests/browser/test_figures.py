@@ -135,9 +135,15 @@ def test_lanes_waiting_and_heat_maps_can_be_read_on_a_dark_page(browser, tmp_pat
                 label: fill(labels.find(one => one.textContent.includes("world"))),
                 waiting: waiting.some(one => fill(one) === "rgb(17, 17, 17)"),
                 paper: [paper(timeline), paper(matrix)],
+                inverted: [timeline, matrix].map(plot => getComputedStyle(plot).filter),
             };
         }""",
-        {"label": "rgb(181, 181, 181)", "waiting": True, "paper": ["rgb(17, 17, 17)", "rgb(255, 255, 255)"]},
+        {
+            "label": "rgb(181, 181, 181)",
+            "waiting": True,
+            "paper": ["rgb(17, 17, 17)", "rgb(255, 255, 255)"],
+            "inverted": ["none", "invert(0.9333) hue-rotate(180deg)"],  # white becomes (17, 17, 17)
+        },
     )
     ARTIFACTS.mkdir(exist_ok=True)
     page.screenshot(path=str(ARTIFACTS / "figures-dark-page.png"), full_page=True)
