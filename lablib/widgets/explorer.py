@@ -157,7 +157,8 @@ def _align(widgets: Sequence[Any], labels: Sequence[str]) -> None:
         widget.style.description_width = f"{label_em:.1f}em"
         widget.layout.width = f"min({label_em + 26:.1f}em, 100%)"
         if isinstance(widget, ipywidgets.Textarea):
-            widget.layout.width, widget.layout.grid_column = "100%", "1 / -1"
+            # ipywidgets sets an empty grid_area last, which removes a grid_column.
+            widget.layout.width, widget.layout.grid_area = "100%", "auto / 1 / auto / -1"
 
 
 def redraw(widget: go.FigureWidget, before: Props, after: Props) -> None:
