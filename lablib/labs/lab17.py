@@ -173,7 +173,7 @@ def figure_intervals(
 ) -> go.Figure:
     """Lost share against the interval: simulated runs, and the formula of first order."""
     settings = save_s, restart_s, mean_s
-    short = [each for each in INTERVALS_S if exact_lost_share(each, *settings) < 0.7]  # longer ones hardly ever end
+    short = [each for each in INTERVALS_S if exact_lost_share(each, *settings) < 0.9]  # longer ones hardly ever end
     simulated = [100 * lost_share(each, *settings, (1, 2)) for each in short]
     drawn = [each for each in INTERVALS_S if first_order_share(each, *settings) < 1]
     shares = [100 * first_order_share(each, *settings) for each in drawn]
@@ -193,7 +193,7 @@ def figure_intervals(
         sentence += f" With your {minutes:,g} minutes, {lost:.3g}%."
     ticks = {each: f"{each:g}" for each in (2, 5, 10, 20, 40, 90, 240)}
     across = Axis("minutes between saves", log=True, ticks=ticks, span=span)
-    up = Axis("lost time", "%", from_zero=True, span=(0, 60))
+    up = Axis("lost time", "%", from_zero=True, span=(0, 60 if least < 50 else 100))
     columns = {"minutes": [each / MINUTE_S for each in short], "simulated (%)": simulated}
     columns["formula (%)"] = [100 * first_order_share(each, *settings) for each in short]
     return chart("Lost time against the interval", Panel(across, up, marks, rules), sentence, columns)
