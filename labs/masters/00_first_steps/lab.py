@@ -251,8 +251,7 @@ for machine in ("sim", "gloo", "gloo", "nccl"):
 
 # %%
 def step(rows, side, factor=1):
-    if dist.get_rank() == 1:
-        rows = factor * rows
+    rows = factor * rows if dist.get_rank() == 1 else rows
     w = torch.randn(side, side, requires_grad=True)  # the weights
     x = torch.randn(rows, side)  # this rank's data
     loss = (x @ w).square().mean()  # forward
@@ -792,8 +791,7 @@ print(type(wrong).__name__)
 # - The slowest rank sets the pace.
 # - Equal weights and one order of the data need equal seeds; noise needs different ones.
 # - Predict, run, reconcile: the error points to costs that the prediction leaves out.
-
-# %% [markdown]
+#
 # **What next.** Lab 08 builds `all_reduce` from `send` and `recv` and computes its cost. Lab 09 trains a model on many
 # ranks and hides the communication behind the backward pass.
 #
@@ -817,3 +815,6 @@ print(type(wrong).__name__)
 # - E. G. Coffman, M. J. Elphick, A. Shoshani, "System deadlocks", ACM Computing Surveys 3(2), 1971.
 # - A. Grattafiori et al. (Llama Team, AI @ Meta), "The Llama 3 Herd of Models", 2024, arXiv 2407.21783, section 3.3.4:
 #   how often something breaks.
+
+# %%
+check

@@ -594,8 +594,8 @@ lab08.show(lab08.figure_traffic_matrix(traffics, 2 * ranks, devices_per_node=ran
 # %% [markdown]
 # The ring fills one square per row. Each of the tree's squares is the whole tensor, and they are unequally spread: rank
 # 0 sends to a partner in every round, an odd rank only to its neighbour. The hierarchy is a ring in each node, and a
-# diagonal of pale squares across nodes: every rank has a partner on the other node, and no single NIC carries the whole
-# tensor.
+# diagonal of faint squares across nodes: every rank has a partner on the other node, and no single NIC carries the
+# whole tensor.
 
 # %% [markdown]
 # NCCL, NVIDIA's library, does not leave the other NICs idle: it runs several rings at once, each through another NIC.
@@ -848,3 +848,6 @@ pd.DataFrame(rows, columns=["network", "crossing", "64 MB by ring", "64 MB by tr
 #   NCCL has 1.25 µs (NVLink) and 8.5 µs (network).
 # * S. Bekman, *Machine Learning Engineering*, interconnect tables: most bandwidths. S. Jeaugey, *Massively Scale Your
 #   Deep Learning Training with NCCL 2.4*, NVIDIA Technical Blog, 2019: NCCL's trees.
+
+# %%
+check

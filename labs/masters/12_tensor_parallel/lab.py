@@ -25,9 +25,9 @@ quick: bool = True  # few repeats
 # ## Two ways to cut a product
 #
 # A *rank* is one process with one GPU. A linear layer computes Y = X W: a row of X for each *token*, a column of W for
-# each output; above, 6 tokens of width 8, and 16 outputs (the darker a square, the larger its number, of either sign).
-# W is cut over 4 ranks, by columns or by rows. With one of the two a rank's product is not yet a part of Y: the ranks
-# must first send something. With which?
+# each output; above, 6 tokens of width 8, and 16 outputs (the stronger a square's colour, the larger its number, of
+# either sign). W is cut over 4 ranks, by columns or by rows. With one of the two a rank's product is not yet a part of
+# Y: the ranks must first send something. With which?
 
 # %%
 my_guess_cut = lab12.guess('cut that must send ("columns" or "rows")', None, interactive)
