@@ -48,9 +48,11 @@ def _terms(expect: Expect, value: Any, wanted: Mapping[str, float], what: str, m
 def layer_terms(expect: Expect, layer_terms: Callable[..., dict[str, float]]) -> None:
     not_from_lablib(layer_terms)
     draw = expect.draw
-    for n in (1, 2, draw.integer(3, 7), 8, 16):
+    for n in (1, 2, draw.choice([5, 7]), 8, 16):
         expect.measured.clear()
         tokens, width, seq_len = 2 * draw.integer(1, 999) + 1, 64 * draw.integer(1, 99) + 1, draw.integer(5, 4000)
+        if n in (5, 7):  # few FLOPs, and n does not divide them
+            tokens, width, seq_len = n * draw.integer(1, 9) + 1, n * draw.integer(1, 9) + 1, n * draw.integer(1, 9)
         flops_per_s, bytes_per_s, latency_s = 1e12 * draw.integer(1, 99), 1e9 * draw.integer(1, 99), 1e-6
         latency_s *= draw.integer(1, 99)
         value = layer_terms(tokens, width, seq_len, n, flops_per_s, bytes_per_s, latency_s)
@@ -107,7 +109,7 @@ def step_terms(expect: Expect, step_terms: Callable[..., dict[str, float]]) -> N
         else:
             forward[busiest], backward[busiest] = max(forward), unit_s + max(backward)
         stages_s = [f + b for f, b in zip(forward, backward, strict=True)]
-        params, bytes_per_s = 1e6 * draw.integer(1, 999), 1e9 * draw.integer(1, 99)
+        params, bytes_per_s = replicas * draw.integer(1000, 9999) + 1, 1e6 * draw.integer(1, 99)
         given = list(stages_s)
         value = step_terms(given, m, message_s, params, replicas, bytes_per_s)
         what = f"{p} stages, {m} micro-batches, {replicas} replicas"

@@ -27,8 +27,8 @@ quick: bool = True  # the lab is as short either way
 # ## A first guess
 #
 # GPT-3 has 175 billion parameters and was trained on 300 billion tokens: 3.14e23 FLOPs (Brown et al., 2020). How many
-# days would that take on 1,024 A100s, GPUs of 2020? And on 10,000 V100s, GPUs of 2017? Lock two guesses; the last
-# section has the answer.
+# days would that take on 1,024 A100s, GPUs of 2020? And on 10,000 V100s, GPUs of 2017? Lock two guesses; the section
+# "The bill" has the answer.
 
 # %%
 my_days = None  # or two numbers, if you have no fields below
@@ -147,8 +147,8 @@ lab16.in_table({"a micro-batch": seconds | {"two layers": 2 * slice_of_4.stage_s
 # micro-batch, and a message between all neighbours, there and back. (Exact if the last stage is the busiest in both
 # passes, otherwise mostly an upper bound.)
 #
-# *Data axis* (ZeRO-1, lab 10). A reduce-scatter of gradients, then an all-gather of parameters, 2 bytes for each; in
-# each of the two a replica sends (r-1)/r of the bytes.
+# *Data axis* (ZeRO-1, lab 10). A reduce-scatter of gradients, then an all-gather of parameters, 2 bytes for each; with
+# r replicas each of them sends (r-1)/r of the bytes in each of the two.
 
 
 # %% tags=["exercise"]
@@ -184,8 +184,8 @@ print(f"the timeline's step: {lab16.format_quantity(slice_of_8.timeline.makespan
 lab16.in_table({"formula": formula, "timeline": slice_of_8.terms()})
 
 # %% [markdown]
-# The terms are there. The timeline's bubble is longer: this program posts a receive only when it needs the data, so the
-# busiest stage also waits for a message in each micro-batch.
+# The formula leaves out the optimizer, which is short. The timeline's bubble is longer: this program posts a receive
+# only when it needs the data, so the busiest stage also waits for a message in each micro-batch.
 
 # %% [markdown]
 # The *planner* of this project, `lablib.plan`, is the same sum for the software of real runs, with rates measured on
@@ -213,8 +213,8 @@ runs = lab16.PublishedRuns()
 runs.table()
 
 # %% [markdown]
-# Predict the utilization of each run, in percent: 6 N T FLOPs (N parameters, T tokens of a step) over its seconds and
-# over the peak of its GPUs in that precision. Then one percentage that you would use for all: that is the *naive*
+# Predict the utilization of each run, in percent: 6 FLOPs for each parameter and each token of a step, over its seconds
+# and over the peak of its GPUs in that precision. Then one percentage that you would use for all: that is the *naive*
 # estimate, as on the back of an envelope.
 
 # %%

@@ -116,6 +116,18 @@ WRONG_ANSWERS = {
             _layer(all_reduce="2 * (n - 1) * (2 * tokens * width // n / bytes_per_s + latency_s)"),
             "'all-reduces' is right",
         ),
+        ("whole FLOPs of a rank", _layer(flops=FLOPS.replace("/ n", "// n")), "'products' is right"),
+        (
+            "the rounds of a tree",
+            "import math\n"
+            + _layer(all_reduce=ALL_REDUCE.replace("2 * (n - 1) * lat", "2 * math.ceil(math.log2(n)) * lat")),
+            "'all-reduces' is right",
+        ),
+        (
+            "in single precision",
+            "import torch\n" + _layer(products="float(torch.tensor(flops / flops_per_s))"),
+            "products",
+        ),
         ("eight ranks, always", _layer(flops=FLOPS.replace("/ n", "/ 8")), "products"),
         ("FLOPs instead of seconds", _layer(products="flops"), "'products' is right"),
         (
@@ -163,6 +175,9 @@ def layer_terms(tokens, width, seq_len, n, flops_per_s, bytes_per_s, latency_s):
         ("one call", _step(data="2 * (replicas - 1) / replicas * params / bytes_per_s"), "there are two calls"),
         ("all bytes", _step(data="4 * params / bytes_per_s"), "keeps its own share"),
         ("per replica", _step(data="4 * (replicas - 1) * params / bytes_per_s"), "'data axis' is right"),
+        ("whole parameters", _step(data="4 * (params - params // replicas) / bytes_per_s"), "'data axis' is right"),
+        ("the next busiest", _step(bubble="(p - 1) * min(stages_s) + 2 * (p - 1) * message_s"), "bubble"),
+        ("no bubble of one micro-batch", _step(bubble=f"({BUBBLE}) * (m > 1)"), "(4 stages, 1 m"),
         ("two replicas, always", _step(data="2 * params / bytes_per_s"), "'data axis' is right"),
         (
             "sorts its argument",
@@ -272,6 +287,19 @@ def cheapest(plans, bound_s, step_s):
             "calls of step_s",
         ),
         ("a dict", _explain().replace("return found", "return dict(found)"), "a list of pairs"),
+        (
+            "stops when nothing is saved",
+            _explain().replace(
+                "        found.append", "        if after[name] >= now_s:\n            break\n        found.append"
+            ),
+            "each choice that differs",
+        ),
+        (
+            "all pairs of choices alone",
+            _explain(base="wrong").replace("now_s - after[name]", "abs(now_s - after[name])"),
+            "",
+        ),
+        ("the savings are positive", _explain(saved="abs(now_s - after[name])"), "seconds saved by"),
         ("only the first", _explain().replace("while left:", "if left:"), "each choice that differs"),
         (
             "each alone, sorted",
@@ -309,6 +337,17 @@ def explain(wrong, better, step_s):
 
 RIGHT_ANSWERS = {
     "layer_terms": [
+        (
+            "one rank apart",
+            """
+def layer_terms(tokens, width, seq_len, n, flops_per_s, bytes_per_s, latency_s):
+    forward_s = (24 * width**2 + 4 * seq_len * width) * tokens / n / flops_per_s
+    if n == 1:
+        return {"products": forward_s * 3, "all-reduces": 0}
+    steps, chunk = 2 * (n - 1), 2 * tokens * width / n
+    return {"all-reduces": 4 * (steps * latency_s + steps * chunk / bytes_per_s), "products": forward_s + 2 * forward_s}
+""",
+        ),
         ("a tensor", "import torch\n" + _layer(products="torch.tensor(flops, dtype=torch.float64) / flops_per_s")),
         (
             "term by term",
@@ -323,6 +362,19 @@ def layer_terms(tokens, width, seq_len, n, flops_per_s, bytes_per_s, latency_s):
         ),
     ],
     "step_terms": [
+        (
+            "whole micro-batches, and numpy",
+            """
+import numpy as np
+def step_terms(stages_s, m, message_s, params, replicas, bytes_per_s):
+    stages = np.array(stages_s)
+    others = np.delete(stages, stages.argmax())
+    sent = 2 * params * (replicas - 1) / replicas
+    bubble = others.sum() + 2 * len(others) * message_s
+    names = "stage", "bubble and messages", "data axis"
+    return dict(zip(names, (m * stages.max(), bubble, 2 * sent / bytes_per_s)))
+""",
+        ),
         (
             "tensors",
             "import torch\n" + _step().replace("max(stages_s)", "torch.tensor(stages_s, dtype=torch.float64).max()"),
@@ -341,6 +393,20 @@ def step_terms(stages_s, m, message_s, params, replicas, bytes_per_s):
         ),
     ],
     "cheapest": [
+        (
+            "takes the least bound out, again and again",
+            """
+def cheapest(plans, bound_s, step_s):
+    left = {i: bound_s(plan) for i, plan in enumerate(plans)}
+    found = None, float("inf")
+    while left:
+        i = min(left, key=left.get)
+        if not left.pop(i) < found[1]:
+            return found[0]
+        found = min(found, (plans[i], step_s(plans[i])), key=lambda each: each[1])
+    return found[0]
+""",
+        ),
         (
             "with a heap",
             """
@@ -370,6 +436,26 @@ def cheapest(plans, bound_s, step_s):
         ),
     ],
     "explain": [
+        (
+            "one dict, put wrong again",
+            """
+def explain(wrong, better, step_s):
+    plan, pairs = {**wrong}, ()
+    before = step_s(plan)
+    left = {name for name in wrong if wrong[name] != better[name]}
+    while left:
+        tried = []
+        for name in left:
+            plan[name] = better[name]
+            tried.append((step_s(plan), name))
+            plan[name] = wrong[name]
+        now, name = min(tried)
+        pairs += ([name, before - now],)
+        plan[name], before = better[name], now
+        left.discard(name)
+    return pairs
+""",
+        ),
         (
             "recursive, with a memory of prices",
             """
