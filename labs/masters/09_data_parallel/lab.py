@@ -34,7 +34,7 @@ from lablib.models import GPT, next_token_loss
 check = lab09.checks_for("09")
 check
 
-# %% [markdown] minutes=3
+# %% [markdown] minutes=5
 # ## A model, and a part of the batch for each rank
 #
 # A small GPT (a language model) learns the source code of Python's standard library; each byte is one *token*.
@@ -60,7 +60,7 @@ parts = lab09.parts_of_batch(ranks, cluster)
 for rank, (inputs, _) in enumerate(parts):
     print(f"rank {rank} reads {tuple(inputs.shape)}: {bytes(inputs[0, :48].tolist())}")
 
-# %% [markdown] minutes=3
+# %% [markdown] minutes=4
 # ## A prediction
 #
 # `launch` computes with real numbers on this computer; a *simulator* gives each operation the time that it would take
@@ -97,7 +97,7 @@ print(f"sent per rank: {sent_bytes / 1e6:.1f} MB, in {lab09.format_quantity(send
 my_guess_naive = lab09.guess("efficiency, exchange after backward", None, interactive, "%")
 my_guess_best = lab09.guess("efficiency, best overlap", None, interactive, "%")
 
-# %% [markdown] minutes=9
+# %% [markdown] minutes=7
 # ## Average the gradients
 #
 # The loss is a mean over sequences. So the gradient of the whole batch is the mean of the gradients of its equal
@@ -129,7 +129,7 @@ lab09.try_out(lab09.before_and_after, average_gradients, parts, **trial)
 # %% tags=["check"] points=2
 check.average_gradients(average_gradients)
 
-# %% [markdown] minutes=3
+# %% [markdown] minutes=2
 # ## The naive step on a timeline
 #
 # Now the simulator runs this step on all ranks in the simplest, the *naive* way: forward, backward, then one all-reduce
@@ -158,7 +158,7 @@ lab09.report("naive", naive, alone)
 my_guess_naive.reveal(100 * alone.makespan_s / naive.makespan_s)
 print(f"sending alone should take {lab09.format_quantity(send_s, 's')}")
 
-# %% [markdown] minutes=11
+# %% [markdown] minutes=12
 # ## One call for each gradient
 #
 # Communication takes longer than sending the bytes should. An all-reduce must be started, and its messages cross the
@@ -236,10 +236,9 @@ def bucketed_step():
 
 bucketed_run = launch(bucketed_step, ranks=ranks, cluster=cluster)
 bucketed = bucketed_run.timeline.without("setup")
-lab09.show(bucketed.figure(ranks=[0, 1], title="Bucketed: averaged after backward"))
 lab09.report("bucketed", bucketed, alone)
 
-# %% [markdown] minutes=16
+# %% [markdown] minutes=17
 # ## Ready before backward ends
 #
 # There are fewer calls, but all are still exposed. A *hook* is a function that *autograd*, which runs backward, calls
@@ -309,15 +308,9 @@ lab09.try_out(lab09.two_steps, overlap, parts, **trial)
 check.overlap(overlap)
 
 # %% [markdown]
-# The library's `DataParallel` does this with buckets. Its three phases: count ready gradients; launch a complete bucket
-# without waiting; when backward ends, wait for the rest. Here is the first, which calls the other two
-# (`queue_callback` calls a function when backward ends). All ranks must make the same calls in the same order, so
-# buckets are sent in one fixed order.
-
-# %%
-lab09.show_source(parallel.DataParallel._on_gradient, after=check.overlap)
-
-# %% [markdown]
+# The library's `DataParallel` does this with buckets: it launches a complete bucket without waiting, and waits for the
+# rest when backward ends. All ranks must make the same calls in the same order, so buckets are sent in one fixed order.
+#
 # How many all-reduces of the buckets listed in "One call for each gradient" end after backward has ended? Think of when
 # the last bucket is complete.
 
@@ -354,7 +347,7 @@ lab09.table_of_steps(steps, alone)
 # backward longer by the rest. Packing is expensive here: many *kernels* (operations of the GPU) of this small model
 # take little more than the microseconds in which a kernel starts, and so does each copy.
 
-# %% [markdown] minutes=8
+# %% [markdown] minutes=7
 # ## Predict the step
 #
 # Can the overlapped step be predicted without a cluster? Bucket i is ready `ready_s[i]` seconds after backward's start,
@@ -397,7 +390,7 @@ check.last_all_reduce_end(last_all_reduce_end)
 # %%
 lab09.table_of_formulas(model, parts[0], cluster, ranks, bucket_bytes, steps)
 
-# %% [markdown] minutes=3
+# %% [markdown] minutes=5
 # ## Reconcile: predicted and measured
 #
 # Now a step on real processes of this computer, connected by the library *gloo* (on GPUs by NCCL). To *calibrate* is to
@@ -445,8 +438,18 @@ rows.map("{:.0f}%".format).replace("nan%", "-")
 # On GPUs overlap is not quite free either. NCCL's kernels, which move the bytes, take some of the GPU's processors and
 # memory bandwidth from backward (Rashidi et al., 2021). The simulator does not model this, so real overlap saves less.
 
-# %% [markdown] minutes=3
-# ## Explore: efficiency against ranks
+# %% [markdown] tags=["further"] minutes=2
+# ## Further: the code of a hook
+#
+# `DataParallel` has three phases: count ready gradients; launch a complete bucket without waiting; when backward ends,
+# wait for the rest. Here is the first, which calls the other two (`queue_callback` calls a function when backward
+# ends).
+
+# %%
+lab09.show_source(parallel.DataParallel._on_gradient, after=check.overlap)
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: efficiency against ranks
 #
 # Now the formula alone, up to 64 GPUs, for this lab's model and for GPT-2 with its 124 million parameters. Guess: from
 # which size of a bucket on does overlap save nothing for GPT-2? Then change bucket and batch below, and find out.
