@@ -22,7 +22,7 @@ cluster: str = "dgx-h100"  # pcie-a100 | dgx-a100 | dgx-h100 | hgx-h200
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
 
-# %% [markdown] minutes=5
+# %% [markdown] minutes=8
 # ## Stages
 #
 # A stage holds consecutive layers. Stage 0 reads the text; each stage sends its output, the *activations*, to the next;
@@ -82,8 +82,8 @@ my_guess_one.reveal(100 * replay(one, costs).bubble_fraction)
 
 # %% [markdown]
 # Below the bars are the *micro-batches* (parts of a batch; here the batch is one) that a stage holds: from F to B it
-# keeps the activations that backward needs. The dark line is the *critical path*, the chain of actions that determines
-# the total time. Only one stage works at a time, so p equal stages idle 1 - 1/p of it.
+# keeps the activations that backward needs. The line along the bars is the *critical path*, the chain of actions that
+# determines the total time. Only one stage works at a time, so p equal stages idle 1 - 1/p of it.
 
 # %% [markdown] minutes=11
 # ## Cut the batch
@@ -141,7 +141,7 @@ lab13.try_out(bubble, [1, 3], [3, 1], 2)  # by hand: 14 seconds, 16 of 28 busy
 # %% tags=["check"] points=2
 check.bubble(bubble)
 
-# %% [markdown] minutes=13
+# %% [markdown] minutes=11
 # ## Memory: one forward, one backward
 #
 # GPipe holds the activations of all m micro-batches. But the last stage could run the backward of micro-batch 0 as soon
@@ -191,18 +191,17 @@ for plan in (gpipe, one_by_one):
 # The bubble is the same: the last stage works without a pause, between the same fill and the same drain. But stage 0
 # holds only p micro-batches for any m. So m can grow until the bubble is small.
 
-# %% [markdown] minutes=15
+# %% [markdown] minutes=16
 # ## Run it
 #
 # A plan is data. One program, the *executor*, runs any plan: each rank does its row, and sends and receives between
-# actions. It runs on the simulator, and on real processes. Here is its timeline. `replay` gets only the duration of
-# each action in the run, averaged over the micro-batches, and computes the time of the step.
+# actions. It runs on the simulator, and on real processes. `replay` gets only the duration of each action in the run,
+# averaged over the micro-batches, and computes the time of the step.
 
 # %%
 run = program(one_by_one)
 costs = lab13.measured_costs(run.timeline, one_by_one)
 expected, happened = replay(one_by_one, costs), lab13.executed(run.timeline, one_by_one)
-lab13.show(happened.figure(title="1F1B as it ran"))
 print(f"replayed: {lab13.format_quantity(expected.makespan_s, 's')}")
 print(f"ran:      {lab13.format_quantity(happened.makespan_s, 's')}")
 print(f"bubble:   {expected.bubble_fraction:.1%}")
@@ -263,10 +262,9 @@ check.run_row(run_row)
 # Your function ran two pipelines: the pictures show each F and B as it happened. Several graphs, one after the other,
 # give the gradient of one model, by the chain rule. GPipe and 1F1B take the same time, about as long as the library's
 # executor above. But GPipe's stage 0 has all micro-batches in flight, so its peak is higher; both peaks include weights
-# and gradients. Without the division by m the gradients would be m times too large, and Adam would hide that error,
-# since it divides by the gradient's size.
+# and gradients.
 
-# %% [markdown] minutes=6
+# %% [markdown] minutes=4
 # ## Fill the bubble
 #
 # Backward computes two things. The stage before waits for the gradient of the *input*, I. Only the optimizer needs the
@@ -281,7 +279,7 @@ split = schedules.zb_h1(ranks, microbatches)
 # %%
 lab13.show(lab13.picture(split, title=f"ZB-H1, {ranks} stages, {microbatches} micro-batches"))
 rows = {}
-for plan in (one_by_one, split, schedules.zb_h2(ranks, microbatches)):
+for plan in (one_by_one, split):
     done = replay(plan)
     idle = [round(done.makespan_s - busy, 3) for busy in done.busy_s]
     rows[plan.name] = {"step (s)": done.makespan_s, "idle (s)": idle, "holds": done.in_flight}
@@ -293,19 +291,9 @@ lab13.in_rows(rows)
 # to stage 0 in (p - 1) I, not (p - 1)(I + W). And it comes earlier: after its last I the last stage still has p W's to
 # do, stage 0 only one. The last stage does p - 1 of its W's while the gradient goes back. So a stage idles (p - 1)(F +
 # I - W), if W is not longer than F or I: p - 1 seconds instead of 3 (p - 1). Stage 0 holds no more than before; the
-# later stages do.
+# later stages do. The rest can be filled, too, but costs memory ("Further: the rest of the bubble").
 
-# %% [markdown]
-# *ZB-H2* fills the start as well. Between stage 0's first F and its first I there are p - 1 F's and p - 1 I's of other
-# stages. In this time stage 0 does 2 (p - 1) more forwards, 2p - 1 in total: no stage is idle between its first and
-# last action. It holds nearly twice as much: zero bubble costs memory.
-
-# %% [markdown]
-# Yet the step above is no shorter, because the stages begin and end one after another. It is shorter if each stage
-# begins its next step without waiting for the others; the paper does so, and undoes a step if its gradients are
-# infinite or must be clipped.
-
-# %% [markdown] minutes=8
+# %% [markdown] minutes=9
 # ## The bubble simulator
 #
 # Now try it. Give the last stage more work ("1 1 1 2" in the field of F), slow the messages, set a limit of memory (one
@@ -319,9 +307,17 @@ lab13.bubble_simulator(interactive, stages=ranks, microbatches=microbatches)
 # ### Exercise 4: a plan that beats 1F1B
 #
 # Three stages, four micro-batches, F = I = W = 1. 1F1B takes 18 seconds, and its stages hold 3, 2 and 1 micro-batches.
-# ZB-H1 takes 14, and each holds 3. Only the last stage has memory for one more: the limits are 3, 2 and 2. Write a plan
-# that takes at most 15 seconds. It is a text, with a line for each stage, such as `rank 0: F0 F1 I0 W0 I1 W1`. A
-# micro-batch is held from F to W. Try it in the simulator above: "your own plan", with the limit "3 2 2".
+# ZB-H1 takes 14, and each holds 3:
+#
+# ```
+# rank 0: F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
+# rank 1: F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
+# rank 2: F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+# ```
+#
+# Only the last stage has memory for one more than 1F1B: the limits are 3, 2 and 2. Write a plan that takes at most 15
+# seconds, as a text with such lines. A micro-batch is held from F to W. Try it in the simulator above: copy the rows
+# to "your own plan", with the limit "3 2 2".
 
 
 # %% tags=["exercise"]
@@ -340,21 +336,45 @@ lab13.try_out(lab13.seconds_and_held, my_plan)
 # %% tags=["check"] points=2
 check.plan(my_plan)
 
-# %% [markdown]
-# No plan within these limits takes less. The last stage begins after 2 seconds. It may hold two micro-batches: when F3
-# begins, two of the three before must be finished, with their W. So before its last I it does four F, three I and two
-# W, and with that I 10 seconds of work. Its last I ends after 2 + 10 seconds, and stage 0's two seconds later; then
-# comes a W: 15. (By a search of all plans, the best takes 16 seconds with limits of 3, 2 and 1, 15 with 3, 2 and 3,
-# and 14 with 3 on each stage.)
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: the rest of the bubble
 #
-# A leader board: each plan replayed on this machine. Add your own plans, typed as rows; if a plan breaks a rule or a
-# limit, the board gives the reason.
+# With ZB-H1 stage 0 still idles p - 1 seconds, before its first I. What could it do in this time, and what would that
+# cost?
+
+# %%
+fuller = schedules.zb_h2(ranks, microbatches)
+lab13.show(lab13.picture(fuller, title=f"ZB-H2, {ranks} stages, {microbatches} micro-batches"))
+print(f"a step: {replay(split).makespan_s:.0f} s (ZB-H1), {replay(fuller).makespan_s:.0f} s")
+print(f"holds: {replay(split).in_flight} (ZB-H1), {replay(fuller).in_flight}")
+
+# %% [markdown]
+# *ZB-H2* fills the start as well. Between stage 0's first F and its first I there are p - 1 F's and p - 1 I's of other
+# stages. In this time stage 0 does 2 (p - 1) more forwards, 2p - 1 in total: no stage is idle between its first and
+# last action. It holds nearly twice as much: zero bubble costs memory.
+#
+# Yet the step above is no shorter, because the stages begin and end one after another. It is shorter if each stage
+# begins its next step without waiting for the others; the paper does so, and undoes a step if its gradients are
+# infinite or must be clipped.
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: a leader board
+#
+# Each plan, replayed with the limits of exercise 4. Add your own plans, typed as rows; if a plan breaks a rule or a
+# limit, the board gives the reason. Can a plan take less than 15 seconds?
 
 # %%
 board = {name: schedules.make(name, 3, 4) for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")}
 if isinstance(my_plan, str):
     board["mine"] = my_plan
 lab13.leader_board(board, max_in_flight=(3, 2, 2))
+
+# %% [markdown]
+# No plan within these limits takes less. The last stage begins after 2 seconds. It may hold two micro-batches: when F3
+# begins, two of the three before must be finished, with their W. So before its last I it does four F, three I and two
+# W, and with that I 10 seconds of work. Its last I ends after 2 + 10 seconds, and stage 0's two seconds later; then
+# comes a W: 15. (By a search of all plans, the best takes 16 seconds with limits of 3, 2 and 1, 15 with 3, 2 and 3,
+# and 14 with 3 on each stage.)
 
 # %% [markdown] tags=["further"] minutes=8
 # ## Further: does a plan finish?
@@ -740,7 +760,7 @@ lab13.print_text(f"{recorded}")
 #
 # </details>
 
-# %% [markdown] minutes=2
+# %% [markdown] minutes=1
 # ## Summary
 #
 # - A stage waits until the first micro-batch arrives (fill) and until the last gradient has gone back (drain). With
