@@ -13,7 +13,7 @@ from lablib.figures.describe import describe, table
 from lablib.figures.show import caption_html, layout_without_subtitle, static_svg, table_html, without_subtitle
 from lablib.text.markup import paragraph
 from lablib.widgets.controls import Control, Steps
-from lablib.widgets.parts import FitWidth, LiveText, view_of
+from lablib.widgets.parts import FitWidth, LiveText, Player, view_of
 from lablib.widgets.whole_figure import WholeFigure
 
 MOST_IN_A_COLUMN = 7
@@ -148,7 +148,8 @@ def _in_columns(widgets: list[Any]) -> list[Any]:
 def _align(widgets: Sequence[Any], labels: Sequence[str]) -> None:
     """Give all labels the width of the longest: no label is cut off and the sliders are aligned.
 
-    A check box has its label at its right, and needs no such room. A text of several lines is as wide as the figure.
+    A check box has its label at its right, and needs no such room. A player or a text of several lines is as wide as
+    the figure.
     """
     shown = [n for n, w in zip(labels, widgets, strict=True) if not isinstance(w, ipywidgets.Checkbox)]
     longest = max((sum(1 + (east_asian_width(c) in "WF") for c in label) for label in shown), default=0)
@@ -156,7 +157,7 @@ def _align(widgets: Sequence[Any], labels: Sequence[str]) -> None:
     for widget in widgets:
         widget.style.description_width = f"{label_em:.1f}em"
         widget.layout.width = f"min({label_em + 26:.1f}em, 100%)"
-        if isinstance(widget, ipywidgets.Textarea):
+        if isinstance(widget, ipywidgets.Textarea | Player):
             # ipywidgets sets an empty grid_area last, which removes a grid_column.
             widget.layout.width, widget.layout.grid_area = "100%", "auto / 1 / auto / -1"
 
