@@ -61,6 +61,7 @@ def bubble(expect: Expect, bubble: Callable[[list[float], list[float], int], flo
         ("unequal stages, one micro-batch", alone, _seconds(draw, p, last), 1),
         ("one stage", [draw.number(1, 2)], [draw.number(2, 3)], m),
         ("many micro-batches", _seconds(draw, 8, 3), _seconds(draw, 8, 5), 500),
+        ("many stages", _seconds(draw, 18, 3), _seconds(draw, 18, 11), m),
     ]
     cases += [
         (f"in {unit}", *([scale * each for each in _seconds(draw, p, slow)] for slow in (first, last)), m)
@@ -100,6 +101,7 @@ def one_f_one_b(expect: Expect, one_f_one_b: Callable[[int, int, int], list[str]
         (draw.integer(3, 5), 1),
         (3, draw.integer(7, 12)),
         (9, draw.integer(20, 30)),
+        (18, draw.integer(101, 120)),
     ]
     for p, m in sizes:
         expect.measured.clear()  # the report shows the last sizes

@@ -93,6 +93,16 @@ def bubble(forward_s, backward_s, num_microbatches):
             "the bubble is the replay's",
         ),
         (
+            "is right for eight stages at most",
+            """
+            def bubble(forward_s, backward_s, num_microbatches):
+                passes = (forward_s, backward_s)
+                step_s = sum(sum(times) + (num_microbatches - 1) * max(times) for times in passes)
+                return 1 - num_microbatches * sum(map(sum, passes)) / (min(len(forward_s), 8) * step_s)
+            """,
+            "(many stages)",
+        ),
+        (
             "rounds",
             """
 def bubble(forward_s, backward_s, num_microbatches):
@@ -243,6 +253,30 @@ def one_f_one_b(stage, num_stages, num_microbatches):
     return row
 """,
             "",
+        ),
+        (
+            "runs at most eleven forwards first",
+            """
+            def one_f_one_b(stage, num_stages, num_microbatches):
+                ahead = min(num_stages - 1 - stage, num_microbatches, 11)
+                row = [f"F{i}" for i in range(ahead)]
+                for i in range(num_microbatches):
+                    row += [f"F{ahead + i}"] * (ahead + i < num_microbatches) + [f"B{i}"]
+                return row
+            """,
+            "GPipe's (18 stages",
+        ),
+        (
+            "is right for 32 micro-batches at most",
+            """
+            def one_f_one_b(stage, num_stages, num_microbatches):
+                ahead = min(num_stages - 1 - stage, num_microbatches)
+                row = [f"F{i}" for i in range(ahead)]
+                for i in range(min(num_microbatches, 32)):
+                    row += [f"F{ahead + i}"] * (ahead + i < num_microbatches) + [f"B{i}"]
+                return row
+            """,
+            "is done once (stage",
         ),
         (
             "returns one text",
