@@ -159,7 +159,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     },
     "fsdp2": {
         "refuse_meta_params": "torch.distributed.fsdp._fully_shard._fsdp_param_group"
-        ".FSDPParamGroup._validate_no_meta_params"
+        ".FSDPParamGroup._validate_no_meta_params",
+        "fsdp_device_handle": "torch.distributed.fsdp._fully_shard._fsdp_collectives._get_device_handle",
     },
     "dtensor": {
         "dtensor_fake_argument": "torch.distributed.tensor._op_schema._rebuild_tensor_from_dtensor_meta",

@@ -21,7 +21,8 @@ import torch
 from lablib.process.rank_state import device_seed
 from lablib.script.patches import Patches
 from lablib.script.process import NotSimulatedError, Process, here, refuse
-from lablib.script.streams import Event, Stream, StreamContext
+from lablib.script.streams import Event, Stream
+from lablib.sim.ranks.streams import StreamContext
 from lablib.torch_compat import place
 
 # ---- devices ----

@@ -14,9 +14,10 @@ from lablib.script.dtensor import answer_dtensor
 from lablib.script.patches import Patches
 from lablib.script.placement import Placement
 from lablib.script.process import Process
-from lablib.script.streams import Streams
+from lablib.script.streams import Stream
 from lablib.sim.communication.store import SimStore
 from lablib.sim.ranks.rank import Rank
+from lablib.sim.ranks.streams import Streams, set_streams
 
 
 def answer_gpu(patches: Patches) -> None:
@@ -42,7 +43,8 @@ def with_gpu(process: Process) -> Iterator[None]:
     threading.current_thread().script_process = process  # pyright: ignore[reportAttributeAccessIssue]
     process.placement = Placement(process.rank, process.cluster.device)
     process.rank.counts = process.placement.counts
-    process.streams = Streams(process.rank, process.local_rank)
+    process.streams = Streams(process.rank, Stream(_index=process.local_rank))
+    set_streams(process.streams)
     process.calls = DeviceCalls(process)
     with process.placement, process.calls:
         yield

@@ -24,7 +24,7 @@ from lablib.text.units import format_quantity
 if TYPE_CHECKING:
     from lablib.script.devices import DeviceCalls
     from lablib.script.placement import Placement
-    from lablib.script.streams import Streams
+    from lablib.sim.ranks.streams import Streams
 
 
 class ClockReadings:

@@ -45,6 +45,7 @@ from lablib.sim.ranks.copies import Copies
 from lablib.sim.ranks.ending import THREAD_NAME
 from lablib.sim.ranks.own_settings import OwnSettings, Settings
 from lablib.sim.ranks.rank import Rank
+from lablib.sim.ranks.streams import Stream, Streams, set_streams, torch_cpu_streams
 from lablib.sim.ranks.watchdog import naming_what_cannot_be_ended
 from lablib.sim.report import as_launch_error, result_of, waits_of_others, warn_of_findings, where_it_is
 from lablib.torch_compat import place, process_group_name
@@ -138,6 +139,7 @@ class _Simulation:
             borrowed_process(parts.make_group, parts.by_number),
             torch_without_values() if parts.fidelity == "shapes" else nullcontext(),
             optimizers_of(parts.cluster.device) if self._environment is None else nullcontext(),
+            torch_cpu_streams(),
             heard_changes(self._resized, self._swapped),
             around,
             own_environments({rank.rank: rank.environ for rank in parts.ranks}),
@@ -182,6 +184,8 @@ class _Simulation:
         rank = self._parts.by_number[number]
         with torch.autograd.set_multithreading_enabled(False):
             if self._environment is None:
+                if self._parts.cluster.device.is_gpu:
+                    set_streams(Streams(rank, Stream()))
                 dist.init_process_group(
                     "sim",
                     rank=number,

@@ -128,8 +128,7 @@ class ParallelConfig(Checked):
     expert: Count = 1  # ranks that share the experts of a layer, each with its own sequences
     # 1: optimizer state sharded, 2: and gradients, 3: and parameters; 0 is 1 with tensor, pipeline or context ranks
     zero_stage: Annotated[int, Range(ge=0, le=3)] = 0
-    # torch: DistributedDataParallel and fully_shard, which on the simulator hides no communication, as on a CPU
-    library: Annotated[str, OneOf(("lablib", "torch"))] = "lablib"
+    library: Annotated[str, OneOf(("lablib", "torch"))] = "lablib"  # torch: DistributedDataParallel and fully_shard
     bucket_bytes: Count = 25 * 2**20  # of gradients that are reduced together
     schedule: Annotated[str, OneOf(SCHEDULES)] = "1f1b"  # of the pipeline
     num_chunks: Count = 1  # pieces of the model per stage, for schedules that take it

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from lablib import launch
+from lablib import launch, phase
 from tests.conformance import reference
 
 # torch's own: FSDP1 is deprecated in favour of fully_shard, and asks after devices.
@@ -52,3 +53,31 @@ def test_a_full_state_is_gathered_and_loaded():
     expected = {name: tensor + 1 for name, tensor in reference.build().state_dict().items()}
     for found in launch(program, ranks=3).values:
         reference.assert_same(found, expected, tolerance=0)
+
+
+def seconds(**options: Any) -> tuple[float, float]:
+    """Seconds of a step of six wide layers, and of its communication that nothing hides."""
+
+    def program() -> None:
+        layers = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(6)))
+        options.setdefault("auto_wrap_policy", ModuleWrapPolicy({nn.Linear}))
+        model = FullyShardedDataParallel(layers, device_id=torch.device("cpu"), **options)
+        for _ in range(2):
+            dist.barrier()
+            with phase("step"):
+                model(torch.ones(2048, 512)).sum().backward()
+        dist.barrier()
+
+    run = launch(program, ranks=2)
+    *_, begin, end = (t.start_s for t in run.traffic.transfers if t.name == "barrier")
+    return end - begin, run.timeline.between(begin, end).exposed_s(0)
+
+
+def test_prefetch_and_the_wrap_policy_show_in_a_steps_time_as_on_gpus():
+    """Without a policy that matches there is one unit, and nothing hides its collectives (docs/settings.md)."""
+    usual, never = seconds(), seconds(backward_prefetch=None)
+    assert usual[0] < never[0] and usual[1] < 0.6 * never[1]
+    one_unit = seconds(auto_wrap_policy=None)
+    assert one_unit[1] > 2 * usual[1]
+    kept = seconds(sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)  # no gathers in backward to hide
+    assert kept[0] <= usual[0] < one_unit[0]

@@ -133,9 +133,8 @@ def one_step(make: Callable[[], tuple[Any, torch.optim.Optimizer]], batch: int, 
         stepper.zero_grad()
 
 
-def predicted(job: Job, block: str = "sequential") -> Prediction:
-    # On a CPU torch waits for each of FSDP2's communications at once.
-    stack = replace(STACKS["torch"], has_master=False, data_overlap=job.kind != "fsdp", has_wide_shards=job.is_mixed)
+def predicted(job: Job, block: str = "sequential", overlaps: bool = True) -> Prediction:
+    stack = replace(STACKS["torch"], has_master=False, data_overlap=overlaps, has_wide_shards=job.is_mixed)
     zero_stage = {"fsdp": 3, "zero1": 1}.get(job.kind, 0)
     return predict(
         replace(Transformer.of(job.config), block=block),

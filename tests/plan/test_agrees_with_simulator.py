@@ -7,6 +7,7 @@ them, without what real machines lose. Both read lablib/cost: what is compared i
 tensors live and when.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,9 @@ from lablib import launch
 from lablib.models.sizes import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.plan import IDEAL, STACKS, Parallel, predict
+from lablib.process.replaced import replaced
 from lablib.script import simulate_script
+from lablib.sim import simulation
 from tests.plan.agreement import agrees, agrees_on_communication, thorough
 from tests.plan.gpt_step import OPTIMIZERS, Job, predicted, train
 from tests.plan.tensor_step import gpt3
@@ -95,9 +98,12 @@ def data_parallel(
     # Alone, rank 0 does to the bit what it does among its like (tests/sim/test_phantoms.py), in a quarter of the time.
     # The shards of `_ODD` are uneven, the tensors of "zero1" have owners, and the script below runs all ranks.
     simulate = [0] if kind in ("ddp", "fsdp") and config is not _ODD else None
-    run = launch(partial(train, job), ranks=ranks, cluster=cluster, fidelity="shapes", simulate=simulate)
+    # FSDP2 as on a CPU, whose streams have no effect, so that it waits for each communication at once.
+    as_on_a_cpu = (simulation, "torch_cpu_streams", nullcontext)
+    with replaced(as_on_a_cpu) if kind == "fsdp" else nullcontext():
+        run = launch(partial(train, job), ranks=ranks, cluster=cluster, fidelity="shapes", simulate=simulate)
     # How evenly ZeroRedundancyOptimizer packs whole tensors is not predicted; the sum still has to be.
-    prediction = predicted(job)
+    prediction = predicted(job, overlaps=kind != "fsdp")
     agrees(run, prediction, [0], skipped="states" if kind == "zero1" else "")
     agrees_on_communication(run, prediction, [0], "data", has_exposed=True)
 
@@ -204,6 +210,15 @@ _TABLES = GPTConfig(num_layers=2, d_model=768, num_heads=8, vocab_size=50304, ma
 )
 def test_gradients_travel_bucket_by_bucket_and_parameters_from_their_owners(config, cluster, ranks, kind):
     data_parallel(kind, ranks, config, 2, 1, dtype=torch.bfloat16, cluster=cluster)
+
+
+@pytest.mark.parametrize("config", [_SMALL, thorough(_WIDE), _ONE_LAYER], ids=["small", "wide", "one layer"])
+@pytest.mark.parametrize("how", [{}, {"reshard": False}, {"replicas": 2}, {"recompute": "full"}], ids=str)
+def test_shards_that_travel_behind_the_layers(how, config):
+    job = Job(config, "fsdp", 4, 2, 2, cluster="dgx-a100", **how)
+    run = launch(partial(train, job), ranks=4, cluster="dgx-a100", fidelity="shapes", simulate=[0])
+    agrees(run, prediction := predicted(job), [0])
+    agrees_on_communication(run, prediction, [0], "data")
 
 
 @pytest.mark.parametrize(

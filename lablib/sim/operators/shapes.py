@@ -173,7 +173,7 @@ def torch_without_values() -> Iterator[None]:
                 mode.autocast.clear_cache()
         clear()
 
-    clear = torch.clear_autocast_cache
+    clear, handle = torch.clear_autocast_cache, current("fsdp_device_handle")
     with replaced(
         (torch, "clear_autocast_cache", clear_autocast_cache),
         (F, "scaled_dot_product_attention", attention),
@@ -181,5 +181,6 @@ def torch_without_values() -> Iterator[None]:
         # Foreach kernels exist for the CPU and the devices of this list; "meta" acts as one of them.
         (*place("foreach_devices"), lambda: [*devices, "meta"]),
         (*place("refuse_meta_params"), lambda group: None),  # meta parameters are correct here
+        (*place("fsdp_device_handle"), lambda kind="cuda": handle("cpu" if kind == "meta" else kind)),
     ):
         yield

@@ -50,7 +50,7 @@ class Rank(RankClock):
         stream: the current stream: compute, except in callbacks of a future (future.py).
         host_s: time reached by the host, which launches kernels ahead of the streams (`Device.launch_s`).
         callbacks_s: time reached by the stream of callbacks.
-        is_on_side_stream: whether the current stream is one of the program's CUDA streams (lablib/script/streams.py).
+        is_on_side_stream: whether the current stream is one of the program's own streams (streams.py).
         is_priced: whether the current operator runs on the device; work of the host takes no virtual time.
         spans: tuples in the order of `Span`'s fields, with the path of phases as the phase.
         phases: path to each open `record_function` block (lablib/record/phase_path.py), outermost first.

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
@@ -410,13 +412,43 @@ def step_s(run: Any) -> float:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:barrier")  # which GPU, where each rank has one
-def test_stage_3_gives_the_gradients_of_fsdp2_in_the_same_time():
-    """With streams, as on GPUs: on CPUs torch's FSDP2 does not prefetch."""
+@pytest.mark.parametrize("device", [None, "cuda"])
+def test_stage_3_gives_the_gradients_of_fsdp2_in_the_same_time(device: str | None):
     mine, theirs = (
-        launch(partial(gpt_steps, one), ranks=2, device="cuda", cluster="dgx-h100") for one in (ours, fsdp2)
+        launch(partial(gpt_steps, one), ranks=2, device=device, cluster="dgx-h100") for one in (ours, fsdp2)
     )
     torch.testing.assert_close(mine.values, theirs.values, rtol=1e-5, atol=1e-7)
     assert step_s(mine) == pytest.approx(step_s(theirs), rel=0.05)
+
+
+@settings(deadline=None, max_examples=8)
+@given(
+    width=st.sampled_from([512, 2048, 8192]),
+    num_layers=st.integers(2, 5),
+    rows=st.sampled_from([64, 1024, 8192]),
+    ranks=st.sampled_from([2, 3, 64]),
+    cluster=st.sampled_from(["dgx-h100", "perlmutter", "pcie-a100"]),
+)
+def test_fsdp2_takes_the_time_of_stage_3_at_any_size(width, num_layers, rows, ranks, cluster):
+    """To 5%, and one gather: FSDP2 starts the first of backward during forward's last layer."""
+
+    def step(is_ours: bool) -> None:
+        module: Any = nn.Sequential(*(nn.Linear(width, width, bias=False) for _ in range(num_layers)))
+        if not is_ours:
+            for layer in module:
+                fully_shard(layer)
+        module = parallel.Zero(module, sgd, 3) if is_ours else fully_shard(module)
+        for _ in range(2):  # in the first stage 3 records the order of its units
+            dist.barrier()
+            module(torch.ones(rows, width)).sum().backward()
+        dist.barrier()
+
+    how: Any = {"ranks": ranks, "simulate": [0], "fidelity": "shapes", "cluster": cluster}
+    mine, theirs = (launch(step, is_ours, **how) for is_ours in (True, False))
+    gather_s = max(t.end_s - t.start_s for t in theirs.traffic.transfers if "gather" in t.name)
+    mine_s, theirs_s = ([t.start_s for t in run.traffic.transfers if t.name == "barrier"] for run in (mine, theirs))
+    mine_s, theirs_s = mine_s[2] - mine_s[1], theirs_s[2] - theirs_s[1]
+    assert 0.95 * mine_s - gather_s <= theirs_s <= 1.05 * mine_s
 
 
 def shapes(ranks: int = 8, num_under_way: int | None = None, **options: Any) -> Any:
