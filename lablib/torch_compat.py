@@ -346,6 +346,11 @@ def source_rank(work: Any) -> int:
     return work._source_rank()
 
 
+def add_kernel(library: Any, name: str, key: str, kernel: Any) -> None:
+    """Add a kernel to a `torch.library.Library`, whose `impl` refuses operators on "Meta" that torch can decompose."""
+    library.m.impl(name, key, kernel, False)
+
+
 def destroy_library(library: Any) -> None:
     """Remove the kernels of a `torch.library.Library`."""
     library._destroy()

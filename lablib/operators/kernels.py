@@ -3,7 +3,7 @@
     nearly all                      1
     _foreach_, _fused_ (lists)      by the size of the lists: a launch has the addresses of at most 110, 64, 48, 36 or
                                     30 tensors (for 1, 2, 3, 4 or 5 lists), and 320 chunks of 65,536 numbers
-    layer norm, backward            2: the input's gradient; the sums over rows
+    layer, RMS norm, backward       2: the input's gradient; the sums over rows
     flash attention, backward       3: the rows' dot products; the gradients; the query's, converted
     embedding, backward             2: the zeros; the rows added to them
     a fused encoder layer           12: 2 norms, 4 products, attention, 2 biases with activation, 2 sums, a transpose
@@ -27,6 +27,7 @@ _CHUNK = 65536
 
 _KERNELS = {
     "native_layer_norm_backward": 2,
+    "_fused_rms_norm_backward": 2,
     "embedding_dense_backward": 2,
     "_scaled_dot_product_flash_attention_backward": 3,
     "_scaled_dot_product_flash_attention_for_cpu_backward": 3,

@@ -37,6 +37,7 @@ from lablib.sim.memory.storages import heard_changes
 from lablib.sim.notebook import Notebook
 from lablib.sim.operators.clock import Clock, call
 from lablib.sim.operators.compiled import Compiled
+from lablib.sim.operators.gpu_kernels import kernels_of
 from lablib.sim.operators.kernel_choices import chosen_kernels, kernel_choice_notes
 from lablib.sim.operators.meta_kernels import Answer, MetaKernels
 from lablib.sim.operators.shapes import OnMeta, torch_without_values
@@ -140,6 +141,7 @@ class _Simulation:
             torch_without_values() if parts.fidelity == "shapes" else nullcontext(),
             optimizers_of(parts.cluster.device) if self._environment is None else nullcontext(),
             torch_cpu_streams(),
+            kernels_of(parts.cluster.device),
             heard_changes(self._resized, self._swapped),
             around,
             own_environments({rank.rank: rank.environ for rank in parts.ranks}),

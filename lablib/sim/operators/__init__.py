@@ -6,5 +6,6 @@ shapes        `fidelity="shapes"`: tensors without values
 meta_kernels  fast meta kernels
 autocast      `torch.autocast` with shapes alone
 compiled      compiled functions, run eagerly
+gpu_kernels   operators that are one kernel on a GPU alone
 kernel_choices  settings of cuDNN, which choose kernels on a GPU only
 """
