@@ -20,7 +20,7 @@ from lablib.configs.reading import read_toml
 from lablib.errors import unknown_name
 from lablib.hardware.catalogue import find_cluster
 from lablib.hardware.cluster import Cluster
-from lablib.models import Experts, LlamaConfig, Transformer, transformer_parameters
+from lablib.models import Experts, Transformer, transformer_parameters
 from lablib.models.scaling_law import REPLICATION
 from lablib.signature import Checked, Count, OneOf, Positive, check_fields, check_type, checked, hints_of
 from lablib.signature.fits import without_bounds
@@ -97,13 +97,7 @@ def as_transformer(model: ModelConfig, name: str = "large") -> Transformer:
     """The model as the planner describes it; every layer has the experts, if there are any."""
     sizes = model.sizes
     experts = Experts(model.num_experts, model.num_active, sizes.hidden_size) if model.num_experts else None
-    shape = (sizes.num_layers, sizes.d_model, sizes.num_heads, sizes.vocab_size, sizes.max_seq_len, sizes.hidden_size)
-    made = Transformer(name, *shape, tied_head=sizes.tied_head, experts=experts)
-    if isinstance(sizes, LlamaConfig):
-        heads = {"num_kv_heads": sizes.kv_heads, "d_head": sizes.d_head}
-        parts = {"activation": "swiglu", "positions": "rotary", "norm": "rms", "has_bias": False}
-        return replace(made, **heads, **parts)
-    return made
+    return replace(Transformer.of(sizes, name), experts=experts)
 
 
 def num_parameters(model: ModelConfig) -> int:

@@ -16,11 +16,12 @@ Legend: L layers, D width, H heads of queries, G heads of keys and values, K wid
 V vocabulary, T positions.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from lablib.errors import unknown_name
+from lablib.models.llama_sizes import LlamaConfig
 from lablib.models.sizes import GPTConfig
 from lablib.signature import whole_number
 
@@ -200,15 +201,11 @@ class Transformer:
         return 1 if self.block == "shared norm" else 2
 
     @classmethod
-    def of(cls, config: GPTConfig, name: str = "gpt") -> "Transformer":
-        """The record of a `GPTConfig`: plain multi-head attention, GELU, learned positions, biases."""
-        return cls(
-            name=name,
-            num_layers=config.num_layers,
-            d_model=config.d_model,
-            num_heads=config.num_heads,
-            vocab_size=config.vocab_size,
-            max_seq_len=config.max_seq_len,
-            d_ff=config.d_ff,
-            tied_head=config.tied_head,
-        )
+    def of(cls, config: GPTConfig | LlamaConfig, name: str = "gpt") -> "Transformer":
+        """The record of a `GPTConfig`: multi-head attention, GELU, learned positions, biases; or of a `LlamaConfig`."""
+        sizes = ("num_layers", "d_model", "num_heads", "vocab_size", "max_seq_len", "d_ff", "tied_head")
+        made = cls(name, **{size: getattr(config, size) for size in sizes})
+        if isinstance(config, GPTConfig):
+            return made
+        own = {"d_ff": config.hidden_size, "num_kv_heads": config.kv_heads, "d_head": config.d_head}
+        return replace(made, **own, activation="swiglu", positions="rotary", norm="rms", has_bias=False)

@@ -1,6 +1,6 @@
 # pyright: reportPrivateImportUsage=false, reportArgumentType=false, reportAttributeAccessIssue=false
 # pyright: reportReturnType=false, reportCallIssue=false, reportOptionalMemberAccess=false
-"""One training step of this project's GPT under torch's own wrappers: DDP, ZeroRedundancyOptimizer, FSDP2.
+"""One training step of this project's GPT or Llama under torch's own wrappers: DDP, ZeroRedundancyOptimizer, FSDP2.
 
 Plain torch: nothing here knows of the simulator, but for the names of phases. The planner is asked for the same step
 by `predicted`.
@@ -25,6 +25,8 @@ from torch.utils.checkpoint import checkpoint
 
 from lablib import Cluster, phase
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
+from lablib.models.llama import Llama, model_of
+from lablib.models.llama_sizes import LlamaConfig
 from lablib.models.transformer import Transformer
 from lablib.plan import IDEAL, STACKS, Parallel, Prediction, predict
 
@@ -46,7 +48,7 @@ class Job:
         recompute: "none", "full" (every block) or "selective" (attention's core).
     """
 
-    config: GPTConfig
+    config: GPTConfig | LlamaConfig
     kind: str = "one"
     ranks: int = 1
     batch: int = 1
@@ -76,8 +78,8 @@ class RecomputedAttention(nn.Module):
         return self.out(y.transpose(1, 2).flatten(-2))
 
 
-def build(job: Job) -> GPT:
-    model = GPT(job.config, dtype=job.dtype)
+def build(job: Job) -> GPT | Llama:
+    model = model_of(job.config, dtype=job.dtype)
     for i, block in enumerate(model.blocks):
         if job.recompute == "selective":
             block.attention = RecomputedAttention(block.attention)

@@ -22,7 +22,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, distinct_rows, is_array, maximum, minimum, np
-from lablib.plan.eager.optimizer import layer_pass, layer_tensors, seconds
+from lablib.plan.eager.optimizer import layer_pass, layer_tensors, seconds, vectors, vectors_of_norm
 from lablib.plan.machine import AxisTime
 from lablib.plan.parameters_per_rank import ParametersPerRank
 from lablib.plan.setup import Setup
@@ -71,9 +71,7 @@ def reduced(setup: Setup, parameters: ParametersPerRank, backward_s: Numbers, em
     spread_s = _broadcasts_s(setup, parameters) if setup.zero_stage else 0.0
     is_split = n > 1
     tensors = layer_tensors(setup, has_experts=False)
-    model = setup.model
-    norms, biases = model.num_norms * (2 if model.norm == "layer" else 1), model.has_bias * len(tensors)
-    copies = setup.layers * (sum(count for *_, count in tensors) + norms + biases) + 5
+    copies = setup.layers * (sum(count for *_, count in tensors) + vectors(setup.model, len(tensors))) + 5
     expert_bytes = setup.layers * parameters.expert_layer * machine.width
     experts_s = _experts_s(setup, expert_bytes) if setup.model.experts else 0.0
     return AxisTime(
@@ -145,10 +143,10 @@ def _broadcasts_s(setup: Setup, parameters: ParametersPerRank) -> Numbers:
 
     tensors = layer_tensors(setup, has_experts=False)
     layer_s = sum(count * one_s(rows * columns / setup.tensor) for rows, columns, count in tensors)
-    vectors = len(layer_tensors(setup, has_experts=False)) + 4
     ends_s = one_s(parameters.embedding, "broadcast") + one_s((setup.pipeline == 1) * parameters.head)
-    ends_s = ends_s + 3 * one_s(setup.model.d_model)
-    return setup.layers * (layer_s + vectors * one_s(setup.model.d_model)) + ends_s
+    model, vector_s = setup.model, one_s(setup.model.d_model)
+    ends_s = ends_s + (vectors_of_norm(model) + (model.positions == "learned")) * vector_s
+    return setup.layers * (layer_s + vectors(model, len(tensors)) * vector_s) + ends_s
 
 
 def gathered_s(setup: Setup, numbers: Numbers) -> tuple[Numbers, Numbers]:

@@ -1,7 +1,9 @@
 """Moments at which the memory of an eager program may peak, with the bytes of each.
 
     head         all activations; logits in 32 bits twice from forward, and twice more in backward
-    layer        all activations, the recomputed ones, the gradients of the MLP's inner tensor and of its last weight
+    layer        all activations, the recomputed ones, the gradients of the MLP's inner tensor (of a gated one, of its
+                 factors, too) and of its last weight
+    attention    its inputs, output and their gradients; of rotated queries the gradient in 32 bits, and its products
     ring         with context ranks: inputs of its kernels, gradients that travel, all ranks' keys and values
     message      all activations, the gradient that was sent down and the one that comes from above
     embedding    one micro-batch less, the table's new gradient and the sum of the earlier ones
@@ -58,6 +60,7 @@ class Stage(NamedTuple):
     recomputed: Numbers  # of a layer, recomputed for backward
     inner: Numbers  # inner, last_weight: the MLP's inner tensor, and the weight of its last product; or of the experts
     last_weight: Numbers
+    gated: int  # inner tensors more that a gated MLP has at once, or 0
     dispatched: Numbers  # sent by a rank to experts
     beyond: Numbers  # that arrive at the busiest rank beyond these
     attention: Numbers  # the gradients around queries, keys and values, when their weights' are computed
@@ -74,6 +77,8 @@ class Stage(NamedTuple):
     in_ring: tuple[Numbers, ...] = ()
     has_ring: Numbers = 0.0  # whether there are several context ranks
     entrance_gradient: Numbers = 0.0  # of the parameters that come before attention
+    # bytes kept, and made beside the stream's gradient, when attention's backward ends, and a rotation's
+    around_attention: tuple[tuple[Numbers, Numbers], ...] = ()
 
     @property
     def gradient(self) -> Numbers:
@@ -124,30 +129,35 @@ class Stage(NamedTuple):
         base = Moment(0.0, self.recomputed - self.freed, received, top * self.entering + self.beyond)
         weight = Moment(other=self.last_weight) if is_later else Moment(gradient=self.last_weight)
         first = base.plus(Moment(other=self.inner, communication=self.spread)).plus(weight)
-        activation = base.plus(Moment(activation=-self.inner, other=2 * self.inner))
+        activation = base.plus(Moment(activation=-self.inner, other=(2 + self.gated) * self.inner))
         input_gradient = Moment(communication=self.is_split * self.whole, other=(1 - self.is_split) * self.entering)
-        second = base.plus(Moment(activation=-2 * self.inner, other=self.inner)).plus(input_gradient).plus(weight)
+        after = Moment(activation=-(2 + self.gated) * self.inner, other=(1 + self.gated) * self.inner)
+        second = base.plus(after).plus(input_gradient).plus(weight)
         came_back = base.plus(Moment(other=2 * self.dispatched))
-        in_ring = self._at_ring(is_later, received, came_back)
+        attention = self._at_attention(is_later, received, came_back)
         if is_later:
-            return [first, activation, second, came_back, *in_ring]
+            return [first, activation, second, came_back, *attention]
         left = self.entering + self.whole - self.saved - self.freed
         end = Moment(self.layer_gradient, left, received, self.attention + top * self.entering)
-        return [activation.plus(weight), first, second.plus(weight), came_back, *in_ring, end]
+        return [activation.plus(weight), first, second.plus(weight), came_back, *attention, end]
 
-    def _at_ring(self, is_later: bool, received: Numbers, instead: Moment) -> list[Moment]:
-        """In the backward of attention over context ranks, before and after the second round's kernel.
+    def _at_attention(self, is_later: bool, received: Numbers, instead: Moment) -> list[Moment]:
+        """In the backward of attention; over context ranks, before and after the second round's kernel.
 
-        For plans without context ranks: `instead`, which the list has already.
+        For plans with or without context ranks, where the others count: `instead`, which the list has already.
         """
-        if not self.in_ring:
-            return []
-        kept, wires, made, more = self.in_ring
         gradient = 0.0 if is_later else self.layer_gradient - self.entrance_gradient
         left = self.entering + self.whole - self.saved - self.freed
-        begins = Moment(gradient, left + kept, received + wires, self.entering + made)
-        ends = begins.plus(Moment(other=more))
-        return [instead.plus(moment.plus(instead, -1.0), self.has_ring) for moment in (begins, ends)]
+
+        def moment(kept: Numbers, wires: Numbers, made: Numbers, share: Numbers) -> Moment:
+            found = Moment(gradient, left + kept, received + wires, self.entering + made)
+            return instead.plus(found.plus(instead, -1.0), share)
+
+        found = [moment(kept, 0.0, made, 1.0 - self.has_ring) for kept, made in self.around_attention]
+        if not self.in_ring:
+            return found
+        kept, wires, made, more = self.in_ring
+        return [*found, *(moment(kept, wires, made + later, self.has_ring) for later in (0.0, more))]
 
     def at_message(self) -> Moment:
         """Between forward and backward: the gradient that was sent, and the buffer of the next one."""
@@ -201,6 +211,10 @@ def largest(moments: list[Moment]) -> Moment:
     return best
 
 
+def _query_columns(setup: Setup) -> Numbers:
+    return setup.model.num_heads * setup.model.head_size / setup.tensor
+
+
 def _last_weight(setup: Setup) -> Numbers:
     """Rows of the last weight of an MLP, or of all experts of a rank, which are one tensor."""
     mixture = setup.model.experts
@@ -211,7 +225,7 @@ def _last_weight(setup: Setup) -> Numbers:
 
 def stage_of(setup: Setup, step: StepTimes, rank: Numbers, layers: Numbers) -> Stage:
     machine, parameters, policy, sizes = setup.machine, step.pieces.parameters, setup.recompute, setup.sizes
-    model = setup.model
+    model, gated = setup.model, int(setup.model.activation == "swiglu")
     is_first, is_last = 1.0 * (rank == 0), 1.0 * (rank == setup.pipeline - 1)
     whole, entering = setup.whole_bytes, setup.entering_bytes
     work = step.pieces.layer._replace(saved_bytes=step.pieces.layer.saved_bytes + entering)
@@ -220,6 +234,11 @@ def stage_of(setup: Setup, step: StepTimes, rank: Numbers, layers: Numbers) -> S
     tied = is_first * is_last * parameters.tied
     has_ring = bool(highest(setup.context) > 1) and not model.latent
     entrance_columns = (model.num_heads + 2 * model.kv_heads) * model.head_size / setup.tensor  # Q, K and V
+    queries, all_three = (sizes.rows * n * machine.width for n in (_query_columns(setup), entrance_columns))
+    around = [(step.pieces.layer.attention_bytes + all_three, queries + all_three)]
+    if model.positions == "rotary":
+        # Queries last: their gradient in 32 bits, its products with the angles' sines and cosines, also in 16 bits.
+        around.append((0.0, all_three - queries + queries / machine.width * (12 if machine.width == 4 else 11)))
     return Stage(
         layers=layers,
         is_first=is_first,
@@ -236,8 +255,9 @@ def stage_of(setup: Setup, step: StepTimes, rank: Numbers, layers: Numbers) -> S
         dispatched=(model.experts.num_active if model.experts else 0) * entering,
         beyond=model.experts.num_active * entering * (load_of(model.experts, sizes) - 1) if model.experts else 0.0,
         attention=whole * ((1 + 3 / setup.tensor) if machine.stack.is_megatron else (2 + 1 / setup.tensor)),
-        # The output of the last product; if a layer keeps nothing, the MLP's two tensors, but not its output yet.
-        passing=entering + (policy.kind == "full") * 2 * step.pieces.layer.peak_bytes,
+        gated=gated,
+        # The output of the last product; if a layer keeps nothing, the MLP's two or three tensors, not its output yet.
+        passing=entering + (policy.kind == "full") * (2 + gated) * step.pieces.layer.peak_bytes,
         head=step.pieces.head.saved_bytes,
         loss=step.pieces.head.peak_bytes,
         logits=step.pieces.head.peak_bytes / 8 * machine.width,
@@ -249,4 +269,5 @@ def stage_of(setup: Setup, step: StepTimes, rank: Numbers, layers: Numbers) -> S
         in_ring=held_in_backward(machine, model, sizes) if has_ring else (),
         has_ring=1.0 * (setup.context > 1),
         entrance_gradient=entrance_columns * model.d_model * machine.width,
+        around_attention=() if model.latent else tuple(around),
     )

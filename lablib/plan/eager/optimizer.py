@@ -21,6 +21,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from lablib.cost.arrays import Numbers, ceil_div, maximum
+from lablib.models.transformer import Transformer
 from lablib.models.transformer_sizes import layer_matrices
 from lablib.plan.layer import Op
 from lablib.plan.machine import Machine
@@ -95,10 +96,19 @@ def own_numbers(setup: Setup, shared: Numbers, expert: Numbers) -> Numbers:
 def layer_pass(setup: Setup, size: float, shards: Numbers = 1, has_experts: bool = True) -> list[Op]:
     """One operator per tensor of a layer, or per share of it on this rank: it moves `size` bytes per number."""
     model, tensors = setup.model, layer_tensors(setup, has_experts)
-    vectors = model.num_norms * (2 if model.norm == "layer" else 1) + model.has_bias * len(tensors)
     split = setup.tensor * shards
     ops = [Op("matrix", size_bytes=rows * columns / split * size, times=count) for rows, columns, count in tensors]
-    return [*ops, Op("vectors", kernels=vectors)]
+    return [*ops, Op("vectors", kernels=vectors(model, len(tensors)))]
+
+
+def vectors_of_norm(model: Transformer) -> int:
+    """Scale and shift, or scale alone."""
+    return 2 if model.norm == "layer" else 1
+
+
+def vectors(model: Transformer, matrices: int) -> int:
+    """Of a layer: parameters of its norms, and biases."""
+    return model.num_norms * vectors_of_norm(model) + model.has_bias * matrices
 
 
 def seconds(setup: Setup, ops: list[Op]) -> Numbers:

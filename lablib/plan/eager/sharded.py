@@ -8,7 +8,7 @@ A rank keeps 1 / s of everything. For a time it holds whole:
                     until the logits exist; in backward until the copy
     the next one    in backward, its parameters in the buffer of the gather that was started early: as the head's
                     backward begins, then with each layer
-    the last one    its gradients, in the buffer that is summed and scattered
+    the last one    its gradients, in the buffer that is summed and scattered; the root at the end of backward
 
 With `data_overlap`, the last layer's second gather begins with its first copy.
 
@@ -58,11 +58,14 @@ def _round(
     held, before = stage.holds(k).plus(whole), stage.holds(k - 1).plus(whole)
     end = stage.at_embedding(is_later=False).plus(left, stage.layers)
     end = end.plus(Moment(gradient=root, communication=wider * stage.layer_gradient, parameter=-stage.layers * stays))
+    # Its parameters are freed before, as a layer's are.
+    together = Moment(gradient=root, communication=wider * root, parameter=-root - stage.layers * stays)
     backward = [*_head(stage, reshards, overlaps), *_layers(stage, reshards, wider, left)]
     return [
         *(before.plus(moment) for moment in _start(stage, root, reshards)),
         *(held.plus(moment) for moment in [*_end(stage, reshards, overlaps), *backward]),
         before.plus(end),
+        before.plus(together).plus(left, stage.layers),
     ]
 
 

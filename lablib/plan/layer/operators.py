@@ -10,7 +10,8 @@ in tensors of R D numbers, R k D (k), R E (E) and the experts' R k F (F), where 
 
     operator                        eager, forward              eager, backward                  fused, each way
     queries, keys, values           three products, or one      2 sums; stack and clone, 2 x 2   one product
-    rotation of queries and keys    6                           6                                passes_rotary
+    rotation of queries and keys    parts.py, in 32 bits        parts.py; heads in order         passes_rotary
+    output of rotated attention     copied, 2                   -                                -
     attention                       flash, 1 kernel; ring.py    flash, 3 kernels; ring.py        attention.py
     copies of heads                 -                           -                                2 per copy
     scores of the router            2 E, E + k                  E, E + 3 k, 3 E                  -
@@ -84,17 +85,25 @@ def _to_other_ranks(cut: Cut) -> list[Op]:
 def _heads(cut: Cut) -> list[Op]:
     """Queries, keys and values, kept for attention, and their rotation."""
     model, sizes, stack = cut.model, cut.sizes, cut.machine.stack
-    q = model.num_heads / sizes.tensor * model.head_size
-    kv = maximum(model.kv_heads / sizes.tensor, 1) * model.head_size
+    heads, kv_heads = model.num_heads / sizes.tensor, maximum(model.kv_heads / sizes.tensor, 1)
+    q, kv = heads * model.head_size, kv_heads * model.head_size
     kept = cut.rows * (q + 2 * kv) * cut.machine.width
     share, is_joined = cut.kept_share, stack.is_megatron
     made = parts.columns(cut, "queries, keys, values", cut.rows, (q, kv, kv), share, is_joined=is_joined)
     made[0] = made[0]._replace(saves=made[0].saves + kept)
     if cut.is_eager and stack.is_megatron:
         made += parts.streams("stack, clone", INPUT, 2 * kept, 2 * kept)
-    if model.positions == "rotary":
-        made += parts.passes(cut, "rotation", cut.rows * (q + kv), *((6, 6) if cut.is_eager else stack.passes_rotary))
-    return made
+    if model.positions != "rotary":
+        return made
+    if not cut.is_eager:
+        return made + parts.passes(cut, "rotation", cut.rows * (q + kv), *stack.passes_rotary)
+    # Attention's output has the layout of the rotated queries: it is copied for the next product. (ring.py: anyway.)
+    size, is_copied = cut.rows * q * cut.machine.width, 1.0 * ((heads > 1) & (sizes.context == 1))
+    return [
+        *(*made, Op("positions", size_bytes=8 * sizes.tokens)),
+        *(*parts.rotation(cut, heads), *parts.rotation(cut, kv_heads)),
+        Op("heads", size_bytes=2 * size, saves=size, times=is_copied),
+    ]
 
 
 def _latents(cut: Cut, latent: Latent) -> list[Op]:

@@ -41,17 +41,45 @@ def passes(cut: Cut, name: str, numbers: Numbers, forward: float, backward: floa
 
 
 def norm(cut: Cut, keeps_input: bool = True) -> list[Op]:
-    """Scale and shift (or scale alone) of a rank's own rows; eager torch keeps two numbers per row, of 32 bits."""
+    """Scale and shift (or scale alone) of a rank's own rows; eager torch keeps two 32-bit numbers (or one) per row."""
     model, stack, size = cut.model, cut.machine.stack, cut.own_rows * cut.row_bytes
     if not cut.is_eager:
         reads = stack.passes_rms_norm if model.norm == "rms" and stack.passes_rms_norm else stack.passes_norm
         return passes(cut, "norm", cut.own_rows * model.d_model, *reads, saves=keeps_input * size)
-    params, per_row = 2 if model.norm == "layer" else 1, 8 * cut.own_rows
+    params, kind = (2, "native_layer_norm") if model.norm == "layer" else (1, "_fused_rms_norm")
+    per_row = 4 * params * cut.own_rows
     moved = (2 * size + params * cut.row_bytes + per_row, 3 * size + 2 * params * cut.row_bytes + per_row)
     return [
-        Op("norm", FORWARD, "native_layer_norm", moved[0], saves=keeps_input * size + per_row),
-        Op("norm", INPUT, "native_layer_norm_backward", moved[1], kernels=2),
+        Op("norm", FORWARD, kind, moved[0], saves=keeps_input * size + per_row),
+        Op("norm", INPUT, f"{kind}_backward", moved[1], kernels=2),
         Op("norm", ACCUMULATE, size_bytes=3 * cut.row_bytes, times=params),
+    ]
+
+
+def rotation(cut: Cut, heads: Numbers) -> list[Op]:
+    """Rotation of queries or of keys by eager torch, in 32 bits: products of halves with cosines and with sines.
+
+    The angles of a layer, of 64 bits, have no gradient. In backward each half's gradient is put into zeros, and heads
+    are put next to each other, as the products before have them.
+    """
+    numbers = cut.rows * heads * cut.model.head_size
+    width, pairs, tokens = cut.machine.width, cut.model.head_size / 2, cut.sizes.tokens
+    angles = tokens * pairs
+    to_16_bits = [(4 + width) * numbers] if width < 4 else []
+    halves = 2 * numbers * width  # both gradients put together: a half read, zeros and the half written; then added
+    return [
+        *streams("frequencies", FORWARD, 8 * pairs, *[16 * pairs] * 3),
+        *streams("angles", FORWARD, 16 * tokens, 8 * (tokens + pairs + angles)),
+        *streams("cosines, sines", FORWARD, *[16 * angles] * 2),
+        *[Op("cosines, sines", size_bytes=12 * angles, saves=4 * angles)] * 2,
+        *streams("products", FORWARD, *[(width + 4) / 2 * numbers + 4 * angles] * 4),
+        *streams("rotated", FORWARD, *[6 * numbers] * 2, 8 * numbers, *to_16_bits),
+        *streams("to 32 bits", INPUT, *to_16_bits, kind="widening"),
+        *streams(
+            "products", INPUT, 4 * numbers, *[4 * numbers + 4 * angles] * 4, *[each / 2 for each in to_16_bits] * 4
+        ),
+        *streams("halves", INPUT, *[3 / 4 * halves] * 4, 3 / 2 * halves),
+        Op("heads", INPUT, size_bytes=halves, times=1.0 * (heads > 1)),
     ]
 
 
