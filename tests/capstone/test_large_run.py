@@ -57,6 +57,7 @@ def test_the_planner_gets_every_axis():
     found = plan_step(config(32, tensor=2, pipeline=2, context=2), "dgx-h100", 16)
     axes = found.parallel
     assert (axes.data, axes.tensor, axes.pipeline, axes.context, axes.zero_stage) == (2, 2, 2, 2, 1)
+    assert found.notes[0].endswith(": data 2, pipeline 2, context 2, tensor 2.")  # as the trainer's mesh
     sizes = ModelConfig(num_layers=2, d_model=64, num_heads=4, vocab_size=512, num_experts=8)
     mixture = TrainConfig(model=sizes, data=DataConfig(batch_size=32), parallel=ParallelConfig(expert=4))
     assert plan_step(mixture, "dgx-h100", 8).parallel.expert == 4
