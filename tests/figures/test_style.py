@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.figures import LOOKS, describe, kind_of_phase, table
-from lablib.figures.style import COMPUTE, FONT, MEMORY_LOOKS, base_layout, font_for, series_look
+from lablib.figures.style import BUBBLE, COMPUTE, FONT, MEMORY_LOOKS, STATES, base_layout, font_for, series_look
 from lablib.figures.svg.picture import figure_svg
-from lablib.figures.theme import AREAS, LINES, PAGE
+from lablib.figures.theme import AREAS, LINES, PAGE, TEXTS
 from lablib.record.memory import CATEGORIES
 from lablib.text.units import format_quantity, unit_for
 from tests.contrast import contrast, luminance
@@ -106,9 +106,10 @@ def test_what_a_model_holds_has_no_colour_of_a_phase_and_is_told_apart_in_grey()
         assert contrast(lower, upper) >= 1.5
 
 
-def test_letters_can_be_read_on_their_color():
-    for look in (*LOOKS.values(), *MEMORY_LOOKS.values(), COMPUTE):
+def test_letters_can_be_read_on_their_color_in_either_theme():
+    for look in (*LOOKS.values(), *STATES.values(), *MEMORY_LOOKS.values(), COMPUTE, BUBBLE):
         assert contrast(look.color, look.ink) >= 4.5, look.name
+        assert contrast(AREAS.get(look.color, look.color), TEXTS.get(look.ink, look.ink)) >= 4.5, look.name
 
 
 @pytest.mark.parametrize(
