@@ -228,7 +228,9 @@ def plan_buckets(expect: Expect, plan_buckets: Callable[[list[int], int], list[l
     many = [draw.integer(1, 9) * 10**6 for _ in range(200)], 7 * 10**8
     one, over = draw.integer(4, 99), draw.integer(1, 3)
     full = [([one], one), ([one, 100 - one], 100), ([100, one, 100 - one], 100)]
-    for sizes, most in [*drawn, many, *full, ([100 - one + over, one], 100)]:
+    # Too many bytes; the one of the second case is lost in a sum in single precision.
+    above = [([100 - one + over, one], 100), ([2**25 + 1, 2**25], 2**26)]
+    for sizes, most in [*drawn, many, *full, *above]:
         expect.measured.clear()  # the report shows the last sizes
         _expect_plan(expect, observe(plan_buckets, list(sizes), most), sizes, most)
     size = draw.integer(1, 100)

@@ -695,6 +695,21 @@ def plan_buckets(sizes_bytes, bucket_bytes):
             "a bucket is closed only when",
         ),
         (
+            "adds up in single precision",
+            """
+            def plan_buckets(sizes_bytes, bucket_bytes):
+                sizes, buckets, filled = torch.tensor(sizes_bytes).float(), [], 0
+                for index in reversed(range(len(sizes))):
+                    if not buckets or filled + sizes[index] > bucket_bytes:
+                        buckets.append([])
+                        filled = 0
+                    buckets[-1].append(index)
+                    filled += sizes[index]
+                return buckets
+            """,
+            "(2 gradients, buckets of 67108864 bytes)",
+        ),
+        (
             "makes buckets of a million bytes at most",
             """
 def plan_buckets(sizes_bytes, bucket_bytes):
