@@ -208,8 +208,7 @@ def test_a_missing_venv_module_comes_with_its_remedy(checkout, programs):
 
 
 @pytest.mark.parametrize(
-    "index",
-    [{"PIP_INDEX_URL": "http://127.0.0.1:9/"}, pytest.param({"PIP_NO_INDEX": "1"}, marks=pytest.mark.thorough)],
+    "index", [{"PIP_INDEX_URL": "http://127.0.0.1:9/"}, pytest.param({"PIP_NO_INDEX": "1"}, marks=pytest.mark.thorough)]
 )
 def test_without_a_network_it_says_so_and_the_next_call_goes_on(checkout, programs, index):
     """With the real pip, where the package index is switched off or refuses connections."""

@@ -21,11 +21,7 @@ def check(tokens: torch.Tensor, **more):
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -1.0])
 @pytest.mark.parametrize(
-    "call",
-    [
-        lambda bad: fit_steps_law([1.0, bad], [2.0, 1.0]),
-        lambda bad: fit_steps_law([1.0, 2.0], [bad, 1.0]),
-    ],
+    "call", [lambda bad: fit_steps_law([1.0, bad], [2.0, 1.0]), lambda bad: fit_steps_law([1.0, 2.0], [bad, 1.0])]
 )
 def test_numbers_that_are_none_or_negative(call, bad):
     with pytest.raises(ValueError, match=r"(must be|all positive and finite).*got"):

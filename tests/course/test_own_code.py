@@ -145,14 +145,8 @@ by_another_name = function("p = parallel; p.ring_all_reduce(x)")
         (lambda x: __import__("lablib.parallel"), "__import__"),
         (lambda x: [by_another_name(each) for each in x], "parallel.ring_all_reduce"),
         (lambda x: getattr(parallel, "ring_all_reduce")(x), "lablib.parallel as a whole"),  # noqa: B009
-        (
-            function("from lablib import parallel as p; p.ring_all_reduce(x)"),
-            "parallel.ring_all_reduce",
-        ),
-        (
-            function("from lablib.parallel.collectives.ring import ring_all_reduce as r"),
-            "parallel.ring_all_reduce",
-        ),
+        (function("from lablib import parallel as p; p.ring_all_reduce(x)"), "parallel.ring_all_reduce"),
+        (function("from lablib.parallel.collectives.ring import ring_all_reduce as r"), "parallel.ring_all_reduce"),
         (lambda x: [parallel][0], "lablib.parallel as a whole"),
         (function("p = parallel; return lambda: p.ring_all_reduce(x)"), "parallel.ring_all_reduce"),
         (function("p.ring_all_reduce(x)", "x, p=parallel"), "parallel.ring_all_reduce"),

@@ -164,14 +164,14 @@ _TABLES = GPTConfig(num_layers=2, d_model=768, num_heads=8, vocab_size=50304, ma
 _ODD = GPTConfig(num_layers=2, d_model=504, num_heads=8, vocab_size=30001, max_seq_len=77)
 
 
+_HOW = [{"reshard": False}, {"replicas": 2}, {"recompute": "full"}, {"recompute": "selective"}]
+
+
+@pytest.mark.parametrize("is_mixed", [False, True], ids=["one dtype", "mixed"])
 @pytest.mark.parametrize("config", [_SMALL, thorough(_WIDE), _ONE_LAYER], ids=["small", "wide", "one layer"])
-@pytest.mark.parametrize(
-    "how",
-    [{"reshard": False}, {"replicas": 2}, {"recompute": "full"}, {"recompute": "selective"}],
-    ids=lambda how: " ".join(f"{name}={value}" for name, value in how.items()),
-)
-def test_sharded_parameters_with_copies_kept_or_recomputed(how, config):
-    data_parallel("fsdp", 4, config, 2, 2, **how)
+@pytest.mark.parametrize("how", _HOW, ids=str)
+def test_sharded_parameters_with_copies_kept_or_recomputed(how, config, is_mixed):
+    data_parallel("fsdp", 4, config, 2, 2, is_mixed=is_mixed, **how)
 
 
 def test_sharded_gradients_of_many_layers_pile_up_where_few_ranks_share_them():
@@ -193,12 +193,6 @@ def test_sizes_that_ranks_do_not_divide(ranks):
 @pytest.mark.parametrize("micro_batches", [thorough(1), 3])
 def test_sharded_parameters_in_32_bits_under_layers_in_16(micro_batches, config):
     data_parallel("fsdp", 4, config, 2, micro_batches, is_mixed=True)
-
-
-@pytest.mark.parametrize("config", [_SMALL, _ONE_LAYER], ids=["small", "one layer"])
-@pytest.mark.parametrize("how", [{"reshard": False}, {"replicas": 2}, {"recompute": "full"}], ids=str)
-def test_copies_kept_or_recomputed_of_parameters_in_32_bits(how, config):
-    data_parallel("fsdp", 4, config, 2, 2, is_mixed=True, **how)
 
 
 _NARROW = GPTConfig(num_layers=2, d_model=512, num_heads=8, vocab_size=1000, max_seq_len=77, tied_head=False)
@@ -238,15 +232,9 @@ def test_shards_that_travel_beside_the_layers_on_streams_of_their_own(config, mi
     sizes = (config.num_layers, config.d_model, config.vocab_size, config.max_seq_len, 2, micro_batches)
     script = Path(__file__).with_name("fsdp_script.py")
     run = simulate_script(script, [str(int(n)) for n in (*sizes, config.tied_head, reshards)], ranks=2, cluster=cluster)
-    prediction = predict(
-        Transformer.of(config),
-        cluster,
-        Parallel(data=2, zero_stage=3, reshard_after_forward=reshards),
-        batch=2 * 2 * micro_batches,
-        micro_batch=2,
-        precision="float32",
-        stack=replace(STACKS["torch"], has_master=False),
-        derating=IDEAL,
-    )
+    split = Parallel(data=2, zero_stage=3, reshard_after_forward=reshards)
+    stack = replace(STACKS["torch"], has_master=False)
+    how: dict[str, Any] = {"batch": 4 * micro_batches, "micro_batch": 2, "precision": "float32", "stack": stack}
+    prediction = predict(Transformer.of(config), cluster, split, **how, derating=IDEAL)
     agrees(run, prediction, [0])
     agrees_on_communication(run, prediction, [0], "data")

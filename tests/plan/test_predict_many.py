@@ -138,16 +138,9 @@ def test_a_value_may_be_an_array_without_dimensions():
 
 def test_numbers_beyond_64_bits_do_not_wrap():
     # 10^9 sequences of 10^9 tokens are 10^18 of them, their FLOPs and the bytes of their messages beyond 2^63.
+    how = {"seq_len": 10**9, "pipeline": 4, "schedule": "gpipe", "stack": "megatron-deepspeed"}
     for batch, micro_batch in ((10**9, 1), (10**6, 10**6)):
-        many = predict_many(
-            *("llama-3-70b", "dgx-a100"),
-            batch=batch,
-            micro_batch=micro_batch,
-            seq_len=10**9,
-            pipeline=4,
-            schedule="gpipe",
-            stack="megatron-deepspeed",
-        )
+        many = predict_many("llama-3-70b", "dgx-a100", batch=batch, micro_batch=micro_batch, **how)
         same(many, 0)
 
 

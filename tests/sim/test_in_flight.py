@@ -319,10 +319,7 @@ WRONG = [divides_in_the_hook, backward_goes_on, steps_too_early, writes_to_one_o
 @pytest.mark.parametrize("program", WRONG, ids=lambda program: program.__name__)
 @pytest.mark.parametrize("fidelity", ["values", "shapes"])
 def test_a_wrong_program_is_told_its_call_and_the_line_of_the_write(program: Callable[[], None], fidelity: str):
-    with pytest.warns(
-        WriteInFlightWarning,
-        match=r"ranks 0 to 2 wrote to a tensor in flight \(test_in_flight.py:",
-    ):
+    with pytest.warns(WriteInFlightWarning, match=r"ranks 0 to 2 wrote to a tensor in flight \(test_in_flight.py:"):
         (note,) = launch(program, ranks=3, fidelity=fidelity).notes
     assert note.endswith("wait() first, or use a copy") and ", that of " in note
 

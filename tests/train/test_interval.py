@@ -7,13 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.train import (
-    LLAMA3_FAILURES,
-    daly_interval_s,
-    expected_overhead,
-    simulated_overhead,
-    young_interval_s,
-)
+from lablib.train import LLAMA3_FAILURES, daly_interval_s, expected_overhead, simulated_overhead, young_interval_s
 
 RATIOS = st.floats(1e-4, 1.9)  # a save over the mean time between failures
 SECONDS = st.floats(1.0, 1e6)

@@ -97,10 +97,7 @@ def run(how: Combination, **options: Any) -> list[Any]:
         pytest.param({"data": 4, "pipeline": 2, "tensor": 2}, {}, marks=SLOWER),
         ({"data": 2, "pipeline": 2, "context": 2, "tensor": 2}, {"sequence_parallel": True}),
         pytest.param({"pipeline": 2, "context": 2, "tensor": 2}, {"attention": gathered_attention}, marks=SLOWER),
-        (
-            {"context": 2, "tensor": 2},
-            {"attention": ulysses_attention, "sequence_parallel": True},
-        ),
+        ({"context": 2, "tensor": 2}, {"attention": ulysses_attention, "sequence_parallel": True}),
         ({"data": 2, "expert": 2, "tensor": 2}, {"num_experts": 4}),
         ({"pipeline": 2, "expert": 2, "context": 2}, {"num_experts": 4, "recompute": "full"}),
         pytest.param({"tensor": 2, "pipeline": 2, "expert": 2}, {"num_experts": 4, "schedule": "zb-h1"}, marks=SLOWER),
