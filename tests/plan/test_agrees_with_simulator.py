@@ -174,6 +174,13 @@ def test_sharded_parameters_with_copies_kept_or_recomputed(how, config, is_mixed
     data_parallel("fsdp", 4, config, 2, 2, is_mixed=is_mixed, **how)
 
 
+@pytest.mark.parametrize(("cluster", "replicas"), [("dgx-h100", 8), ("perlmutter", 4)])
+def test_sums_over_replicas_travel_beside_those_over_shards(cluster, replicas):
+    job = Job(GPTConfig(4, 1024, 16, 8192, 512), "fsdp", 16, 1, 3, cluster=cluster, is_mixed=True, replicas=replicas)
+    run = launch(partial(train, job), ranks=16, cluster=cluster, fidelity="shapes", simulate=[0])
+    agrees(run, predicted(job), [0])
+
+
 def test_sharded_gradients_of_many_layers_pile_up_where_few_ranks_share_them():
     data_parallel("fsdp", 2, _DEEP, 1, 1, recompute="full")
 

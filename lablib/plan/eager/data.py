@@ -7,6 +7,7 @@
     FSDP2       each layer: shards copied together (2 / s), gathered, taken apart (2); in backward the same again, and
                 gradients put together (2), summed and scattered, added to their shards from the second micro-batch on.
                 With wide shards (mixed precision) they are cast before, and sums travel in 32 bits.
+                Copies of the whole (HSDP) are summed on a stream of their own, beside the next layer's scatter.
                 Embedding, head and last norm are one group, gathered once
 
 Passes are over the parameters. Legend: s ranks that share them.
@@ -160,13 +161,13 @@ def gathered_s(setup: Setup, numbers: Numbers) -> tuple[Numbers, Numbers]:
     return wires_s, copies_s
 
 
-def scattered_s(setup: Setup, numbers: Numbers) -> tuple[Numbers, Numbers]:
-    """The same to sum and scatter gradients."""
+def scattered_s(setup: Setup, numbers: Numbers) -> tuple[Numbers, Numbers, Numbers]:
+    """The same to sum and scatter gradients; first, on other wires, to sum each share over the replicas."""
     machine, size = setup.machine, numbers * setup.machine.shard_width
     wires_s = machine.collective_s("reduce_scatter", size, setup.shards, setup.tensor)
     share, stride = size / setup.shards, setup.tensor * setup.shards
-    wires_s = wires_s + machine.collective_s("all_reduce", share, setup.replicas, stride)
-    return wires_s, machine.stream_s(numbers * machine.width + size) + machine.device.queued_s
+    replicas_s = machine.collective_s("all_reduce", share, setup.replicas, stride)
+    return replicas_s, wires_s, machine.stream_s(numbers * machine.width + size) + machine.device.queued_s
 
 
 def sharded_layer_s(
@@ -176,27 +177,31 @@ def sharded_layer_s(
     machine = setup.machine
     trained, regathered = 1.0 * setup.has_weight_gradients, 1.0 * setup.reshard_after_forward
     gather_s, apart_s = gathered_s(setup, parameters.layer)
-    scatter_s, together_s = scattered_s(setup, parameters.layer)
+    replicas_s, scatter_s, together_s = scattered_s(setup, parameters.layer)
     later = trained * (1 - 1 / setup.num_microbatches)
     added_s = later * seconds(setup, layer_pass(setup, 3 * machine.shard_width, setup.shards))
-    wires_s = (gather_s, regathered * gather_s + trained * scatter_s)
+    wires_s = [gather_s, regathered * gather_s + trained * scatter_s]
+    total_s = sum(wires_s) + trained * replicas_s
+    # The sums over replicas have a stream of their own, and travel while the next layer's gradients are scattered.
+    overlaps = machine.stack.data_overlap
+    wires_s[1] = maximum(wires_s[1], trained * replicas_s) if overlaps else wires_s[1] + trained * replicas_s
     copies_s = (apart_s, regathered * apart_s + trained * together_s + added_s)
-    hidden_s = (forward_s, backward_s) if machine.stack.data_overlap else (0.0, 0.0)
+    hidden_s = (forward_s, backward_s) if overlaps else (0.0, 0.0)
     passes = zip(wires_s, hidden_s, copies_s, strict=True)
     shown_s = [machine.exposed_s(wire, hidden) + copy for wire, hidden, copy in passes]
     # No layer before the first one hides its gather.
     shown_s[0] = shown_s[0] + minimum(gather_s, hidden_s[0]) * setup.pipeline / setup.model.num_layers
-    return shown_s[0], shown_s[1], sum(wires_s), sum(copies_s)
+    return shown_s[0], shown_s[1], total_s, sum(copies_s)
 
 
 def sharded_ends_s(setup: Setup, parameters: ParametersPerRank) -> tuple[Numbers, Numbers]:
     """Wires and copies of FSDP2 for embedding, head and last norm, once per micro-batch: nothing hides them."""
     machine, outside = setup.machine, _outside(setup, parameters)
     gather_s, apart_s = gathered_s(setup, outside)
-    scatter_s, together_s = scattered_s(setup, outside)
+    replicas_s, scatter_s, together_s = scattered_s(setup, outside)
     added_s = (1 - 1 / setup.num_microbatches) * machine.stream_s(3 * outside / setup.shards * machine.shard_width)
     trained = 1.0 * setup.has_weight_gradients
-    return gather_s + trained * scatter_s, apart_s + trained * (together_s + added_s)
+    return gather_s + trained * (scatter_s + replicas_s), apart_s + trained * (together_s + added_s)
 
 
 def _outside(setup: Setup, parameters: ParametersPerRank) -> Numbers:
