@@ -30,6 +30,7 @@ from lablib.data.text import CORPORA
 from lablib.errors import LaunchError
 from lablib.signature import checked, shown
 from lablib.text.units import format_quantity
+from lablib.train.build import fitted
 from lablib.train.config import TrainConfig
 from lablib.train.read_config import parse_config, with_overrides
 
@@ -100,7 +101,7 @@ def _axes(report: Report) -> list[str]:
     found = list[str]()
     for name, ranks in (("large", report.brief.gpus), ("small", report.small_ranks)):
         try:
-            getattr(report, name).on(ranks)
+            fitted(getattr(report, name), ranks)
         except ValueError as error:
             found.append(f"{name}: {error}")
     return found

@@ -95,6 +95,15 @@ def build(
 
 
 @checked
+def fitted(config: TrainConfig, ranks: int) -> TrainConfig:
+    """`config.on(ranks)`, checked for the mesh. ValueError: sizes that do not fit the axes, as of `Combination`."""
+    config = config.on(ranks)
+    if config.parallel.is_mesh:
+        make_combination(config)
+    return config
+
+
+@checked
 def make_model(config: TrainConfig) -> GPT | Llama:
     """The whole model, with experts if it has any."""
     sizes = config.model
@@ -111,8 +120,8 @@ def make_step(config: TrainConfig, model: nn.Module, optimizer_fn: OptimizerFn, 
     axes, precision, micro_batch = config.parallel, config.precision, config.data.micro_batch
     low = None if precision.products == "float32" else getattr(torch, precision.products)
     if axes.is_mesh:
-        how: Any = _combination(config, low)
-        return MeshStep(CombinedStep(how, optimizer_fn, scaler=scaler, model=model, padded=True))  # pyright: ignore
+        step = CombinedStep(make_combination(config), optimizer_fn, scaler=scaler, model=model, padded=True)  # pyright: ignore
+        return MeshStep(step)
     blocks: list[Any] = list(getattr(model, "blocks", ()))
     if config.memory.recompute != "none" and not blocks:
         raise ValueError(f"memory.recompute must be none for a model without blocks: got {config.memory.recompute}")
@@ -148,8 +157,10 @@ def make_step(config: TrainConfig, model: nn.Module, optimizer_fn: OptimizerFn, 
     return ReplicaStep(replica, optimizer_fn(list(model.parameters())), micro_batch, products)
 
 
-def _combination(config: TrainConfig, low: torch.dtype | None) -> Combination:
-    axes, data = config.parallel, config.data
+@checked
+def make_combination(config: TrainConfig) -> Combination:
+    """Axes and sizes of a configuration that is filled in. ValueError: they do not fit."""
+    axes, data, products = config.parallel, config.data, config.precision.products
     assert axes.data is not None and data.micro_batch is not None
     sizes = {axis: getattr(axes, axis) for axis in ("data", "pipeline", "expert", "context", "tensor")}
     return Combination(
@@ -162,7 +173,7 @@ def _combination(config: TrainConfig, low: torch.dtype | None) -> Combination:
         num_chunks=axes.num_chunks,
         sequence_parallel=axes.sequence_parallel,
         recompute=config.memory.recompute,
-        autocast=low,
+        autocast=None if products == "float32" else getattr(torch, products),
         num_experts=config.model.num_experts,
         num_active=config.model.num_active,
         zero_stage=max(1, axes.zero_stage),

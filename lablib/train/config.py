@@ -113,8 +113,9 @@ class OptimizerConfig(Checked):
     def __post_init__(self) -> None:
         check_fields(self)
         if self.fused and self.name not in (torchs := ("adamw", "adam", "sgd")):
-            rule = f"optimizer.fused must be false for {self.name}: torch has {', '.join(torchs)}"
-            raise ValueError(f'{rule}; try optimizer.name="adamw"')
+            raise _broken(
+                "optimizer.fused", f"false for {self.name}, as torch has {', '.join(torchs)}", "true", "false"
+            )
 
 
 @dataclass(frozen=True)
@@ -276,6 +277,9 @@ class TrainConfig(Checked):
         if model.num_experts and axes.sequence_parallel:
             rule = "false with experts, which combine with data, expert, tensor, context and pipeline ranks"
             raise _broken("parallel.sequence_parallel", rule, "true", "false")
+        if rate.fused and rate.name == "sgd" and axes.library == "torch" and axes.zero_stage:
+            rule = "false for sgd with fully_shard, as torch has no fused SGD of sharded parameters"
+            raise _broken("optimizer.fused", rule, "true", "false")
         if self.optimizer.name == "lamb" and (axes.zero_stage or axes.model_ranks > 1):
             raise _broken("optimizer.name", "element-wise where parameters are in shards", "lamb", '"adamw"')
         if self.precision.master and (axes.zero_stage == 0 or self.precision.products == "float32"):
@@ -304,6 +308,10 @@ class TrainConfig(Checked):
         ):
             rule = "none or full with context ranks, and with tensor ranks without sequence_parallel"
             raise _broken("memory.recompute", rule, "selective", '"full"')
+        kind, products = SCHEDULES[axes.schedule], self.precision.products
+        if axes.pipeline > 1 and kind.defers_weights and products != "float32":
+            rule = f"float32 with {axes.schedule}, which defers weight gradients"
+            raise _broken("precision.products", rule, products, 'float32, or parallel.schedule="1f1b"')
         allowed: dict[str, tuple[Any, ...]] = {
             "parallel.library": ("lablib",),
             "precision.master": (False,),

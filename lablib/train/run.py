@@ -30,7 +30,7 @@ from lablib.text.files import check_writable
 from lablib.train.alert_files import read_rules
 from lablib.train.alerts import TRAINING_RULES
 from lablib.train.breakdown import TimedPhases
-from lablib.train.build import build
+from lablib.train.build import build, fitted
 from lablib.train.checkpoint import Checkpoints
 from lablib.train.checkpoint_state import PerRank, shared_objects, split
 from lablib.train.communication import CommunicationMeter, simulated_rank
@@ -66,7 +66,7 @@ def load(
         tables, sentences = with_overrides(reading.record, overrides), reading.sentences("Without effect")
     config = parse_config(tables, str(path))
     check_type("data.corpus", config.data.corpus, Annotated[str, OneOf(CORPORA)])
-    config = config.on(ranks)
+    config = fitted(config, ranks)
     return config, [*sentences, *(f"Without effect: {one}." for one in without_effect(config, dict.fromkeys(given)))]
 
 

@@ -38,6 +38,7 @@ class Schedule:
     plan: Callable[..., Plan]  # the function that makes its plan
     takes_chunks: bool = False  # whether `plan` has a third argument, the pieces on each rank
     num_chunks: int = 1  # otherwise: the fixed number of pieces on each rank
+    defers_weights: bool = False  # whether weight gradients (W) are computed apart from those of inputs (I)
 
 
 SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
@@ -46,12 +47,12 @@ SCHEDULES: Mapping[str, Schedule] = MappingProxyType(
         "1f1b": Schedule(one_f_one_b),
         "interleaved": Schedule(interleaved_1f1b, takes_chunks=True),
         "breadth-first": Schedule(breadth_first, takes_chunks=True),
-        "zb-h1": Schedule(zb_h1),
-        "zb-h2": Schedule(zb_h2),
-        "zb-v": Schedule(zb_v, num_chunks=2),
-        "dualpipe-v": Schedule(dualpipe_v, num_chunks=2),
-        "v-half": Schedule(v_half, num_chunks=2),
-        "v-min": Schedule(v_min, num_chunks=2),
+        "zb-h1": Schedule(zb_h1, defers_weights=True),
+        "zb-h2": Schedule(zb_h2, defers_weights=True),
+        "zb-v": Schedule(zb_v, num_chunks=2, defers_weights=True),
+        "dualpipe-v": Schedule(dualpipe_v, num_chunks=2, defers_weights=True),
+        "v-half": Schedule(v_half, num_chunks=2, defers_weights=True),
+        "v-min": Schedule(v_min, num_chunks=2, defers_weights=True),
     }
 )
 
