@@ -7,7 +7,7 @@ arXiv 2407.21783, table 3 (the defaults here: vocabulary, length, base of the ro
 from dataclasses import dataclass
 
 from lablib.signature import check_fields
-from lablib.text.units import largest_divisor
+from lablib.text.units import largest_divisor, plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class LlamaConfig:
         if self.num_heads % self.kv_heads:
             raise ValueError(
                 f"num_heads must be a multiple of num_kv_heads: got {self.num_heads} and {self.kv_heads}; try "
-                f"{largest_divisor(self.num_heads, self.kv_heads)} key-value heads."
+                f"{plural(largest_divisor(self.num_heads, self.kv_heads), 'key-value heads')}."
             )
         if self.head_dim is None and self.d_model % self.num_heads or self.d_head < 2 or self.d_head % 2:
             near = 2 * self.num_heads * max(1, round(self.d_model / (2 * self.num_heads)))

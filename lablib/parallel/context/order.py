@@ -28,6 +28,7 @@ from itertools import pairwise
 from typing import Annotated
 
 from lablib.signature import Count, OneOf, Range, check_fields, checked, shown, whole_number
+from lablib.text.units import plural
 
 # For each sequence of a batch its documents, as ranges of positions; other positions are padding.
 Documents = tuple[tuple[range, ...], ...]
@@ -212,7 +213,8 @@ def _cut(name: str, seq_len: int, num_ranks: int, pieces: int) -> list[range]:
     if seq_len < pieces:
         raise ValueError(
             f"a sequence must have a token for each piece of its order: got {seq_len} tokens for the {pieces} pieces "
-            f"of {name} on {num_ranks} ranks; try {pieces} tokens, or {max(1, seq_len * num_ranks // pieces)} ranks."
+            f"of {name} on {num_ranks} ranks; try {pieces} tokens, or "
+            f"{plural(max(1, seq_len * num_ranks // pieces), 'ranks')}."
         )
     small, longer = divmod(seq_len, pieces)
     starts = [i * small + min(i, longer) for i in range(pieces + 1)]

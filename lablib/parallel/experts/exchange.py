@@ -33,7 +33,7 @@ from lablib.parallel.experts.dispatch import expert_capacity
 from lablib.parallel.experts.routing import check_choices
 from lablib.parallel.tensor.regions import Group, exchange_rows, shard_range
 from lablib.signature import Count, checked
-from lablib.text.units import largest_divisor
+from lablib.text.units import largest_divisor, plural
 
 # ---- who has which experts ----
 
@@ -67,8 +67,9 @@ def check_experts(
     if num_experts % spread:
         near = largest_divisor(num_experts, spread)
         raise ValueError(
-            f"the experts must be a multiple of the ranks they are spread over: got {num_experts} experts on {spread} "
-            f"ranks; try {near} ranks, or {-(-num_experts // spread) * spread} experts."
+            "the experts must be a multiple of the ranks they are spread over: got "
+            f"{plural(num_experts, 'experts')} on {spread} ranks; try {plural(near, 'ranks')}, or "
+            f"{-(-num_experts // spread) * spread} experts."
         )
     if cuts_experts and d_ff is not None and d_ff % tensor_ranks:
         raise ValueError(

@@ -52,7 +52,7 @@ from torch import Tensor, nn
 from lablib.parallel.data.overlapped import Handle
 from lablib.parallel.experts.gradients import ExpertGroup
 from lablib.parallel.tensor.state import each_parameter
-from lablib.parallel.zero.shards import FlatUnit, all_gather_shards, reduce_scatter_average
+from lablib.parallel.zero.shards import FlatUnit, all_gather_shards, reduce_scatter_average, require_same_training
 from lablib.phases import phase
 from lablib.precision.loss_scaling import LossScaler
 
@@ -78,12 +78,21 @@ class Sharded:
     counts: Sequence[bool]  # of each, whether this rank counts it in the norm, and saves it
 
     def counted(self, tensor: Tensor) -> list[Tensor]:
-        """The parts of a tensor like the shard that this rank counts; all of it includes padding, which is zero."""
+        """The parts of a tensor like the shard that this rank counts; all of it includes padding, which is zero.
+
+        Neighbours are one part: each part is a kernel of the norm.
+        """
         if all(self.counts):
             return [tensor]
         names = {name for name, counts in zip(self.unit.layout.names, self.counts, strict=True) if counts}
         pieces = self.unit.layout.pieces(dist.get_rank(self.unit.group))
-        return [tensor.narrow(0, start, numel) for name, _, start, numel in pieces if name in names]
+        parts: list[list[int]] = []  # start and length
+        for _, _, start, numel in (piece for piece in pieces if piece.name in names):
+            if parts and sum(parts[-1]) == start:
+                parts[-1][1] += numel
+            else:
+                parts.append([start, numel])
+        return [tensor.narrow(0, *part) for part in parts]
 
 
 @dataclass(eq=False)
@@ -201,6 +210,8 @@ class CombinedOptimizer(ShardedOptimizer):
     def begin(self) -> None:
         """Set gradients to zero in place; backward adds to them."""
         for buffer in self.buffers:
+            for one in buffer.owned:
+                require_same_training(one.name, one.param, True)
             buffer.unit.gradient = None
             buffer.gradients.zero_()
 

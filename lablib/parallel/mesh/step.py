@@ -291,4 +291,7 @@ def _require_model(model: GPT | Llama | None, how: Combination) -> None:
         )
     frozen = [name for name, param in model.named_parameters() if not param.requires_grad]
     if frozen:
-        raise ValueError(f"every parameter must train, as they share flat buffers: {frozen[0]} requires no gradient.")
+        raise ValueError(
+            f"every parameter must train, as they share flat buffers: {frozen[0]} requires no gradient; call "
+            "model.requires_grad_(), or take Zero, which has frozen parameters."
+        )

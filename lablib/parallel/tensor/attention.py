@@ -34,7 +34,7 @@ from lablib.parallel.tensor.linear import row_linear
 from lablib.parallel.tensor.overlap import overlapped_columns
 from lablib.parallel.tensor.regions import TENSOR, Group, Region, copy_to_ranks, shard_of
 from lablib.signature import Count, checked
-from lablib.text.units import largest_divisor
+from lablib.text.units import largest_divisor, plural
 
 
 class AttentionShard(NamedTuple):
@@ -60,17 +60,17 @@ def check_heads(num_heads: Count, num_kv_heads: Count, world_size: Count) -> Non
     if num_heads % num_kv_heads:
         raise ValueError(
             f"num_heads must be a multiple of num_kv_heads: got {num_heads} and {num_kv_heads}; "
-            f"try {largest_divisor(num_heads, num_kv_heads)} key-value heads."
+            f"try {plural(largest_divisor(num_heads, num_kv_heads), 'key-value heads')}."
         )
     if num_heads % world_size:
         raise ValueError(
             f"num_heads must be a multiple of the ranks, as a head is not cut: got {num_heads} heads on {world_size} "
-            f"ranks; try {largest_divisor(num_heads, world_size)} ranks."
+            f"ranks; try {plural(largest_divisor(num_heads, world_size), 'ranks')}."
         )
     if num_kv_heads % world_size and world_size % num_kv_heads:
         raise ValueError(
             f"key-value heads must be a multiple of the ranks, or divide them: got {num_kv_heads} on {world_size} "
-            f"ranks; try {largest_divisor(num_kv_heads, world_size)} ranks."
+            f"ranks; try {plural(largest_divisor(num_kv_heads, world_size), 'ranks')}."
         )
 
 

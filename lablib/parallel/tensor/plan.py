@@ -37,7 +37,7 @@ from lablib.parallel.tensor.regions import TENSOR, Region
 from lablib.parallel.tensor.sequence_parallel import SEQUENCE
 from lablib.parallel.tensor.vocabulary import padded_vocabulary
 from lablib.signature import Checked, Count, OneOf, check_fields, check_type, checked
-from lablib.text.units import largest_divisor
+from lablib.text.units import largest_divisor, plural
 
 Uneven = Annotated[str, OneOf(("refuse", "chunk", "pad"))]
 
@@ -228,7 +228,8 @@ def _check_units(name: str, match: Match, units: str, ranks: int) -> None:
     if num_units % ranks:
         near = largest_divisor(num_units, ranks)
         raise ValueError(
-            f"{units} must be a multiple of the ranks: got {num_units} of {name!r} on {ranks} ranks; try {near} ranks."
+            f"{units} must be a multiple of the ranks: got {num_units} of {name!r} on {ranks} ranks; try "
+            f"{plural(near, 'ranks')}."
         )
 
 

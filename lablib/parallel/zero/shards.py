@@ -265,6 +265,15 @@ def require_shardable(module: nn.Module, group: dist.ProcessGroup | None) -> Non
             )
 
 
+def require_same_training(name: str, param: nn.Parameter, is_trainable: bool) -> None:
+    """Raise ValueError if a parameter was frozen, or set free, after it was sharded."""
+    if param.requires_grad != is_trainable:
+        raise ValueError(
+            f"requires_grad of a parameter must stay as when it was sharded: {name} has {param.requires_grad} instead "
+            f"of {is_trainable}; set it before, and shard again."
+        )
+
+
 def require_same_ranks(group: dist.ProcessGroup | None, world_size: int) -> None:
     """Raise ValueError if the number of ranks has changed since the shards were cut."""
     if dist.get_world_size(group) != world_size:

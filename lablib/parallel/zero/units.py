@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lablib.parallel.data.overlapped import Handle
-from lablib.parallel.zero.shards import AllGather, FlatUnit
+from lablib.parallel.zero.shards import AllGather, FlatUnit, require_same_training
 from lablib.torch_compat import tree_leaves, tree_map_only
 
 Owners = dict[nn.Parameter, list[tuple[nn.Module, str]]]  # parameter -> its modules, and its name in each
@@ -47,7 +47,7 @@ class GatheredUnit:
         self.arrived: set[Tensor] = set()  # parameters with a gradient from this backward, until it is reduced
         self.open_uses: list[Use] = []
         self.active: set[Use] = set()  # uses with a running backward
-        self._slots: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
+        self._slots: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter, str]] = []
         self._gathers: list[Handle] | None = None  # in flight
         self._is_gathered = True
         for requires_grad in (True, False):
@@ -66,7 +66,7 @@ class GatheredUnit:
             full = nn.Parameter(view.data, requires_grad=param.requires_grad)
             start, numel = (pieces[name].start_in_shard, pieces[name].numel) if name in pieces else (0, 0)
             kept = nn.Parameter(flat.shard.data[start : start + numel], requires_grad=param.requires_grad)
-            self._slots += [(owner, attribute, full, kept) for owner, attribute in owners[param]]
+            self._slots += [(owner, attribute, full, kept, name) for owner, attribute in owners[param]]
             if full.requires_grad:
                 self.trainable.append(full)
             param.data = full.data  # whoever still has the module's original parameter holds no memory by it
@@ -101,7 +101,9 @@ class GatheredUnit:
 
     def _show(self, is_full: bool) -> None:
         self._is_gathered = is_full
-        for owner, attribute, full, kept in self._slots:
+        for owner, attribute, full, kept, name in self._slots:
+            if is_full:
+                require_same_training(name, kept, full.requires_grad)
             setattr(owner, attribute, full if is_full else kept)
 
     def missing(self) -> list[str]:

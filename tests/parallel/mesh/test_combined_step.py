@@ -428,7 +428,7 @@ def of(mesh: Mesh | None = None, batch_size: Any = 8, seq_len: Any = 16, **optio
         ),
         (lambda: of(Mesh(expert=2)), "got 2 ranks and num_experts=0; try num_experts=2, or data=2 without the axis"),
         (lambda: of(config=LLAMA, num_experts=2), "combine with data, expert, tensor, .* got 2 experts with a Llama"),
-        (lambda: of(Mesh(expert=2), num_experts=3), "got 3 experts on 2 ranks; try 1 ranks, or 4 experts"),
+        (lambda: of(Mesh(expert=2), num_experts=3), "got 3 experts on 2 ranks; try 1 rank, or 4 experts"),
     ],
 )
 def test_what_ranks_cannot_do_is_refused_before_any_starts(call: Any, message: str | None):
@@ -453,9 +453,20 @@ def test_what_does_not_fit_the_combination_is_refused_on_the_rank():
         launch(lambda: CombinedStep(how, partial(torch.optim.SGD, lr=0.1), max_norm=0), ranks=2)
     other, frozen = GPT(GPTConfig(4, 8, 2, vocab_size=12, max_seq_len=16)), GPT(CONFIG)
     frozen.blocks[1].requires_grad_(False)
-    for model, message in ((other, "the model must be as in the combination"), (frozen, "blocks.1.* no gradient")):
+    for model, message in (
+        (other, "the model must be as in the combination"),
+        (frozen, "blocks.1.* no gradient; call"),
+    ):
         with pytest.raises(RankError, match=message):
             launch(lambda model: CombinedStep(how, partial(torch.optim.SGD, lr=0.1), model=model), model, ranks=2)
+
+    def freezes_later() -> None:
+        step = CombinedStep(how, partial(torch.optim.AdamW, lr=0.1))
+        step.part.blocks.requires_grad_(False)  # weight decay would change it
+        step(*batch(CONFIG, 2, 4))
+
+    with pytest.raises(RankError, match="must stay as when it was sharded: blocks.* has False instead of True; set"):
+        launch(freezes_later, ranks=2)
 
 
 def test_the_model_that_is_given_is_left_as_it_is():

@@ -521,3 +521,13 @@ def test_while_it_computes_two_units_are_whole_and_no_more(stage: int):
     assert gradients <= layer * (2 + 4 / 8) + 2 * activation
     if stage == 3:
         assert held["parameter"][steady].max() <= layer * (2 + 4 / 8)
+
+
+def test_a_parameter_that_is_frozen_after_it_was_sharded_is_refused():
+    def program() -> None:
+        zero = parallel.Zero(nn.Linear(3, 4), sgd, 3)
+        zero.module.requires_grad_(False)
+        zero(torch.ones(2, 3))
+
+    with pytest.raises(RankError, match="must stay as when it was sharded: weight has False instead of True; set it"):
+        launch(program, ranks=2)
