@@ -15,7 +15,7 @@ from lablib.pipeline.schedules import SCHEDULES
 from lablib.train import TrainConfig, build, parse_config
 from lablib.train.build import fitted
 
-# Of torch: its compiler at the first import, and what the eager program of a compiled one notes.
+# Of torch: its compiler at the first import, and the note that a compiled program runs eagerly.
 pytestmark = pytest.mark.filterwarnings("ignore")
 AXES = ("data", "context", "tensor", "pipeline", "expert")
 
@@ -40,13 +40,13 @@ class OneBatch:
 
 def two_steps(config: TrainConfig) -> int:
     trainer = build(config, loader=OneBatch(config))
-    trainer.train(2)  # a second step finds what the first one left
+    trainer.train(2)  # the second step needs the state of the first
     return trainer.num_steps
 
 
 @st.composite
 def tables(draw: Any) -> dict[str, Any]:
-    """All axes, stages, schedules, formats and memory settings; half of the draws have what mostly combines."""
+    """All axes, stages, schedules, formats and memory settings; half of the draws have the usual value."""
 
     def one_of(usual: Any, *others: Any) -> Any:
         return draw(st.sampled_from([usual, *others])) if draw(st.booleans()) else usual
