@@ -256,7 +256,7 @@ class ZeroInfinity(Zero3):
 
 def shards_to_host(unit: GatheredUnit, link: HostLink) -> None:
     """Move a unit's shards, and the module's pieces of them, to host memory."""
-    kept = dict.fromkeys(kept for *_, kept in unit._slots)  # in the order of the layouts, tied ones once
+    kept = dict.fromkeys(kept for *_, kept, _ in unit._slots)  # in the order of the layouts, tied ones once
     places = iter(kept)
     for flat in unit.flats:
         shard = link.empty(flat.shard.detach(), flat.shard.dtype)
