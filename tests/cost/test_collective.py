@@ -12,7 +12,7 @@ from lablib.cost import GroupNetwork, algorithms_for, collective_cost
 from lablib.cost.algorithms import subtree as subtree_of
 from lablib.cost.algorithms import tree_children
 from lablib.cost.collectives import COLLECTIVES
-from lablib.hardware import CLUSTERS, Cluster, FatTree, Link, find_cluster
+from lablib.hardware import CLUSTERS, FatTree, Link, find_cluster
 
 # One switch and one kind of wire: then alpha and beta are the same for every pair, as the closed forms assume.
 ALPHA_S, BETA_S = 3e-6, 1 / 50e9
@@ -237,31 +237,6 @@ def test_one_rank_alone_pays_nothing(name, cluster, rank, size):
     assert (cost.time_s, cost.sent_bytes) == (0.0, (0.0,))
 
 
-@given(NAMES, networks(), SIZES, st.data())
-def test_every_rank_of_the_group_has_its_bytes_and_none_sends_less_than_nothing(name, net, size, data):
-    cost = collective_cost(name, size, net, root=data.draw(st.integers(0, net.size - 1)))
-    assert len(cost.sent_bytes) == net.size and all(sent >= 0 for sent in cost.sent_bytes) and cost.time_s >= 0
-
-
-# What must arrive somewhere, however it gets there: a lower bound in shards of S/n that no algorithm can beat.
-@given(networks(), SIZES, st.data())
-def test_no_algorithm_sends_less_than_the_data_that_must_arrive(net, size, data):
-    n, root = net.size, data.draw(st.integers(0, net.size - 1))
-    must_arrive = {
-        "broadcast": (n - 1) * size,
-        "reduce": (n - 1) * size,
-        "all_reduce": 2 * (n - 1) * size,
-        "all_gather": (n - 1) * size,
-        "reduce_scatter": (n - 1) * size,
-        "all_to_all": (n - 1) * size,
-        "gather": (n - 1) / n * size,
-        "scatter": (n - 1) / n * size,
-    }
-    for name, least in must_arrive.items():
-        for algorithm in algorithms_for(name, net):
-            assert sum(collective_cost(name, size, net, algorithm, root).sent_bytes) >= least * (1 - ROUNDING)
-
-
 # ---- the binomial tree, built by hand ----
 
 
@@ -314,38 +289,6 @@ def test_the_rounds_of_a_ring_and_of_an_exchange_pair_each_rank_with_its_neighbo
     assert set(net.ring.edges) == {net.cluster.edge(rank, (rank + 1) % n) for rank in range(n)}
     exchanged = {edge for _, step in net.shifts for edge in step.edges}
     assert exchanged == {net.cluster.edge(a, b) for a in range(n) for b in range(n) if a != b}
-
-
-@given(RANKS, SIZES, st.data())
-def test_each_rank_of_a_tree_broadcast_sends_once_to_each_child(n, size, data):
-    root, parents = data.draw(st.integers(0, n - 1)), binomial_tree(n)
-    sent = collective_cost("broadcast", size, flat(n), "tree", root=root).sent_bytes
-    for node in range(n):
-        children = sum(parent == node for parent in parents.values())
-        assert close(sent[(node + root) % n], children * size)
-
-
-@given(RANKS, SIZES, st.data())
-def test_each_rank_of_a_tree_all_reduce_sends_up_once_and_down_to_each_child(n, size, data):
-    parents = binomial_tree(n)
-    sent = collective_cost("all_reduce", size, flat(n), "tree").sent_bytes
-    for node in range(n):
-        assert close(sent[node], (sum(parent == node for parent in parents.values()) + (node in parents)) * size)
-
-
-@given(RANKS, st.data())
-def test_a_scatter_gather_moves_shards_down_the_tree_and_a_reduce_up(n, data):
-    root, parents = data.draw(st.integers(0, n - 1)), binomial_tree(n)
-    holds = [{node} for node in range(n)]
-    for child in sorted(parents, reverse=True):
-        holds[parents[child]] |= holds[child]
-    down, up = [0] * n, [0] * n
-    for child, parent in parents.items():
-        down[parent] += len(holds[child])
-        up[child] += len(holds[child])
-    for name, shards in (("broadcast", down), ("reduce", up)):
-        sent = collective_cost(name, float(n), flat(n), "scatter-gather", root=root).sent_bytes  # a shard is 1 byte
-        assert all(close(sent[(node + root) % n], shards[node] + n - 1) for node in range(n))
 
 
 @given(NAMES, networks(), SIZES, st.sampled_from([0.0, 1e-6, 3e-4]), st.data())
@@ -435,14 +378,3 @@ def test_an_unknown_algorithm_is_refused_with_the_nearest_names():
         collective_cost("all_reduce", 1.0, flat(4), "rings")
     with pytest.raises(ValueError, match=re.escape("Valid: tree, scatter-gather.")):
         collective_cost("broadcast", 1.0, flat(4), "ring")
-
-
-def test_costs_follow_the_cluster_that_was_changed():
-    base = find_cluster("dgx-h100")
-    slow: Cluster = base.replace(intra=replace(base.intra, bandwidth_bytes_per_s=base.intra.bandwidth_bytes_per_s / 2))
-    size = 1e9
-    latency_s = 2 * 7 * base.intra.latency_s
-    fast_s, slow_s = (
-        collective_cost("all_reduce", size, GroupNetwork(c, range(8)), "ring").time_s - latency_s for c in (base, slow)
-    )
-    assert isclose(slow_s, 2 * fast_s, rel_tol=1e-9)  # the latency subtracted leaves the rounding of a difference

@@ -85,14 +85,6 @@ def test_large_groups_too(name, cluster):
                 assert close(regular_s, explicit_s(name, size, n, stride, cluster)), (n, stride, size)
 
 
-def test_a_large_exchange_too():
-    for n, stride in ((256, 1), (512, 8)):
-        cluster = find_cluster("dgx-h100")
-        for size in (1e3, 1e9):
-            regular_s = regular_collective_s("all_to_all", size, n, stride, cluster)
-            assert close(regular_s, explicit_s("all_to_all", size, n, stride, cluster))
-
-
 @settings(max_examples=400)
 @given(ANY_CLUSTERS, st.sampled_from(EXPLICIT), SIZES, st.integers(1, 40), st.integers(1, 30))
 def test_so_it_does_on_any_network_also_where_the_links_of_a_node_are_the_slower_ones(cluster, name, size, n, stride):
