@@ -1,6 +1,5 @@
 """Bytes, FLOPs and memory of attention: the paper's formulas, sums over tiles, torch's counter, autograd's tensors."""
 
-import math
 from itertools import accumulate
 
 import pytest
@@ -19,7 +18,6 @@ from lablib.kernels.attention_bytes import (
     paper_flash_numbers,
     paper_tiles,
     standard_numbers,
-    visited_pairs,
 )
 from lablib.kernels.attention_plan import AttentionPlan, AttentionTiles, Tile, equal_lengths
 from lablib.kernels.flash_attention import TILED, TRITON, flash_attention
@@ -41,36 +39,6 @@ def example(N: int, heads: int = 1, kv_heads: int = 1, width: int = 4) -> list[t
     generator = torch.Generator().manual_seed(0)
     shapes = [(1, count, N, width) for count in (heads, kv_heads, kv_heads)]
     return [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
-
-
-@given(N=st.integers(1, 300), d=st.integers(1, 16), B=tile)
-def test_forward_bytes_of_one_head_are_the_closed_form(N, d, B):
-    moved = forward_bytes(equal_lengths(1, N, N, tiles=AttentionTiles(B, 4)), 1, d, itemsize=4)
-    del moved["starts_q"], moved["starts_k"]
-    assert sum(moved.values()) == 4 * (2 * N * d + 2 * N * d * math.ceil(N / B) + N)
-
-
-@given(n=st.integers(1, 30), d=st.integers(1, 16), B=tile)
-def test_causal_forward_visits_n_times_n_plus_one_halves(n, d, B):
-    N = n * B
-    plan = equal_lengths(1, N, N, True, AttentionTiles(B, B))
-    moved = forward_bytes(plan, 1, d, itemsize=4)
-    del moved["starts_q"], moved["starts_k"]
-    assert sum(moved.values()) == 4 * (2 * N * d + d * N * (n + 1) + N)
-    assert visited_pairs(plan) == B * B * n * (n + 1) // 2
-
-
-@given(t=st.integers(1, 60), s=st.integers(1, 60), d=st.integers(1, 9), B=tile, C=tile)
-def test_backward_bytes_of_one_head_are_the_closed_form(t, s, d, B, C):
-    """As flash_backward.py states them."""
-    moved = backward_bytes(equal_lengths(1, t, s, tiles=AttentionTiles(B, C)), 1, 1, d, itemsize=8)
-    for of_kernel in moved.values():
-        for name in ("starts_q", "starts_k"):
-            of_kernel.pop(name, None)
-    row_sums, dq, dk_dv = (sum(of_kernel.values()) for of_kernel in moved.values())
-    assert row_sums == 8 * (2 * t * d + t)
-    assert dq == 8 * (3 * t * d + 2 * s * d * math.ceil(t / B) + 2 * t)
-    assert dk_dv == 8 * (4 * s * d + (2 * t * d + 2 * t) * math.ceil(s / C))
 
 
 @settings(max_examples=6)
