@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy
@@ -83,27 +83,9 @@ class Keeps(nn.Module):
         return (2 * x).tanh()
 
 
-@settings(max_examples=15)
-@given(num_layers=st.integers(1, 9), k=st.integers(1, 9), numel=st.sampled_from([256, 1000]))
-def test_the_peak_on_the_tracker_is_the_closed_form(num_layers, k, numel):
-    """Each layer keeps its result, b bytes, and a checkpoint is b: exact but for what is at work."""
-    b = 4.0 * numel
-
-    def peak(plan) -> float:
-        def program():
-            x = torch.randn(numel, requires_grad=True)
-            run(plan, [Keeps() for _ in range(num_layers)], x).sum().backward()
-
-        return launch(program, ranks=1).memory.peak_bytes(0)
-
-    at_work = 2 * b + 8  # the gradient that comes and the one that is made; the loss
-    form = peak_bytes(checkpoint_every(num_layers, k), [b] * num_layers, [b] * num_layers)
-    # One more b: the input of the last segment is kept until its layers are there again.
-    assert form <= peak(checkpoint_every(num_layers, k)) <= form + b + at_work
-
-
 @settings(max_examples=25)
 @given(num_layers=st.integers(1, 8), kinds=st.lists(st.tuples(st.integers(1, 8), st.booleans()), min_size=1), seed=SEED)
+@example(num_layers=8, kinds=[(2, True)], seed=0)
 def test_the_peak_of_any_plan_on_the_tracker_is_the_closed_form(num_layers, kinds, seed):
     """Segments of any lengths, kept or checkpointed, and layers that keep one or two results."""
     plan, start = [], 0

@@ -58,39 +58,6 @@ def test_the_least_budget_is_the_least(layers):
     assert least == 0 or least_time(layers, 0, last, least - 1) == inf
 
 
-@given(layers=LAYERS, budget=st.integers(1, 60))
-def test_more_memory_is_never_slower_and_enough_recomputes_nothing(layers, budget):
-    least = max(least_budget_bytes(layers), 1.0)
-    times = [optimal_plan(layers, least + more, slots=int(least + more)).time_s for more in (0, budget, budget + 40)]
-    assert times == sorted(times, reverse=True)
-    everything = sum(layer.kept_bytes + layer.output_bytes for layer in layers) or 1.0
-    plain = sum(layer.forward_s + layer.backward_s for layer in layers)
-    assert optimal_plan(layers, everything, slots=int(everything)).time_s == plain
-
-
-@given(n=st.integers(1, 14), k=st.integers(1, 14), kept=st.integers(0, 12), output=st.integers(1, 4))
-def test_never_worse_than_equal_segments_at_their_own_budget(n, k, kept, output):
-    layers = [ChainLayer(1.0, 2.0, float(kept), float(output)) for _ in range(n)]
-    k = min(k, n)
-    # Every segment is one checkpointed part, the last one kept: a checkpoint for each, and one segment at a time. While
-    # a segment runs for the first time, two outputs are there beside the checkpoints before it.
-    num_segments = -(-n // k)
-    budget = (num_segments - 1) * output + max(k * (kept + output), 2 * output)
-    equal = 3 * n + (n - (n - (num_segments - 1) * k))
-    assert optimal_plan(layers, float(budget), slots=budget).time_s <= equal
-
-
-@given(layers=LAYERS, num_checkpointed=st.integers(0, 6))
-def test_never_worse_than_checkpointing_the_first_layers(layers, num_checkpointed):
-    """The first m each on its own: their outputs, and at most one of them, or the rest, in full."""
-    m = min(num_checkpointed, len(layers) - 1)
-    own = [layer.kept_bytes + layer.output_bytes for layer in layers]
-    outputs = sum(layer.output_bytes for layer in layers[:m])
-    budget = max(outputs + sum(own[m:]), outputs + max(own), 1.0)
-    time_s = sum(layer.forward_s + layer.backward_s for layer in layers) + sum(each.forward_s for each in layers[:m])
-    assert optimal_plan(layers, budget, slots=int(budget)).time_s <= time_s
-
-
 def test_rounding_to_slots_never_breaks_the_budget_and_costs_little():
     generator = torch.Generator().manual_seed(0)
     sizes = (torch.rand(20, 2, generator=generator) * 1e6).tolist()
