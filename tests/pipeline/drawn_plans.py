@@ -6,6 +6,14 @@ from hypothesis import strategies as st
 
 from lablib.pipeline import Action, Kind, Plan
 from lablib.pipeline.deadlock import given, needed
+from lablib.pipeline.schedules import SCHEDULES, make
+
+
+def any_plan(name: str, p: int, m: int, v: int = 1) -> Plan:
+    """The schedule at the nearest size that it is defined for."""
+    v = v if SCHEDULES[name].takes_chunks else 1
+    m = -(-m // p) * p if name == "interleaved" and v > 1 else max(m, 2 * p) if name == "dualpipe-v" else m
+    return make(name, p, m, v)
 
 
 @st.composite

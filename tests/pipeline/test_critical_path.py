@@ -27,18 +27,6 @@ def replays(draw):
     return replay(plan, costs)
 
 
-def test_of_two_stages_and_two_micro_batches_by_hand():
-    found = critical_path(replay(make("1f1b", 2, 2)))
-    assert [str(each.action) for each in found] == ["0F0", "1F0", "1B0", "1F1", "1B1", "0B1"]
-    assert [(each.rank, each.index) for each in found] == [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3), (0, 3)]
-    assert all(each.lag_s == 0 for each in found)
-
-
-def test_a_message_on_the_path_is_its_lag():
-    found = critical_path(replay(make("gpipe", 2, 1), Costs(send_s=0.5)))
-    assert [(str(each.action), each.lag_s) for each in found] == [("0F0", 0), ("1F0", 0.5), ("1B0", 0), ("0B0", 0.5)]
-
-
 def test_a_plan_without_actions_has_none():
     assert critical_path(replay(Plan("empty", 2, 0, ((), ()), (0, 1)))) == ()
 

@@ -18,8 +18,8 @@ from lablib.pipeline import Costs, Kind, Plan, executed, measured_costs, replay,
 from lablib.pipeline.executor import Pipeline, WeightGradients, cut
 from lablib.pipeline.schedules import SCHEDULES, make
 from lablib.run import COMPUTE, Run
-from tests.pipeline.drawn_plans import plans
-from tests.pipeline.test_executor import any_plan, blocks, mean_square, rows
+from tests.pipeline.drawn_plans import any_plan, plans
+from tests.pipeline.test_executor import blocks, mean_square, rows
 
 ROUNDING = 1e-12  # of the makespan
 # An action of a replay has one duration. These are small: behind a host that launches them, the first would be longer.

@@ -15,8 +15,8 @@ from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.parallel import average_gradients
 from lablib.pipeline import Costs, Plan, naive_communication, schedules, with_communication
 from lablib.pipeline.executor import Pipeline, cut, cut_at, seed_of, token_weights
-from lablib.pipeline.schedules import SCHEDULES, make
-from tests.pipeline.drawn_plans import plans
+from lablib.pipeline.schedules import SCHEDULES
+from tests.pipeline.drawn_plans import any_plan, plans
 
 CONFIG = GPTConfig(num_layers=4, d_model=8, num_heads=2, vocab_size=16, max_seq_len=6)
 Found = dict[str, Tensor]
@@ -77,13 +77,6 @@ def assert_same(found: Sequence[Found], expected: Found, rtol: float = 1e-9) -> 
     for of_rank in found:
         for name, grad in of_rank.items():
             torch.testing.assert_close(grad, expected[name], rtol=rtol, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
-
-
-def any_plan(name: str, p: int, m: int, v: int = 1) -> Plan:
-    """The schedule at the nearest size that it is defined for."""
-    v = v if SCHEDULES[name].takes_chunks else 1
-    m = -(-m // p) * p if name == "interleaved" and v > 1 else max(m, 2 * p) if name == "dualpipe-v" else m
-    return make(name, p, m, v)
 
 
 def gpt_step(plan: Any, recompute: bool = False, steps: int = 1) -> tuple[Found, list[float]]:

@@ -8,17 +8,11 @@ from lablib.pipeline import Costs, Kind, Plan, peak_in_flight, replay, schedules
 from lablib.pipeline.schedules import SCHEDULES, make, v_blocks
 from lablib.pipeline.schedules.v_half import block as v_half_block
 from lablib.pipeline.schedules.v_min import block as v_min_block
+from tests.pipeline.drawn_plans import any_plan
 
 V_SHAPED = ("zb-v", "dualpipe-v", "v-half", "v-min")
 SPLIT = ("zb-h1", "zb-h2", "zb-v", "v-half", "v-min")  # every backward is I and W
 STAGES, MICROBATCHES, CHUNKS = st.integers(1, 9), st.integers(1, 24), st.integers(1, 4)
-
-
-def any_plan(name: str, p: int, m: int, v: int) -> Plan:
-    """The schedule at the nearest size that it is defined for."""
-    v = v if SCHEDULES[name].takes_chunks else 1
-    m = -(-m // p) * p if name == "interleaved" and v > 1 else max(m, 2 * p) if name == "dualpipe-v" else m
-    return make(name, p, m, v)
 
 
 def row(plan: Plan, rank: int) -> str:
@@ -62,48 +56,15 @@ def test_chunks_are_dealt_around_the_ranks(name):
     assert make(name, 2, 4, 3).rank_of == (0, 1, 0, 1, 0, 1)
 
 
-# ---- orders, by hand from the figures of the papers (which count micro-batches from 1)
+# ---- orders (those that torch has too: test_torch_schedules.py)
 
 
-def test_1f1b_is_the_order_of_the_megatron_paper():
-    # Narayanan et al., 2021, figure 4, above: 4 devices, 8 micro-batches.
-    plan = schedules.one_f_one_b(4, 8)
-    assert row(plan, 0) == "0F0 0F1 0F2 0F3 0B0 0F4 0B1 0F5 0B2 0F6 0B3 0F7 0B4 0B5 0B6 0B7"
-    assert row(plan, 2) == "2F0 2F1 2B0 2F2 2B1 2F3 2B2 2F4 2B3 2F5 2B4 2F6 2B5 2F7 2B6 2B7"
-    assert row(plan, 3) == "3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4 3F5 3B5 3F6 3B6 3F7 3B7"
-
-
-def test_interleaved_1f1b_is_the_order_of_the_megatron_paper():
-    # Narayanan et al., 2021, figure 4, below: 4 devices with 2 chunks, 8 micro-batches.
-    plan = schedules.interleaved_1f1b(4, 8, 2)
-    assert row(plan, 0).startswith("0F0 0F1 0F2 0F3 4F0 4F1 4F2 4F3 0F4 0F5 0F6 4B0 0F7 4B1 4F4 4B2 4F5 4B3 4F6 0B0")
-    assert row(plan, 3).startswith("3F0 3F1 3F2 3F3 7F0 7B0 7F1 7B1 7F2 7B2 7F3 7B3 3F4 3B0 3F5 3B1")
-    assert row(plan, 3).endswith("7F7 7B7 3B4 3B5 3B6 3B7")
-
-
-def test_gpipe_is_all_forward_and_all_backward():
-    assert row(schedules.gpipe(2, 3), 1) == "1F0 1F1 1F2 1B0 1B1 1B2"
-
-
-def test_breadth_first_takes_every_micro_batch_through_a_piece_before_the_next():
-    assert row(schedules.breadth_first(2, 2, 2), 0) == "0F0 0F1 2F0 2F1 2B1 2B0 0B1 0B0"
-
-
-def test_zero_bubble_orders_are_those_of_the_paper():
-    # Qi et al., 2023, figures 2 and 3: 4 devices, 8 micro-batches; the first and the last device.
-    h1, h2 = schedules.zb_h1(4, 8), schedules.zb_h2(4, 8)
-    assert row(h1, 0).startswith("0F0 0F1 0F2 0F3 0I0 0W0 0F4 0I1 0W1 0F5 0I2 0W2 0F6")
-    assert row(h1, 3).startswith("3F0 3I0 3F1 3I1 3F2 3I2 3F3 3I3 3W0 3F4 3I4 3W1 3F5")
+def test_zb_h2_is_the_order_of_the_paper():
+    # Qi et al., 2023, figure 3: 4 devices, 8 micro-batches; the first and the last device.
+    h2 = schedules.zb_h2(4, 8)
     assert row(h2, 0).startswith("0F0 0F1 0F2 0F3 0F4 0F5 0F6 0I0 0W0 0F7 0I1 0W1 0I2 0W2 0I3")
     assert row(h2, 3).startswith("3F0 3I0 3F1 3I1 3F2 3I2 3F3 3I3 3F4 3I4 3F5 3I5 3F6 3I6 3W0 3F7 3I7 3W1")
     assert row(h2, 3).endswith("3W1 3W2 3W3 3W4 3W5 3W6 3W7")
-
-
-def test_zb_v_turns_each_micro_batch_around_at_the_bottom_of_the_v():
-    # By hand: two ranks, three micro-batches; nobody waits between its first action and its last.
-    plan = schedules.zb_v(2, 3)
-    assert row(plan, 0) == "0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0I0 0W0 3F2 3I2 3W2 0I1 0W1 0I2 0W2"
-    assert row(plan, 1) == "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1I1 2I2 1I2 1W1 2W2 1W2"
 
 
 def test_one_rank_needs_no_schedule():
