@@ -53,13 +53,6 @@ def test_constant_times_settle_at_the_closed_form(copy, reads_loss, load_s, step
     )
 
 
-def test_the_steps_of_the_closed_form_in_numbers():
-    assert steady_step_s(copying(2.0, 0), 6.0, 5.0) == 13
-    assert steady_step_s(copying(2.0, 1), 6.0, 5.0) == 7
-    assert steady_step_s(copying(2.0, 1, copy=Copy.OWN_STREAM), 6.0, 5.0) == 6
-    assert steady_step_s(copying(2.0, 2, copy=Copy.OWN_STREAM), 6.0, 5.0) == 5
-
-
 @given(runs())
 def test_every_idle_second_has_one_cause(made):
     run, steps = run_loop(*made), made[2]
