@@ -50,25 +50,6 @@ def times(kernel: Raw) -> tuple[int, int]:
 # ---- communication ----
 
 
-def test_each_batch_has_the_times_of_its_own_kernel_also_when_both_wait_on_the_gpu():
-    recording = Recording()
-    first = batch(recording, 1, sends=2, takes=500_000)
-    second = batch(recording, 2, sends=3, takes=200_000)  # issued long before the first has run
-    calls = [call("send", "send", number) for number in (1, 1, 2, 2, 2)]
-    spans(recording, calls)
-    assert [ran(one) for one in calls] == [times(first)] * 2 + [times(second)] * 3
-
-
-def test_a_collective_without_a_kernel_takes_none_of_a_later_one():
-    recording = Recording()
-    all_reduce(recording, takes=None)
-    kernel = all_reduce(recording, takes=30_000, delay=90_000)
-    calls = [call("allreduce_", "all_reduce"), call("allreduce_", "all_reduce")]
-    drawn = spans(recording, calls)
-    assert calls[0].end_ns == 0 and kernel is not None and ran(calls[1]) == times(kernel)
-    assert [(s.name, s.start_ns) for s in drawn] == [("all_reduce", kernel.start)]
-
-
 def test_what_a_collective_copies_is_compute_and_its_time_that_of_nccls_kernel():
     recording = Recording()
     with recording.operation("c10d::allgather_"), recording.operation("record_param_comms"):
@@ -114,17 +95,6 @@ def test_without_one_recorded_kernel_there_are_no_compute_spans():
     with recording.operation("aten::mm"):
         recording.launch("gemm", 1_000, is_lost=True)
     assert spans(recording) == []
-
-
-def test_numbers_of_torch_and_of_cuda_are_not_mixed_up():
-    recording = Recording()
-    lone = [recording.launch("triton_fused", 1_000) for _ in range(5)]  # CUDA's numbers 1 to 5
-    kernels = []
-    for _ in range(5):  # torch's numbers 1 to 5
-        with recording.operation("aten::add"):
-            kernels.append(recording.launch("add", 1_000))
-    found = {(s.name, s.start_ns) for s in spans(recording)}
-    assert found == {("triton_fused", k.start) for k in lone} | {("aten.add", k.start) for k in kernels}
 
 
 # ---- copies ----
@@ -187,17 +157,6 @@ def run_of(some):
 
 
 # ---- phases ----
-
-
-def test_a_tritons_phase_is_that_of_its_launch_though_it_runs_in_another():
-    recording = Recording()
-    with recording.operation("forward", scope=7):
-        with recording.operation("aten::mm"):
-            recording.launch("gemm", 10_000_000)  # keeps the GPU busy until long after
-        recording.launch("triton_fused", 1_000, call="cuLaunchKernelEx")
-    with recording.operation("evaluate", scope=7):
-        recording.now += 50_000_000
-    assert {s.name: s.phase for s in spans(recording)} == {"aten.mm": "forward", "triton_fused": "forward"}
 
 
 def test_a_triton_kernel_of_a_backward_is_backward_and_one_inside_a_named_region_has_its_launchs_phase():
