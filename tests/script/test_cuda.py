@@ -96,20 +96,10 @@ print(not any(p.is_cuda for p in model.cpu().parameters()))
     assert lines(run) == ["True"]
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("torch.ones(2, device='cuda') + torch.ones(2)", "Expected all tensors to be on the same device"),
-        ("torch.ones(2, device='cuda:7')", "invalid device ordinal: cuda:7 does not exist; .* has cuda:0 to cuda:1"),
-        (
-            "torch.cuda.set_device(0); dist.init_process_group('nccl'); dist.all_reduce(torch.ones(2).cuda())",
-            "Duplicate GPU detected: rank 1 communicates from cuda:0",
-        ),
-    ],
-)
-def test_mistakes_with_devices_are_those_of_a_gpu(simulated, line, says):
-    """All others: test_stand_in.py."""
-    with pytest.raises(RankError, match=says):
+def test_two_ranks_that_communicate_from_one_device_are_refused(simulated):
+    """All other mistakes with devices: test_stand_in.py."""
+    line = "torch.cuda.set_device(0); dist.init_process_group('nccl'); dist.all_reduce(torch.ones(2).cuda())"
+    with pytest.raises(RankError, match="Duplicate GPU detected: rank 1 communicates from cuda:0"):
         simulated(SETUP + line)
 
 
