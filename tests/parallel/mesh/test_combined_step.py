@@ -3,7 +3,6 @@
 import math
 from dataclasses import replace
 from functools import partial
-from itertools import permutations
 from typing import Any
 
 import pytest
@@ -88,10 +87,8 @@ def run(how: Combination, **options: Any) -> list[Any]:
     ("sizes", "options"),
     [
         ({"data": 2, "pipeline": 2, "tensor": 2}, {"sequence_parallel": True}),
-        pytest.param({"data": 2, "pipeline": 2, "tensor": 2}, {}, marks=SLOWER),
         ({"data": 2, "pipeline": 2, "tensor": 2}, {"schedule": "interleaved", "num_chunks": 2, "recompute": "full"}),
         ({"data": 2, "pipeline": 2, "tensor": 2}, {"schedule": "zb-v", "sequence_parallel": True, "recompute": "full"}),
-        pytest.param({"data": 2, "pipeline": 2, "tensor": 2}, {"schedule": "zb-h1"}, marks=SLOWER),
         pytest.param({"data": 2, "pipeline": 4, "tensor": 2}, {"sequence_parallel": True}, marks=SLOWER),
         pytest.param({"data": 2, "pipeline": 2, "tensor": 4}, {"sequence_parallel": True}, marks=SLOWER),
         pytest.param({"data": 4, "pipeline": 2, "tensor": 2}, {}, marks=SLOWER),
@@ -151,16 +148,6 @@ def test_each_token_with_a_loss_counts_the_same_wherever_padding_is(sizes: Any):
     for found_loss, found in launch(program, ranks=how.mesh.num_ranks, trace=False).values:
         assert found_loss == pytest.approx(loss.item(), rel=1e-12)
         torch.testing.assert_close(found, {name: p.grad for name, p in model.named_parameters()}, **EXACT)
-
-
-def test_every_order_of_the_axes_gives_the_same_gradients():
-    reference = None
-    for axes in list(permutations(("data", "pipeline", "tensor")))[::2]:  # each axis at each place
-        mesh = Mesh(data=2, pipeline=2, tensor=2).reordered(*axes)
-        how = Combination(CONFIG, mesh, 4, 8, num_micro_batches=2, sequence_parallel=True)
-        reference = reference or one_device(how, steps=1)
-        values = launch(train, how, 1, ranks=8, trace=False).values
-        assert_is_one_device(how, values, reference)
 
 
 @given(data=st.data())
