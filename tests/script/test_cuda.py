@@ -96,6 +96,12 @@ print(not any(p.is_cuda for p in model.cpu().parameters()))
     assert lines(run) == ["True"]
 
 
+def test_a_device_that_is_not_there_is_refused_with_those_that_are(simulated):
+    says = "invalid device ordinal: cuda:7 does not exist; .* has cuda:0 to cuda:1"
+    with pytest.raises(RankError, match=says):
+        simulated(SETUP + "torch.ones(2, device='cuda:7')")
+
+
 def test_two_ranks_that_communicate_from_one_device_are_refused(simulated):
     """All other mistakes with devices: test_stand_in.py."""
     line = "torch.cuda.set_device(0); dist.init_process_group('nccl'); dist.all_reduce(torch.ones(2).cuda())"
