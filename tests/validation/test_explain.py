@@ -38,16 +38,15 @@ def test_a_simulated_run_of_the_gpt_has_its_predicted_terms(job, tmp_path):
     run = launch(partial(train, job), ranks=job.ranks, cluster=job.cluster, fidelity="shapes")
     timeline = run.timeline.without("setup")
     path = timeline.to_perfetto(tmp_path / "trace.json")
-    is_fsdp = job.kind == "fsdp"
     arguments: dict[str, Any] = {
         "model": Transformer.of(job.config),
         "cluster": job.cluster,
-        "parallel": Parallel(data=job.ranks, zero_stage=3 if is_fsdp else 0),
+        "parallel": Parallel(data=job.ranks, zero_stage=3 if job.kind == "fsdp" else 0),
         "batch": job.ranks * job.batch,
         "micro_batch": job.batch,
         "precision": str(job.dtype).removeprefix("torch."),
         "recompute": job.recompute,
-        "stack": replace(STACKS["torch"], has_master=False, data_overlap=not is_fsdp),
+        "stack": replace(STACKS["torch"], has_master=False),
         "derating": IDEAL,
     }
     found = explain(arguments, path)
