@@ -54,8 +54,9 @@ print(lab01.facts(config, device, tokens_of_batch))
 # *optimizer*, here AdamW, changes the parameters.
 
 # %% [markdown]
-# In *mixed precision* the model computes in bfloat16, with 2 bytes per number. AdamW works on a copy with 4 bytes, the
-# *master* parameters: `lab01.update` gives it the gradients, and copies its parameters back.
+# In *mixed precision* the model computes in bfloat16, with 2 bytes per number. AdamW works on a copy with 4 bytes per
+# number, the *master* parameters: `lab01.update` gives it the gradients, and copies the new master parameters into the
+# model. `phase` names a part of the program; the setup is left out of all times.
 
 
 # %%
@@ -101,8 +102,9 @@ my_guess_s.reveal(step.makespan_s)
 # %% [markdown] minutes=12
 # ## FLOPs of a step
 #
-# A product of matrices [M, K] and [K, N] has M x N results, each a sum of K products: M N K multiply-adds (*MACs*), so
-# **2 M N K FLOPs**. Nearly all FLOPs of a transformer are in such products.
+# In the figure backward takes about twice as long as forward. Why? Count the FLOPs. A product of matrices [M, K] and
+# [K, N] has M x N results, each a sum of K products: M N K multiply-adds (*MACs*), so **2 M N K FLOPs**. Nearly all
+# FLOPs of a transformer are in such products.
 
 # %% [markdown]
 # A batch has B sequences of T tokens, and a token is represented by D numbers: D is the *width*. A layer has two parts.
@@ -110,14 +112,15 @@ my_guess_s.reveal(step.makespan_s)
 
 # %% [markdown]
 # In each of H *heads*, of width D / H, the T queries of a sequence are multiplied with its T keys. That gives [T, T]
-# *scores*, and these multiply the values. The *MLP* multiplies by [D, F], then by [F, D]; F, its hidden width, is 4 D
-# here.
+# *scores*, and these multiply the values. The *MLP* multiplies by [D, F], applies the function *GELU* to each number,
+# and multiplies by [F, D]; F, its hidden width, is 4 D here. Before each of the two parts a *norm* scales each token's
+# numbers.
 
 # %% [markdown]
 # ### Exercise 1: the FLOPs of a layer
 #
 # Count the products of one layer's forward pass. Leave out operations on one number or one row at a time: sums, norms,
-# softmax, GELU. Count every score, although a token uses only its own score and the scores of tokens before it. Stuck?
+# softmax, GELU. Count every score, although a token uses only those with itself and with the tokens before it. Stuck?
 # Run `check.layer_flops.hint()` in a new cell.
 
 
@@ -180,7 +183,7 @@ lab01.in_table(rows, "FLOP", digits=5)
 # that are computed.
 
 # %% [markdown] minutes=3
-# ## Six FLOPs for each parameter and token
+# ## A rule for the FLOPs of a token
 #
 # In forward, each parameter of a matrix is multiplied once with each token: 2 FLOPs. Backward takes 4. So with N
 # parameters a token takes about **6 N FLOPs** (Kaplan et al., 2020). The scores of attention involve no parameters: the
@@ -225,18 +228,19 @@ my_guess_products.reveal([100 * calls, 100 * others_time])
 lab01.in_table(rows, "s")
 
 # %% [markdown]
-# The products have all counted FLOPs. The others are *limited by memory*: they compute little, and wait for bytes. (The
-# head's products reach some 80% of the peak. A layer's are too small to fill the GPU and reach 30 to 75%.) The next
-# figure shows each kind of operation. (`mm` and `addmm` are products, `_to_copy` changes the bytes per number.)
+# All counted FLOPs are in the products. They take longer than FLOPs / peak: the head's reach some 80% of the peak, a
+# layer's, too small to fill the GPU, 30 to 75%. The others are *limited by memory*: they compute little, and wait for
+# bytes. The next figure shows each kind of operation. (`mm` and `addmm` are products, `_to_copy` changes the bytes per
+# number.)
 
 # %%
 lab01.show(lab01.figure_roofline(step, run.device))
 
 # %% [markdown]
 # *Intensity* is FLOPs per byte: left of the bend memory is the limit, right of it arithmetic. Operations without FLOPs
-# are left of the dashed line. (A point above the roof finds its tensors in the *cache*, a small fast memory; or it is
-# attention, which skips the scores of later tokens.) A product of few tokens is limited by memory, too: it reads its
-# matrix once for all of them. That is why a GPU needs a batch.
+# are left of the dashed line. (A point above the roof, such as `add`, finds its tensors in the *cache*, a small fast
+# memory.) A product of few tokens is limited by memory, too: it reads its matrix once for all of them. That is why a
+# GPU needs a batch.
 
 # %% [markdown] minutes=8
 # ## How well is the GPU used?
@@ -284,8 +288,9 @@ mfu = model_flops / step.makespan_s / device.peak("bfloat16")
 my_guess_mfu.reveal(100 * mfu)
 
 # %% [markdown]
-# Published, by their own count: 46.2% for PaLM 540B on 6,144 TPU v4 (Chowdhery et al., 2022, table 3), 56.3% for a GPT
-# of 1 trillion parameters on 512 A100 (Korthikanti et al., 2022, table 5), 43.4% for MPT-70B on 128 H100 (llm-foundry,
+# (Your function gives slightly more: N includes the position embeddings, which no product uses.) Published, by their
+# own count: 46.2% for PaLM 540B on 6,144 TPU v4 (Chowdhery et al., 2022, table 3), 56.3% for a GPT of 1 trillion
+# parameters on 512 A100 (Korthikanti et al., 2022, table 5), 43.4% for MPT-70B on 128 H100 (llm-foundry,
 # scripts/train/benchmarking).
 
 # %% [markdown] tags=["further"] minutes=3
@@ -316,7 +321,8 @@ print(f"this lab's step (flash attention recomputes the scores): HFU {hfu:.2%}, 
 #
 # In mixed precision a parameter takes 2 bytes, and its gradient 2. AdamW holds 4 for the master copy and two *states*
 # of 4: running means of the gradient and of its square. That is **2 + 2 + 12 = 16 bytes** per parameter when backward
-# ends. In which of the three rows will the memory tracker differ?
+# ends. The memory tracker sorts its bytes into the same three kinds. For which of them, if any, does it record another
+# number?
 
 # %%
 my_guess_row = lab01.guess(
@@ -334,14 +340,14 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # AdamW also counts its steps: 4 bytes for each tensor of the model. While it works it holds 8 more bytes per parameter,
 # the gradient in 4 bytes and a square root: 24 in all, 3 GB. Afterwards gradients are freed, and **14 are kept** from
-# step to step. But this step held far more than 3 GB.
+# step to step. The activations come in addition.
 
 # %% [markdown] minutes=12
 # ## Activations that forward keeps for backward
 #
 # Backward needs values of forward, *activations*. The gradient of a product's matrix is X^T dY, so a product keeps its
-# input X. So do GELU and a *norm* (which scales each token's numbers). A sum keeps nothing. Flash attention keeps
-# queries, keys, values and its output. A tensor that two operations keep is in memory once.
+# input X. So do GELU and a norm. A sum keeps nothing. Flash attention keeps queries, keys, values and its output. A
+# tensor that two operations keep is in memory once.
 
 # %% [markdown]
 # The layer, in order: norm; query, key and value; attention; out; *add the layer's input*; norm; up; GELU; down; *add
@@ -415,13 +421,13 @@ my_guess_tensors.reveal()
 lab01.largest_at_peak(run)
 
 # %% [markdown]
-# The largest come from the loss, in the backward that the figure names. The logits are [B T, V], and V is 65
-# times D. They are converted to 4 bytes for the softmax; its logarithm is kept as an activation.
+# The largest belong to the loss, when its backward begins, in the line of code that the figure names. The logits are [B
+# T, V], and V is 65 times D. They are converted to 4 bytes for the softmax; its logarithm is kept as an activation.
 
 # %% [markdown]
 # Backward makes two gradients of that size, which the memory tracker calls "other". All three are in memory at one
-# moment, **12 bytes for each of B T V numbers**. Each is as large as the activations of eight layers. (AdamW's
-# gradients in 4 bytes count as its state.)
+# moment, **12 bytes for each of B T V numbers**. Each is as large as the activations of eight layers. (At the end of
+# the figure the optimizer state grows by a third: AdamW's gradients in 4 bytes count as its state.)
 
 # %%
 logits = sequences * seq_len * config.vocab_size
@@ -689,12 +695,13 @@ more = peak_bytes - simulated_run.memory.peak_bytes(0)
 my_guess_held.reveal("more" if more > 0 else "fewer" if more < 0 else "same")
 
 # %% [markdown]
-# The bytes are the same: which tensors exist follows from the program, not from the device. The times are not: two
-# quiet cores took about 190 times as long as the GPU. And the shares moved. GPUs are built for products: there
-# they gain most. A CPU's allocator takes new *pages* from the system for each large tensor, and the first write to a
-# page is slow. `_foreach_sqrt` and `add` make new tensors: one square root took three times as long into new memory as
-# into old. A GPU's allocator keeps its memory. Last, the simulator charges softmax and lookups for their bytes alone,
-# while a CPU also needs time to compute them. A trace shows what a machine did; only a model of it says why.
+# The bytes are the same: which tensors exist follows from the program, not from the device. The times are not: in our
+# measurement two quiet cores took about 190 times as long as the simulated GPU. And the shares moved. GPUs are built
+# for products: there they gain most. A CPU's allocator takes new *pages* from the system for each large tensor, and the
+# first write to a page is slow. `_foreach_sqrt` and `add` make new tensors: in the same measurement one square root
+# took three times as long into new memory as into old. A GPU's allocator keeps its memory. Last, the simulator charges
+# softmax and lookups for their bytes alone, while a CPU also needs time to compute them. A trace shows what a machine
+# did; only a model of it says why.
 
 # %% [markdown] tags=["further"] minutes=5
 # ## Further: reconcile, predicted and measured
