@@ -3,9 +3,9 @@
 #
 # **Question.** Why does FP16 need a loss scale, and BF16 not?
 #
-# Today's GPUs for data centres have matrix units, which multiply 16-bit numbers some 8 to 31 times as fast as other
-# units multiply 32-bit numbers. So nearly all large models are trained in 16 bits. But 16 bits represent fewer numbers
-# than 32. Which numbers are lost, and which methods compensate?
+# The matrix units of today's large training GPUs multiply 16-bit numbers some 8 times (MI300X) to 31 times (GB300) as
+# fast as their other units multiply 32-bit numbers. So nearly all large models are trained in 16 bits. But 16 bits
+# represent fewer numbers than 32. Which numbers are lost, and which methods compensate?
 #
 # **Prerequisites.** Lab 00; helpful: lab 01. **Time.** 60 minutes, without the folded sections, called *further*.
 
@@ -61,7 +61,7 @@ my_guess_third.reveal(off)
 # many digits).
 
 # %% [markdown] minutes=3
-# ## Formats as data
+# ## Properties of the formats
 #
 # A *format* has a number of exponent bits and a number of mantissa bits; nearly all other properties follow. *Epsilon*
 # is the step from 1 to the next number, 2^-M. At the lowest exponent the step no longer shrinks: the *subnormal*
@@ -84,9 +84,9 @@ columns = [
 pd.DataFrame(rows, columns).T
 
 # %% [markdown]
-# E5M2 and E4M3 are the two formats of 8 bits (FP8), E2M1 has 4 (FP4). E4M3 has no infinities, and uses their patterns
-# for larger numbers. TF32: NVIDIA's matrix units, from the A100 on, can read FP32 numbers with this mantissa, if the
-# program allows it.
+# E5M2 and E4M3 are the two formats of 8 bits (FP8; Micikevicius et al., 2022), E2M1 has 4 (FP4). E4M3 has no
+# infinities, and uses their patterns for larger numbers. TF32: NVIDIA's matrix units, from the A100 on, can read FP32
+# numbers with this mantissa, if the program allows it.
 
 # %% [markdown] tags=["further"] minutes=2
 # ## Further: range and precision in one picture
@@ -169,14 +169,14 @@ check.bf16_bits(bf16_bits)
 #
 # Which numbers occur in training? A small GPT, a language model, learns real text in FP32: at each byte (its *tokens*)
 # it predicts the next. Its *loss* is minus the logarithm of the predicted probability of the true byte, the mean over
-# all tokens of a step. *Backward* computes how the loss changes with each output of a layer (*activations*), and from
-# that with each *weight*.
+# all tokens of a step. *Backward* computes *gradients*: how the loss changes with each output of a layer
+# (*activations*), and from that with each *weight*.
 
 # %% [markdown]
 # A mean divides each token's gradient by the number of tokens. The models of GPT-3 used 0.5 million tokens per step and
-# more (Brown et al., 2020, table 2.1). Here a step computes 512, and the loss is also divided by 1,024, as if one GPU
-# added up 0.5 million; GPUs that share them divide by less. After backward the gradients are multiplied by 1,024, in
-# FP32.
+# more (Brown et al., 2020, table 2.1). Here a step computes 512. To get gradients as small as with 0.5 million, the
+# loss is divided by another 1,024; after backward the weights' gradients are multiplied by 1,024, in FP32. (GPUs that
+# share the tokens of a step divide by less.)
 #
 # Guess: which share of the activations' gradients would FP16 round to zero?
 
@@ -197,8 +197,9 @@ print(f"in a mean over 512 tokens FP16 would lose {few.activations.shares(FP16).
 # %% [markdown]
 # A number nearer to zero than to the smallest number of a format is rounded to zero: it *underflows*. (Above half of
 # the smallest number it is rounded up: the bars begin there.) Here FP16 loses most of the gradients of activations, and
-# keeps the rest in subnormal numbers of few digits. BF16 has FP32's exponents. And FP16's upper half is empty. Does
-# this affect training? In the next runs everything is in the format except weights and loss, which stay in FP32.
+# keeps the rest in subnormal numbers of few digits. BF16 has FP32's exponents. And no gradient is in the upper half of
+# FP16's range. Does this affect training? In the next runs everything is in the format except weights and loss, which
+# stay in FP32.
 
 # %%
 num_steps = 60 if quick else 200
@@ -211,8 +212,9 @@ for name, run in runs.items():
     print(f"  {name} {run.zero_shares[0]:.0%}, {run.zero_shares[-1]:.0%}")
 
 # %% [markdown]
-# It does (a *nat* is the unit of the natural logarithm). BF16 learns like FP32, FP16 falls behind: if its gradient was
-# rounded to zero, a weight does not change in that step, and the other gradients have few digits.
+# It does. BF16 learns like FP32, as in larger models (Kalamkar et al., 2019). FP16 falls behind: a gradient that was
+# rounded to zero adds nothing to the change of its weight, and the other gradients have few digits. (A *nat* is the
+# unit of a loss with the natural logarithm.)
 
 # %% [markdown] minutes=15
 # ## Too small for FP16: scale the loss
@@ -236,7 +238,7 @@ lab02.explore_scales(counts, axis, interactive)
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# FP16 has room for nearly all gradients at S from about 2^16 to 2^24; E4M3 at no S.
+# FP16 has room for nearly all gradients at S from about 2^16 to 2^24, E5M2 at about 2^24, E4M3 at no S.
 #
 # </details>
 
@@ -373,8 +375,8 @@ for one in (BF16, FP16, FP32):
 # The step from 1 to the next BF16 number is 2^-7, about 0.008: an update of less than half of it is rounded away. There
 # are two remedies. *Master weights*: keep the weights in FP32, and give each product a copy in 16 bits. *Stochastic
 # rounding*: round up with probability (x - lower) / step, so that the mean of the sum is right (Gupta et al., 2015; the
-# line is one draw). The runs above had master weights, both in FP16 and BF16 (Micikevicius et al., 2017, section 3.1):
-# FP16, with three more bits, loses updates as well, from larger weights on.
+# line in the figure is one draw). The runs above had master weights, both in FP16 and BF16 (Micikevicius et al., 2017,
+# section 3.1): FP16, with three more bits, loses updates as well, from larger weights on.
 
 # %% [markdown]
 # ### Exercise 3: one step in mixed precision
@@ -440,7 +442,8 @@ check.mixed_step(mixed_step)
 # This is *mixed precision*: forward and backward in 16 bits, weights and updates in FP32. A common claim is that it
 # halves memory and makes steps 1.5 to 3 times as fast. Guess for GPT-2 (124 million parameters), 8 sequences of 1,024
 # tokens, one step on one GPU of `cluster`. The optimizer AdamW keeps two numbers for each parameter. lablib's simulator
-# computes the time of each operation, but no numbers; *TF32* means FP32 with products that may be read in TF32.
+# computes the time of each operation, but no numbers; *TF32* means FP32 with products that may read their inputs in
+# TF32.
 
 # %%
 my_guess_memory = lab02.guess(
@@ -464,8 +467,8 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # Parameters take more, because there are two copies; the optimizer's two numbers for each stay in FP32. Activations
 # shrink, but not by half: the *logits*, a score for each of 50,257 tokens at each position, go to the loss in FP32, 1.6
-# GB per copy; "other" is two more copies, in backward. The speedup depends on the meaning of FP32. Here neither claim
-# holds.
+# GB per copy; "other" is two more copies, in backward. The speedup depends on the meaning of FP32: it is far above 3
+# without TF32, and below 1.5 with it. So neither part of the claim holds here.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: one product
@@ -864,7 +867,7 @@ pd.DataFrame(rows).T
 # - Small gradients fall out of FP16's range: scale the loss, follow the overflows, skip on all ranks together. BF16
 #   has the range of FP32.
 # - Small updates fall below the precision of 16 bits: keep FP32 master weights, or round stochastically.
-# - FP8 and FP4 have little range and precision: use a scale for each tensor, and in FP4 for each block.
+# - Further: FP8 and FP4 have little range and precision: use a scale for each tensor, in FP4 for each block.
 # - Mixed precision makes products faster and some activations smaller, but not weights or the optimizer's states.
 
 # %% [markdown]
