@@ -70,7 +70,8 @@ my_guess_exp.reveal(saved_by(torch.exp))
 
 # %% [markdown]
 # Here dx = dy y: with y saved, backward needs no second exp, and x can be freed. Now six operators: which save their
-# input x, their output y, their weight w, several of them, or nothing?
+# input x, their output y, their weight w, several of them, or nothing? Answer in the order of the table, for example
+# `nothing, x, xw, ...`, where `xw` means both.
 #
 # | operator | derivative |
 # |---|---|
@@ -152,14 +153,16 @@ lab03.made_by(everything, unit)
 # never stored.)
 
 # %% [markdown] minutes=11
-# ## Compute it again
+# ## Compute activations again
 #
-# Activations can be computed again. *Checkpointing* cuts the chain into segments. Forward keeps only the input of each
-# segment, the *checkpoint*, and frees the rest. When backward reaches the segment, it runs the segment's forward once
-# more, this time saving everything, and continues.
+# *Checkpointing* cuts the chain into segments. Forward keeps only the input of each segment, the *checkpoint*, and
+# frees the rest. When backward reaches the segment, it runs the segment's forward once more, this time saving
+# everything, and continues.
 #
 #     forward    F0 F1 | F2 F3               only the inputs of F0 and F2 stay
 #     backward   F2 F3 B3 B2 | F0 F1 B1 B0   each segment runs again when backward reaches it
+#
+# Take all sixteen blocks as one segment. Which percentage of the activations' peak is left?
 
 # %%
 my_guess_whole = lab03.guess("peak that is left with one segment", None, interactive, "%")
@@ -243,7 +246,7 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # One block per segment is best, in memory and in time. (The memory tracker differs from the formula by up to 2 b: it
 # counts the chain's own input separately.) The sum is smallest near k = sqrt(n b / a). That is sqrt(n) where a layer
-# saves only its input, a = b (Chen et al., 2016). A block saves sixteen times that.
+# saves only its input, a = b (Chen et al., 2016). A block saves sixteen times that, so k = sqrt(16 / 16) = 1.
 
 # %% [markdown]
 # And the time? Backward takes as long as two forwards: for each product it computes dx and dw. One more forward makes 4
@@ -253,9 +256,9 @@ pd.DataFrame(rows).T
 # %% [markdown] minutes=11
 # ## A checkpoint of our own
 #
-# Here is our own checkpoint. Inside `forward` autograd is off, so no tensor of the segment is saved. `backward` gets
-# dy, computes the segment again, and passes dy through it, which also fills the gradients of the segment's parameters.
-# A function `recompute` does the second run.
+# To see how `checkpoint` works, here is our own. Inside `forward` autograd is off, so no tensor of the segment is
+# saved. `backward` gets dy, computes the segment again, and passes dy through it, which also fills the gradients of the
+# segment's parameters. A function `recompute` does the second run.
 
 
 # %%
@@ -349,12 +352,12 @@ torchs = lab03.one_step(lambda segment, x: checkpoint(segment, x, use_reentrant=
 pd.DataFrame({"no checkpoint": plain, "torch's checkpoint": torchs}).T
 
 # %% [markdown] minutes=14
-# ## Move it away
+# ## Move activations away
 #
 # The second way is *offloading*. The machine that contains a GPU, the *host*, has its own memory, connected to the GPU
 # by a *link* (PCIe). Activations are copied out during forward, and back in backward, on separate *streams*, lanes that
-# run in parallel with the computing. In the *naive* way computing waits for every copy. Which share of the naive way's
-# extra time does a small chain save if copies overlap with computing?
+# run in parallel with the computing. In the *naive* way computing waits for every copy, so a step takes extra time,
+# compared with keeping everything. Which share of it does a small chain save if copies overlap with computing?
 
 # %%
 my_guess_overlap = lab03.guess("extra time that overlap saves", None, interactive, "%")
@@ -381,7 +384,7 @@ pd.DataFrame({way: lab03.row_of(run, moved["all kept"]) for way, run in moved.it
 
 # %% [markdown]
 # `send` copies out, `recv` back. Copies are *hidden* behind computing; the rest is *exposed*, and makes the step
-# longer. In backward the computing lane has gaps: it waits, because only two tensors may be copied at once. And our
+# longer. In backward the computing lane has gaps: it waits, because `offload` fetches only two tensors ahead. And our
 # large chain? How long does a copy take there?
 
 # %%
@@ -659,7 +662,7 @@ pd.DataFrame(rows).T
 # optimizer's state stay. A full second forward is 33% more computing: Korthikanti et al. measured 30 to 40% with it.
 
 # %% [markdown] tags=["further"] minutes=5
-# ## Further: shrink it
+# ## Further: compress activations
 #
 # The third way is *compression*. Forward computes with all bits; only the saved activations are rounded to 8 bits, in
 # groups of numbers that share a scale and an offset, 8 bytes more. Output and loss are exact; gradients are not. Does a
