@@ -65,9 +65,9 @@ lab04.batch_calculator(interactive)
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# One sequence at a time takes the least memory. It is also the slowest, 1.53 s per step; two take 1.10 s, sixteen 0.90
-# s, because larger matrix products use a GPU better. So the slowest takes 1.7 times as long. More ranks need fewer
-# accumulations. None of this affects the model, if the gradient stays the same.
+# One sequence at a time takes the least memory. It is also the slowest, 1.53 s per step; two at a time take 1.10 s,
+# sixteen 0.90 s, because larger matrix products use a GPU better. So the slowest takes 1.7 times as long. More ranks
+# need fewer accumulations. None of this affects the model, if the gradient stays the same.
 #
 # </details>
 
@@ -185,9 +185,10 @@ my_guess_off.reveal(100 * off)
 # %% [markdown] minutes=12
 # ## How large? Signal and noise
 #
-# So the cut does not matter. The size does: a batch is a sample. Its gradient is the true gradient G of all text, plus
-# *noise*, which is less in the mean over more sequences. With tr(Sigma) for the variance of one sequence's gradient,
-# summed over all weights, the expected square is
+# The mean of means is off by about a third: these micro-batches have 6 to 106 tokens. With the sum over tokens the cut
+# does not matter. The size does: a batch is a sample. Its gradient g_B, with B sequences, is the true gradient G of all
+# text, plus *noise*, which is less in the mean over more sequences. With tr(Sigma) for the variance of one sequence's
+# gradient, summed over all weights, the expected square is
 #
 # `E |g_B|^2 = |G|^2 + tr(Sigma) / B`          (signal, and noise)
 #
@@ -254,18 +255,20 @@ lab04.show(figure)
 my_guess_noise.reveal(scales[-1])
 
 # %% [markdown]
-# It falls for ten steps, then rises, and is constant from step 80 on. A possible reason: at first all sequences have
-# similar gradients, and later only fine details are left to learn. Large runs raise the batch during training:
-# DeepSeek-V3 from 3,072 to 15,360 sequences (section 4.2).
+# It falls for ten steps, then rises; at steps 80 and 160 it is the same. A possible reason: at first all sequences have
+# similar gradients, and later only fine details are left to learn. Large models train on millions of tokens per step
+# (3.2 million: Brown et al., 2020), and may raise the batch during training: DeepSeek-V3 from 3,072 to 15,360 sequences
+# (DeepSeek-AI, 2024, section 4.2).
 
 # %% [markdown]
 # How does this affect the number of steps? With a constant noise scale, and the best *learning rate* (the size of a
-# step) for each batch, a law follows for the steps to a given loss:
+# step) for each batch, a law follows for the steps to a given loss, with two constants, the *fewest steps* and the
+# *critical batch*:
 #
 # `steps = fewest steps x (1 + critical batch / B)`
 #
-# At B = critical batch a run takes twice the fewest steps, and twice the fewest tokens. It should be of the order of
-# the noise scale.
+# At B = critical batch a run takes twice the fewest steps, and twice the fewest tokens. The critical batch should be of
+# the order of the noise scale.
 
 # %% [markdown]
 # With 16 sequences per step this GPT needed 139 steps to a loss of 2.5 on *held-out* text, text outside the training
@@ -292,9 +295,10 @@ lab04.law_table(law, measured)
 # wasteful if tokens are expensive.
 
 # %% [markdown]
-# The critical batch is within the range of the noise scale, at a quarter of its last value: it gives only the order of
-# magnitude. Small batches test the law: at 4 and 8 the three runs differ by factors, and at 2 the law predicts more
-# steps than in any of the three runs.
+# So how large? Near the critical batch a run pays twice the fewest steps and twice the fewest tokens; smaller batches
+# cost steps, larger ones tokens. The critical batch is within the range of the noise scale, at a quarter of the last
+# value: the noise scale gives only the order of magnitude. Small batches test the law: at 4 and 8 the three runs differ
+# by factors of 2 and more, and at 2 the law predicts more steps than in any of the three runs.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: a known noise scale
@@ -531,8 +535,8 @@ table.round(3).rename_axis("peak rate")
 #
 # Forward and backward of 16 sequences on this computer, cut in three ways: one micro-batch of 16, four of 4, sixteen of
 # 1, by `lab04.all_cuts`, without an optimizer. The *simulator* runs the same program, and predicts bytes and seconds,
-# from the speed of this computer, which takes half a minute to measure, once. Which cut takes less memory, which is
-# slower, and by how much?
+# from the speed of this computer, which takes half a minute to measure, once. Compare sixteen micro-batches with one:
+# how many times the memory, and how many times the seconds?
 
 # %%
 my_guess_memory = lab04.guess("peak of 16 micro-batches over one's", None, interactive, "times")
@@ -567,8 +571,8 @@ my_guess_memory.reveal(measured[-1] / measured[0])
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Memory follows from the program. Here sixteen micro-batches hold less than a quarter. Seconds depend on the load of
-# the computer. In the recording on a quiet one, the predictions are 13 to 56 percent too long, and sixteen
+# Memory follows from the program. Here sixteen micro-batches hold less than a quarter of one's peak. Seconds depend on
+# the load of the computer. In the recording on a quiet one, the predictions are 13 to 56 percent too long, and sixteen
 # micro-batches took 13 percent longer than one; 56 percent longer was predicted. (The calibration measured two ranks
 # that compute at once; here one rank has caches and memory alone.)
 
@@ -750,7 +754,7 @@ lab04.show(
 # - J. Kaplan et al., 2020, arXiv 2001.08361. DeepSeek-AI, "DeepSeek LLM", 2024, arXiv 2401.02954. H. Li et al., "Step
 #   Law", 2025, arXiv 2503.04715.
 # - DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, arXiv 2412.19437.
-# - T. Brown et al., "Language Models are Few-Shot Learners", 2020, arXiv 2005.14165 (batches of 3.2 million tokens).
+# - T. Brown et al., "Language Models are Few-Shot Learners", 2020, arXiv 2005.14165.
 # - huggingface/transformers, issue 24725, pull requests 34191 (micro-batches) and 34373 (devices).
 # - The code: `lablib/batches`.
 
