@@ -44,8 +44,8 @@ check = lab05.checks_for("05")
 check
 
 # %% [markdown]
-# Gradients differ in size from layer to layer. Here are some of a small GPT, a language model, after 20 steps; *rms*,
-# the root of the mean square, is a typical size of the numbers.
+# Real models are such valleys, too: gradients differ in size from layer to layer. Here are some of a small GPT, a
+# language model, after 20 steps; *rms*, the root of the mean square, is a typical size of the numbers.
 
 # %%
 training, looks = experiment.run("adamw", lr=8e-3, weight_decay=0.0, seed=1, num_steps=20)
@@ -95,21 +95,22 @@ look = {"log_y": True, "title": "A valley: each at its best rate"}
 lab05.show(lab05.figure_lines(range(100), curves, "step", "loss", **look))
 
 # %% [markdown]
-# Below that rate, SGD needs thousands of steps for the flattest weight.
-# While the slopes keep their signs, AdamW's step has about the same size for every weight, steep or flat. That is the
-# benefit of its state.
+# Below that rate, SGD needs thousands of steps for the flattest weight: each multiplies it by more than 0.9998. While
+# the slopes keep their signs, AdamW's step has about the same size for every weight, steep or flat. That is the benefit
+# of its state.
 
 # %% [markdown] minutes=10
 # ## AdamW
 #
 # AdamW keeps, for every weight, running means m of the gradient and v of its square. Both start at 0, so after t steps
-# they are too small by a factor of 1 - beta^t, which the *bias correction* undoes:
+# they are too small by a factor of 1 - beta^t. The *bias correction* undoes this; m^ and v^ are the corrected means:
 #
 #     m = beta1 m + (1 - beta1) g            m^ = m / (1 - beta1^t)
 #     v = beta2 v + (1 - beta2) g^2          v^ = v / (1 - beta2^t)
 #     w = w - lr lambda w - lr m^ / (sqrt(v^) + eps)
 #
-# Where a gradient keeps its sign and size, the last term is about lr, for any size.
+# The constant eps only prevents a division by 0. Where a gradient keeps its sign and size, the last term is about lr,
+# for any size.
 
 # %% [markdown]
 # The term `lr lambda w` is *weight decay*: every weight loses the same share. It is *decoupled* from the gradient. With
@@ -191,8 +192,8 @@ print("bytes of state per parameter:")
 table
 
 # %% [markdown]
-# AdamW's state takes 56 GB, with weights and gradients 84 GB, before any activation. Most others need less. You will
-# build two of their ideas.
+# AdamW's state takes 56 GB, with weights and gradients 84 GB, before any activation and without the master copy of the
+# weights (lab 01). Most others need less. You will build two of their ideas.
 
 # %% [markdown] minutes=10
 # ## Eight bits in blocks
@@ -293,8 +294,9 @@ print(f"share of the squares in the strongest five: {share:.0%}")
 
 # %% [markdown]
 # So a gradient step changes the matrix in a few directions. *Muon* (Jordan et al., 2024) keeps one mean of gradients,
-# writes it as U S V^T with the singular values in S, and steps along U V^T, with all singular values 1. *Newton-Schulz*
-# needs only products: divide X by its norm, the root of the sum of squares, then repeat
+# writes it as U S V^T with the singular values in S, and steps along U V^T, with all singular values 1. A decomposition
+# into U, S and V is slow on GPUs. *Newton-Schulz* needs only products: divide X by its norm, the root of the sum of
+# squares, then repeat
 #
 #     X = a X + b (X X^T) X + c (X X^T)^2 X
 #
@@ -432,8 +434,9 @@ check.muon_step(muon_step)
 # %% [markdown] minutes=6
 # ## A fair comparison
 #
-# Is AdamW beaten? Many published answers compare a tuned new optimizer with an AdamW at a rate that was not tuned. Here
-# the same search was used for all: rates in factors of two, at two decays, extended until the best was not at the edge.
+# Is AdamW beaten? Many published answers compare a tuned new optimizer with an AdamW at a rate that was not tuned (Wen
+# et al., 2025). Here the same search was used for all: rates in factors of two, at two decays, extended until the best
+# was not at the edge.
 
 # %% [markdown]
 # In the final runs of 400 steps the rate grows for 120 steps, then falls. They used five *seeds* that the search did
@@ -508,8 +511,8 @@ lab05.explore(fitting, figure, [budgets], interactive, examples=[{"budget": 8.0}
 # ## Reconcile: predicted and measured
 #
 # How long does a step take? Nearly all of it is memory access: SGD reads w and g and writes w, 12 bytes per parameter,
-# AdamW at least 28. Muon adds products. Adam8bit reads and writes a quarter of AdamW's state. What is the ratio of its
-# step time to AdamW's?
+# AdamW at least 28. Muon adds products. Adam8bit reads and writes a quarter of AdamW's state. What is the ratio of
+# Adam8bit's step time to AdamW's?
 
 # %%
 my_guess_ratio = lab05.guess("Adam8bit's step over AdamW's", None, interactive, "times")
