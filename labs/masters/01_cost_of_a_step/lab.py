@@ -228,10 +228,10 @@ my_guess_products.reveal([100 * calls, 100 * others_time])
 lab01.in_table(rows, "s")
 
 # %% [markdown]
-# All counted FLOPs are in the products. They take longer than FLOPs / peak: the head's reach some 80% of the peak, a
-# layer's, too small to fill the GPU, 30 to 75%. The others are *limited by memory*: they compute little, and wait for
-# bytes. The next figure shows each kind of operation. (`mm` and `addmm` are products, `_to_copy` changes the bytes per
-# number.)
+# All counted FLOPs are in the products. They take longer than FLOPs / peak: the head's reach some 80% of the peak,
+# those with a layer's matrices, too small to fill the GPU, 30 to 75%. The others are *limited by memory*: they compute
+# little, and wait for bytes. The next figure shows each kind of operation. (`mm` and `addmm` are products, `_to_copy`
+# changes the bytes per number.)
 
 # %%
 lab01.show(lab01.figure_roofline(step, run.device))
