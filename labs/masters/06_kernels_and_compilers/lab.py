@@ -64,8 +64,8 @@ my_guess_fused = lab06.guess(
 )
 
 # %% [markdown]
-# Now the simulator counts both: it records each operator and computes its time. `run_fused` is declared to it as one
-# operator, the result of a compiler for the four.
+# Now the simulator counts both: it records each kernel and the bytes that this moves. `run_fused` is declared to it as
+# one operator, the result of a compiler for the four.
 
 # %%
 rows = {}
@@ -90,15 +90,16 @@ lab06.show(lab06.figure_roofline(points, h100, title="A chain before and after f
 # %% [markdown]
 # Both points are on the slope, so seconds follow bytes: 9 tensors against 3. The arithmetic did not get faster. (The
 # points are not on the roof itself: large kernels reach 85% of the memory's rate, the dotted line, and 1.3 us pass
-# between two kernels. Their launches take no time here: the host launches ahead, as "When the host is the limit" shows
-# below.)
+# between two kernels. The *host*, the CPU that starts the kernels, costs no time here, since it starts them ahead; a
+# *further* section shows when it does.)
 
 # %% [markdown] minutes=6
 # ## A kernel and its tiles
 #
-# A kernel in Triton is written for one *program*; the GPU runs many copies of it, in any order. Program p takes *tile*
-# p, a block of BLOCK numbers; BLOCK is a power of two. If n is not a multiple of BLOCK, the last tile reaches beyond
-# the tensor; a *mask* selects the numbers that exist.
+# *Triton* is a language for kernels, with the syntax of Python. A kernel is written for one *program*; the GPU runs
+# many copies of it, in any order. Of a tensor of n numbers, program p takes *tile* p, a block of BLOCK numbers; BLOCK
+# is a power of two. If n is not a multiple of BLOCK, the last tile reaches beyond the tensor; a *mask* selects the
+# numbers that exist.
 
 
 # %%
@@ -223,8 +224,9 @@ check.join(join)
 # Attention has for each of N tokens a query, a key and a value, D numbers each: the rows of q, k and v. (This is one
 # *head*; a model has many in parallel.) It weights values v by the softmax of scores `q k^T / sqrt(D)`, N x N numbers.
 # *FlashAttention* (Dao et al., 2022) never writes the scores to memory. In its second version (Dao, 2023) a program
-# takes a tile of queries, and loops over tiles of keys and values with three variables: m, s and `o`, the sum of
-# `exp(score - m) v`. When m grows, s and o are multiplied by `exp(old m - new m)`. At the end the result is `o / s`.
+# takes a tile of queries, and loops over tiles of keys and values. For each query it keeps m, s and `o`, the sum of
+# `exp(score - m) v`. When m grows, s and o are multiplied by `exp(old m - new m)`, as in `join`. At the end the result
+# is `o / s`.
 
 # %% [markdown]
 # ### Exercise 3: causal attention in one kernel
@@ -288,10 +290,10 @@ check.attend_kernel(attend_kernel)
 
 # %% [markdown]
 # Now its bytes. Standard attention writes and reads the scores, then their softmax: 4 N^2 numbers. The loop reads q and
-# writes o once, and reads k and v once for each tile of B queries. (In the loop of 2022 keys were outside: q and o were
-# read for each tile of B keys, and o was written.) The count includes all requests of kernels; a cache between chip and
-# memory may serve some of them. It is without a causal mask, which halves keys and values. Guess: with twice the
-# tokens, by which factor do the bytes of each grow?
+# writes o once, and reads k and v once for each tile of B queries. (In the version of 2022 the outer loop was over
+# keys: q and o were read for each tile of B keys, and o was written.) The count includes all requests of kernels; a
+# cache between chip and memory may serve some of them. It has no causal mask, which would halve the reads of k and v.
+# Guess: with twice the tokens, by which factor do the bytes grow, of standard attention and of the loop?
 
 # %%
 my_guess_growth = lab06.guess(
@@ -309,13 +311,14 @@ my_guess_growth.reveal([growth["standard"], growth["the loop"]])
 pd.DataFrame(curves, sizes).tail(2) / 1e6  # MB
 
 # %% [markdown]
-# All grow with N^2, but the loop as 2 N^2 d / B: fewer bytes if B is well above d / 2. The four tiles of q, k, v and o,
-# B x d numbers each, must fit into the memory on the chip. With room for M numbers B is at most M / 4d, so the bytes
-# are proportional to N^2 d^2 / M.
+# All grow with N^2, but standard attention as 4 N^2 and the loop as 2 N^2 D / B: here, with B = 128 and D = 64, a
+# quarter. Why not a larger B? The four tiles of q, k, v and o, B x D numbers each, must fit into the memory on the
+# chip. With room for R numbers B is at most R / 4D, so the bytes are proportional to N^2 D^2 / R.
 #
 # How much memory does a step need, for one head of one text? Standard attention keeps the softmax, N x N numbers, for
-# backward, which adds two gradients of that size. The loop keeps one number per query in addition to q, k, v and o. The
-# simulator's *memory tracker* records every allocation; here is the peak of forward and backward, in 16 bits.
+# backward, which adds two gradients of that size. The loop keeps one number per query in addition to q, k, v and o;
+# torch's `scaled_dot_product_attention` is such a loop, called *fused* below. The simulator's *memory tracker* records
+# every allocation; here is the peak of forward and backward, in 16 bits.
 
 # %%
 from torch.nn.functional import scaled_dot_product_attention
@@ -345,11 +348,11 @@ pd.DataFrame(rows).T.round(1)
 # %% [markdown] minutes=4
 # ## Reconcile: predicted and measured
 #
-# Now run the chain of the first section on this machine. `torch.compile` reads a function into a *graph*, and a
-# *backend*, by default inductor, writes fused kernels for it. On a CPU inductor needs a C++ compiler (`lab doctor`
-# checks this), and its first call takes seconds, about 15 on two cores without a cache on disk. The quickest of many
-# calls counts: a new result may get memory pages that the system must provide first, which makes a call two or three
-# times as long. Predicted by bytes alone, fused over unfused is 3/9. Guess the measured ratio.
+# Now run the chain of the first section on this machine. `torch.compile` reads a function into a *graph* of its
+# operators, and a *backend*, by default inductor, writes fused kernels for it. On a CPU inductor needs a C++ compiler
+# (`lab doctor` checks this), and its first call takes seconds, about 15 on two cores without a cache on disk. The
+# quickest of many calls counts: a new result may get memory pages that the system must provide first, which makes a
+# call two or three times as long. Predicted by bytes alone, fused over unfused is 3/9. Guess the measured ratio.
 
 # %%
 my_guess_share = lab06.guess(
@@ -382,10 +385,11 @@ if "fused" in took:
 lab06.print_recorded()
 
 # %% [markdown]
-# In the recording the fused chain took 6% longer than predicted and the unfused one 14%, so the ratio is close: both
-# have the same extra costs. For example, a CPU reads a line of memory before it writes to it (1 more tensor for 3
-# fused, 4 more for 9 unfused). Bytes predict the ratio only if memory is the limit: a large cache may hold the
-# intermediate results, and with an expensive operator, such as tanh, a CPU may be limited by arithmetic.
+# In the recording the fused chain took 6% longer than predicted and the unfused one 14%, so the ratio is close: 0.31
+# for 3/9. (Runs of the unfused chain lie within 32%, so its 14% mean little.) Extra costs of both nearly cancel in the
+# ratio: a CPU reads a line of memory before it writes to it, 1 more tensor for 3 fused and 4 more for 9 unfused, and
+# 4/13 is 0.31. Bytes predict the ratio only if memory is the limit: a large cache may hold the intermediate results,
+# and with an expensive operator, such as tanh, a CPU may be limited by arithmetic.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: tiles and waves
@@ -416,6 +420,14 @@ def draw_steps(steps):
 choices = [lab06.IntChoice("rows", "Rows", (512, 1024, 2048, 4096, 8192), 4096)]
 choices += [lab06.IntChoice("depth", "Depth", (256, 1024, 4096), 4096)]
 lab06.explore(sweep, draw_steps, choices, interactive=interactive, examples=[{"rows": 1024}])
+
+# %% [markdown]
+# <details><summary>Which number of rows?</summary>
+#
+# 1,024: a wave has 4 x 33 tiles of 256 x 128 there, so the first one ends at 4,224 columns, too. At 4,288 a second,
+# nearly empty wave begins, and *useful* drops from 96% to 49% (at a depth of 4,096).
+#
+# </details>
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: widths that load slowly
@@ -661,7 +673,8 @@ for one in find_recompiles(lambda x: torch.relu(x) * 2, shapes):
 #
 # - Bytes mostly determine a kernel's time if its intensity is below the device's ridge.
 # - Fusing keeps intermediate results on the chip: the same FLOPs, fewer bytes, fewer kernels.
-# - Online softmax joins parts of a row by (m, s); FlashAttention is that loop with a product inside.
+# - Online softmax joins parts of a row by (m, s); FlashAttention is that loop with a product inside. Its memory grows
+#   with N, not N^2.
 #
 # ### Sources
 #
