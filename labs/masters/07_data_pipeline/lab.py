@@ -125,9 +125,9 @@ print(f"256 images of 3 x 224 x 224 numbers of 4 bytes: {images_us:,.0f} us")
 # %% [markdown] minutes=5
 # ## Exercise 1: how many workers?
 #
-# Each load takes L, each copy C, each step S. The device needs a batch every S + C if copy and step follow one another;
-# on a separate stream a copy runs during a step, and the slower of the two decides. With k workers a batch comes every
-# L / k. In the long run (*steady state*), loading delays nothing if L / k is no longer than that. A worker that decodes
+# Each load takes L, each copy C, each step S. How often does the device need a batch, if copy and step follow one
+# another in one stream, and if copies use a separate stream? How often do k workers bring one? In the long run (*steady
+# state*), loading delays nothing if batches come at least as often as the device needs them. A worker that decodes
 # keeps a core busy, so their number has a limit, `most`.
 
 
@@ -239,21 +239,29 @@ lab07.show_source(library.smallest_prefetch, after=check.smallest_prefetch)
 
 # %% [markdown]
 # Now change the settings. Find some where workers help and prefetch does not; and some where twice the prefetch helps
-# as much as twice the workers, without keeping more cores busy. Two lines are formulas: for constant times (*D/D*, as
-# in *deterministic*), and for *exponential* times, with a deviation equal to their mean (*M/M/k/K*, the name of that
-# queue). In that queue the steps jitter, too, and any free worker takes the next order; torch's workers and ours take
-# turns.
+# as much as twice the workers, without keeping more cores busy. Two lines are formulas from the theory of queues: for
+# constant times (*D/D*), and for *exponential* times, with a deviation equal to their mean (*M/M/k/K*). There the steps
+# jitter, too, and any free worker takes the next order; torch's workers and ours take turns.
 
 # %%
 lab07.loader_calculator(interactive=interactive)
 
+# %% [markdown]
+# <details><summary>Which settings?</summary>
+#
+# For example: with loads of 0.3 s without jitter, steps of 0.1 s and 2 workers the device waits a third of the time at
+# any prefetch, and not at all with 4 workers. With loads of 0.1 s, a jitter of 100%, 2 workers and prefetch 1 it waits
+# 9%; prefetch 2 leaves 1.4%, 4 workers 0.8%.
+#
+# </details>
+
 # %% [markdown] minutes=6
 # ## Order
 #
-# Neighbouring batches should differ only by chance, so samples are *shuffled*. For files that are read from front to
-# back there is the *shuffle buffer*: it holds b samples, gives out one at random and replaces it by the next one of the
-# file. Here 5,000 samples are sorted into ten classes. Guess: how many classes does a batch of 50 contain, with b =
-# 1,000 and with 5,000?
+# A loader must be right as well as fast. Neighbouring batches should differ only by chance, so samples are *shuffled*.
+# For files that are read from front to back there is the *shuffle buffer*: it holds b samples, gives out one at random
+# and replaces it by the next one of the file. Here 5,000 samples are sorted into ten classes. Guess: how many classes
+# does a batch of 50 contain, with b = 1,000 and with 5,000?
 
 # %%
 my_guess_classes = lab07.guess(
@@ -417,9 +425,9 @@ lab07.show_source(ResumableSampler.load_state_dict, after=check.resume)
 #
 # Now torch's own `DataLoader` on this machine. A load is a sleep of 20 ms in a real worker process, a step a sleep of
 # 10 ms in the loop: time measured beyond the prediction is the cost of the DataLoader, and of sleeps that last too
-# long. The last two settings have one worker and loads of 8 ms with a jitter of 100%. A step's time is the mean time
-# from the start of one step to the start of the next. Guess which prediction is furthest off, and by how many percent
-# of the measured time.
+# long. Three settings differ in their workers: none, 1 and 2. The other two have one worker, loads of 8 ms on average
+# with a jitter of 100%, and prefetch 1 or 8. A step's time is the mean time from the start of one step to the start of
+# the next. Guess which prediction is furthest off, and by how many percent of the measured time.
 
 # %%
 my_guess_which = lab07.guess(
