@@ -24,10 +24,10 @@ quick: bool = True  # few repeats
 # %% [markdown] minutes=5
 # ## Memory of a replica
 #
-# A *replica* is a rank's full copy of the model (lab 09). This lab's GPT, with about a hundred million parameters,
-# computes in BF16, 2 bytes per number. The optimizer
-# AdamW changes a *master copy* in FP32, since BF16 would round small changes away (lab 02), and keeps two averages of
-# each gradient in FP32 (lab 05). Guess: how many bytes per parameter are that together?
+# A *replica* is a rank's full copy of the model (lab 09). This lab's GPT, with about a hundred million parameters, has
+# parameters and gradients in BF16, 2 bytes per number. The optimizer AdamW changes a *master copy* of the parameters in
+# FP32, since BF16 would round small changes away (lab 02), and keeps two averages of each gradient in FP32 (lab 05).
+# Guess: how many bytes per parameter does a replica hold?
 
 # %%
 my_guess_replica = lab10.guess("bytes per parameter of a replica", None, interactive, "B")
@@ -58,21 +58,18 @@ lab10.table_at_rest(runs)
 # master copy as optimizer state: 2 + 2 + 12).
 
 # %% [markdown]
-# `parallel.Zero` is the library's version of what you build. The simulated program makes a step that fills the
-# optimizer's memory, in a phase "setup" that no picture shows, and a second step. Tensors have shapes but no values,
-# and one of the ranks runs: all do the same.
-
-# %% [markdown]
-# Stage 0, the baseline, is data parallel training. Here it is the library's stage 1 for a group of one rank: the shard
-# of that rank is everything, and its gradients are averaged over all ranks by an all-reduce. So all stages run the same
-# code, and differ only in the tensors that are cut. In a picture the group of one has a lane, `mesh_local`, that sends
-# nothing.
+# The run is data parallel training (lab 09), the baseline, called stage 0: an all-reduce averages the gradients, and
+# every rank updates everything. It makes two steps, the first in a phase "setup" that no picture shows, since AdamW
+# gets its memory there. Tensors have shapes but no values, and one of the ranks is simulated: all do the same.
 
 # %% [markdown] minutes=2
 # ## A prediction
 #
 # n ranks share the work of one step. Look at the three kinds below, one by one. When does a rank need all of it? When
-# would a part be enough, if the rank updates only that part of the parameters?
+# would a part be enough, if the rank updates only that part of the parameters? How few bytes per parameter can stay on
+# a rank between backward and `zero_grad`? And if so little stays, how many times the bytes of data parallel training
+# must a rank send per step?
+#
 # | kind | bytes per parameter |
 # |---|---|
 # | parameters in BF16 | 2 |
@@ -80,7 +77,7 @@ lab10.table_at_rest(runs)
 # | master copy and averages | 12 |
 
 # %%
-print(f"{ranks} ranks; between backward and zero_grad must stay on each:")
+print(f"on {ranks} ranks, per rank:")
 my_guess_smallest = lab10.guess("least bytes per parameter", None, interactive, "B")
 my_guess_times = lab10.guess("sent per step, over data parallel", None, interactive, "times")
 
@@ -102,6 +99,7 @@ my_guess_times = lab10.guess("sent per step, over data parallel", None, interact
 rows = {}
 for stage, (whole, cut) in enumerate([(16, 0), (4, 12), (2, 14), (0, 16)]):
     rows[f"stage {stage}"] = {"for all N": whole, "for the shard's N/n": cut}
+my_guess_smallest.reveal(16 / ranks)
 print("bytes per number")
 lab10.in_rows(rows)
 
@@ -145,8 +143,8 @@ lab10.try_out(two_halves, ranks=4)
 #
 # `flat` is one tensor with all parameters, its length a multiple of n; in 16 bits, for example. `master` is a copy of
 # this rank's shard in higher precision. `optimizer.step()` changes `master` by `master.grad`, which must have the dtype
-# of `master`. A collective's output has the dtype of its input, and separate memory (on GPUs, too, except that the
-# shard may be this rank's piece of the full tensor). The budget: (n-1)/n of `gradient`'s bytes, and of `flat`'s.
+# of `master`. A collective's output has the dtype of its input. Give it memory of its own; only the shard of this rank
+# may be its piece of the full tensor. The budget: a rank sends (n-1)/n of `gradient`'s bytes, and of `flat`'s.
 
 
 # %% tags=["exercise"]
@@ -251,8 +249,9 @@ lab10.try_out(two_backwards, ranks=2)
 check.shard_gradients(shard_gradients)
 
 # %% [markdown]
-# `parallel.Zero` does this for *buckets*, buffers for many gradients (lab 09), and does not wait: one reduce-scatter
-# runs while backward fills the next bucket. Below, `unit` is a bucket, and `full` its gradient.
+# The library's version of what you build, `parallel.Zero`, does this for *buckets*, buffers for many gradients (lab
+# 09), and does not wait: one reduce-scatter runs while backward fills the next bucket. Below, `unit` is a bucket, and
+# `full` its gradient.
 
 # %%
 lab10.show_source(parallel.Zero2._launch, after=check.shard_gradients)
@@ -276,7 +275,8 @@ most
 
 # %% [markdown]
 # F is forward, B backward, C communication, X other compute: here the update. *Exposed* is communication during which
-# the GPU computes nothing. A lane of links is named after its group of ranks; `world` is all ranks.
+# the GPU computes nothing. A lane of links is named after its group of ranks; `world` is all ranks. (Stage 0 is run as
+# stage 1 in a group of one rank, which holds everything: the lane of this group, `mesh_local`, is empty.)
 #
 # Activations are equal: ZeRO does not cut them, as each rank has its own part of the batch.
 
@@ -459,19 +459,18 @@ lab10.show_stages(runs)
 #
 # Memory is as in the table of "Cut into pieces", with the empty room included. How many bytes does a rank send in a
 # step? Every all-gather and every reduce-scatter sends (n-1)/n of the full tensor: 2 N bytes for N parameters in BF16.
-# Stages 0 to 2 have two (an all-reduce is both). Stage 3 has three: parameters in forward, again in backward (except
-# the *root*, those outside the blocks), and gradients.
+# Count them in each stage; an all-reduce is one of each.
 
 # %%
 table = lab10.table_of_bytes(runs, ranks)
-my_guess_smallest.reveal(float(table["bytes per parameter"]["stage 3"]))
 my_guess_times.reveal(float(table["times sent"]["stage 3"]))
 table
 
 # %% [markdown]
-# Stages 1 and 2 send as much as data parallel training: they add no traffic. Stage 3 adds half as much again, less the
-# root's part. On n ranks 16 bytes per parameter become 16/n. Activations remain, and two whole units with their
-# gradients.
+# Stages 1 and 2 send as much as data parallel training, two full tensors: they add no traffic. Stage 3 sends three:
+# parameters in forward, again in backward, and gradients. That is half as much again, less the *root*, the parameters
+# outside the blocks, which are gathered once. On n ranks 16 bytes per parameter become 16/n. Activations remain, and
+# two whole units with their gradients.
 
 # %% [markdown] minutes=3
 # ## Explore: does it fit?
