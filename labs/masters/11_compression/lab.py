@@ -27,7 +27,7 @@ quick: bool = True  # short trainings, few repeats
 #
 # Lab 09's step, which overlaps sending with backward: a GPT with a gradient of 13 MB on 2 *nodes* (machines) of 4
 # ranks. Between nodes there is Ethernet, 1 Gbit/s for each rank; inside, PCIe. Forward and backward take 3 ms. Guess:
-# in what share of a step does the GPU wait for communication?
+# for what share of a step does the GPU wait for communication?
 
 # %%
 my_guess_exposed = lab11.guess("share of the step that waits", None, interactive, "%")
@@ -84,7 +84,8 @@ my_guess_loss = lab11.guess(
 #
 # To *quantize* is to give each number one of a few levels. With b bits the *codes* are whole numbers from -q to q, q =
 # 2^(b-1) - 1. A *scale* s is one step of the code: x is near s times code. The largest number sets it, s = max|x| / q,
-# and with the nearest code no number is off by more than s / 2. Check that on a real gradient.
+# and with the nearest code no number is off by more than s / 2. Check that on a real gradient, cut into *blocks* of 256
+# neighbours, each with a scale.
 
 # %%
 model = GPT(lab11.CONFIG, seed=0)
@@ -97,9 +98,9 @@ print(f"largest error, in scales: {float((off / scales).max()):.4f}")
 print(f"the largest scale is {float(scales.max() / scales.median()):.0f} times the median")
 
 # %% [markdown]
-# A single scale would be set by the largest number, and the small ones would all become 0. So a *block* of neighbours
-# shares one scale, of 32 bits. And one large number, an *outlier*, makes its block coarse. What happens if every 64
-# numbers are first *rotated*, multiplied by an orthogonal (Hadamard) matrix, which spreads an outlier over all 64?
+# Why blocks? A single scale would be set by the largest number, and most numbers would become 0. The price is 32 bits
+# for each scale. And one large number, an *outlier*, makes its whole block coarse. What happens if every 64 numbers are
+# first *rotated*, multiplied by an orthogonal (Hadamard) matrix, which spreads an outlier over all 64?
 
 # %%
 spiky = gradient.clone()
@@ -109,8 +110,8 @@ bits = {block: f"{4 + 32 / block:.3f}" for block in lab11.BLOCKS}
 print("block: bits per number", bits)
 
 # %% [markdown]
-# The relative error is the norm of the error over the norm of x. Rotation helps more, the more scales are set by
-# outliers. Blocks of 256 send 4.125 bits per number; the lab uses them from here on.
+# The relative error is the norm of the error over the norm of x. The more scales are set by outliers, the more rotation
+# helps. Blocks of 256 send 4.125 bits per number; the lab uses them from here on.
 
 # %% [markdown]
 # ### Exercise 1: unbiased rounding
@@ -168,13 +169,17 @@ means = lab11.table_of_means(gradient[: 2**14])
 my_guess_shrinks.reveal(means.loc[1].astype(float) / means.loc[64].astype(float))
 means
 
+# %% [markdown]
+# To nearest, all ranks make the same error, and so does their mean. Stochastic rounding is worse on one rank, but
+# separate errors average out: 64 of them to about 1/8, by the root of their number.
+
 # %% [markdown] minutes=15
 # ## Add quantized numbers
 #
 # Codes with different scales cannot be added. The ring all-reduce of lab 08 would have to dequantize, add and round
-# again at every hop, n - 1 times. In *two phases* a number is rounded twice: an *all-to-all*, in which every rank sends
-# another piece to each rank, takes the codes of a piece to its owner; the owner dequantizes and adds; an all-gather
-# sends the codes of the sums. By what factor does the relative error of the mean grow from 2 ranks to 32?
+# again at every hop, n - 1 times. In *two phases* each rank is the owner of one piece: an *all-to-all*, in which every
+# rank sends a different piece to each rank, takes the codes of a piece to its owner; the owner dequantizes and adds; an
+# all-gather sends the codes of the sums. By what factor does the relative error of the mean grow from 2 ranks to 32?
 
 # %%
 my_guess_growth = lab11.guess("growth (ring, two phases)", None, interactive, "times")
@@ -183,9 +188,10 @@ my_guess_growth = lab11.guess("growth (ring, two phases)", None, interactive, "t
 my_guess_growth.reveal(lab11.show_growth())
 
 # %% [markdown]
-# The error of two phases does not depend on the number of ranks. With 2 ranks the ring rounds less often; with more its
-# error grows, about like the root of their number. (`Int4()` rounds to nearest, here and in the recorded runs: their
-# ranks have different gradients, and rounding to nearest has a smaller error.) Now to your guess of the step in 4 bits.
+# In two phases a number is rounded twice, on any number of ranks, so the error does not grow. With 2 ranks the ring
+# rounds less often; with more its error grows, about like the root of their number. (`Int4()` rounds to nearest, here
+# and in the recorded runs: their ranks have different gradients, and rounding to nearest has a smaller error.) Now to
+# your guess of the step in 4 bits.
 
 
 # %%
@@ -217,6 +223,9 @@ print(f"{sent_32 / sent_4:.2f} times fewer, not 8")
 # `dist.all_to_all_single(received, rows, group=inside)` cuts `rows` into equal parts, one for each rank of the group:
 # part j goes to rank j, and part i of `received` comes from rank i. `pack` and `unpack` are given: they quantize rows
 # and dequantize them.
+#
+# For example, with 2 nodes of 2 ranks: rank (0, 0) gets pieces 0 and 2 from both ranks of its node, and adds them; then
+# it sends the sum of pieces 2 to rank (1, 0), and gets from there the sum of pieces 0 of that node.
 
 
 # %% tags=["exercise"]
@@ -347,9 +356,9 @@ is_lower = final["top-k with feedback"] < final["top-k without"]
 my_guess_sgd.reveal("with" if is_lower else "without")
 
 # %% [markdown]
-# Look at the end: the order of early steps is noise. One seed is weak evidence; the recorded runs below have three.
-# Feedback suits SGD because its step is *linear* in the gradient: adding g now or some steps later is nearly the same.
-# Those runs use AdamW. Guess: with top-k, does feedback help there as well?
+# Look at the end: the order of early steps is noise. Feedback suits SGD because its step is *linear* in the gradient:
+# adding g now or some steps later is nearly the same. One seed is weak evidence; the recorded runs below have three,
+# and use AdamW. Guess: with top-k, does feedback help there as well?
 
 # %%
 my_guess_adam = lab11.guess('feedback with AdamW ("helps" or "harms")', None, interactive)
@@ -372,7 +381,7 @@ columns = ["sent (B/step)", "times fewer", "loss (nats)", "less none's", "+- 95%
 lab11.table(runs)[columns].loc[list(gradients)].style.format(precision=3)
 
 # %% [markdown]
-# *Less none's* is the difference from 32 bits. A difference smaller than its interval (+- 95%) has no meaning: here 8
+# *Less none's* is the difference from 32 bits. A difference smaller than its interval (+- 95%) may be chance: here 8
 # and 4 bits cannot be distinguished from 32. Top-k has a higher loss.
 #
 # Why are 1% of the numbers not 100 times fewer bytes? A place costs as much as a number. And n ranks choose different
@@ -397,8 +406,8 @@ lab11.table(with_sgd, "SGD, none")[columns[1:3] + ["less SGD, none's", "+- 95%"]
 # %% [markdown] minutes=5
 # ## When does it save time?
 #
-# Saved bytes save time only if the GPU waits for them (Agarwal et al., 2022). With t_wire for the bytes, t_pack for
-# packing, and a share of compute that hides communication,
+# Saved bytes save time only if the GPU waits for them (Agarwal et al., 2022). With t_wire, the seconds of the bytes on
+# the link, t_pack, the seconds of packing, and *overlap*, the share of compute that hides communication,
 #
 #     step = compute + t_pack + max(0, t_wire - overlap x compute)
 #
@@ -901,8 +910,8 @@ lab11.table(streaming)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].
 #   average.
 # - Codes are not added in a ring. All-to-all, add, all-gather: two roundings for any number of ranks.
 # - Inside the node first: only sums cross the slow link.
-# - The dropped part must be kept, separately for each parameter. That helped top-k with SGD, whose step is linear
-#   in the gradient; with AdamW it did harm here.
+# - Error feedback keeps the dropped part, separately for each parameter, and sends it later. That helped top-k with
+#   SGD, which is linear in the gradient; with AdamW it did harm here.
 # - Fewer bits save time only if the step waits for the link, and packing is cheaper than waiting.
 
 # %% [markdown]
