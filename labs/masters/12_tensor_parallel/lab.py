@@ -26,7 +26,7 @@ quick: bool = True  # few repeats
 #
 # A *rank* is one process with one GPU. A linear layer computes Y = X W: a row of X for each *token*, a column of W for
 # each output; above, 6 tokens of width 8, and 16 outputs (the stronger a square's colour, the larger its number, of
-# either sign). W is cut over 4 ranks, by columns or by rows. With one of the two a rank's product is not yet a part of
+# either sign). W is cut over 4 ranks, by columns or by rows. With one of the two a rank's product is not yet a piece of
 # Y: the ranks must first send something. With which?
 
 # %%
@@ -51,8 +51,8 @@ my_guess_cut.reveal("rows")
 
 # %% [markdown]
 # **By columns**, rank r needs all of X, and gets some columns of Y. **By rows**, it needs only the columns of X that
-# match its rows. But its result is as large as Y, and only a part: Y is the sum of all ranks' parts, since every number
-# of Y is a sum over the width. On simulated ranks:
+# match its rows. But its result is as large as Y, and only a *part*, a term of a sum: every number of Y is a sum over
+# the width, and Y is the sum of all ranks' parts. On simulated ranks:
 
 
 # %%
@@ -72,19 +72,22 @@ for way in ("columns", "rows"):
     print(f"{way}: equal to X W: {is_right}; a rank sends {run.traffic.sent_bytes(0):g} B")
 
 # %% [markdown]
-# Y has 768 B. Like all small messages, its parts are added up along a *tree* of ranks, and the sum is sent down again
-# (lab 08); the line above gives the bytes that rank 0 sends.
+# Y has 768 B. Such small messages are added up along a *tree* of ranks, and the sum is sent down again (lab 08): the
+# line above gives the bytes that rank 0 sends.
 
 # %% [markdown]
-# Now an *MLP*, half of a GPT's layer: a matrix `up` from width D to H, mostly 4 D, the function GELU on each number
+# Now an *MLP*, half of a GPT's layer: a matrix `up` from width D to H, usually 4 D, the function GELU on each number
 # separately, and a matrix `down` back to D. All n ranks have the same input of N tokens, and all need the whole output.
 
 # %% [markdown]
-# Which cut for which matrix? Guess how many *collectives* (calls that all ranks make together, such as an
+# Which cut for `up`, and which for `down`? Guess how many *collectives* (calls that all ranks make together, such as an
 # all-reduce) forward needs, and then backward, which computes every gradient, including the input's.
 
 # %%
 my_guess_calls = lab12.guess("collectives (forward, backward)", None, interactive, "count")
+
+# %%
+my_guess_calls.reveal([1, 1])  # the next section says why
 
 # %% [markdown] minutes=12
 # ## An MLP on n ranks
@@ -98,10 +101,10 @@ my_guess_calls = lab12.guess("collectives (forward, backward)", None, interactiv
 #     rank 1   X up_1       gelu(X up_1)    (...) down_1   +   Y
 
 # %% [markdown]
-# So forward needs one all-reduce, of the output. And backward? Every rank has the gradient of Y, which is also the
-# gradient of its part: a sum passes it on unchanged. But every rank has used X, each with different columns. The
-# gradient of X is the *sum* of their results. (A rank can compute the gradients of its pieces of `up` and `down`
-# alone.)
+# So forward needs one all-reduce, of the output; Y is the same on all ranks. And backward? Every rank has the gradient
+# of Y, which is also the gradient of its part: a sum passes it on unchanged. But every rank has used X, each with
+# different columns. The gradient of X is the *sum* of their results. (A rank can compute the gradients of its pieces of
+# `up` and `down` alone.)
 
 # %% [markdown]
 # Megatron-LM calls these two places f and g (Shoeybi et al., 2019): **f**, at the input X, does nothing in forward and
@@ -189,7 +192,6 @@ lab12.show_source(parallel.tensor_mlp, after=check.tensor_mlp)
 # ranks' pieces to all of them.
 
 # %%
-my_guess_calls.reveal([1, 1])
 lab12.table_of_mlp(ranks, cluster)
 
 # %% [markdown]
@@ -306,7 +308,7 @@ check.tensor_attention(tensor_attention)
 #     sequence   g': reduce-scatter       norm on N/n tokens    f': all-gather
 #
 # A *reduce-scatter* gives each rank its own piece of the sum. Does this cost more bytes than the all-reduce? (An
-# all-reduce consists of which two calls? Lab 10.) And what are f' and g' in backward?
+# all-reduce consists of which two calls? Lab 08.) And what are f' and g' in backward?
 
 # %%
 # torch 2.13 gave both a new name.
@@ -392,10 +394,10 @@ check.sequence_mlp(sequence_mlp)
 lab12.table_of_kept(ranks, cluster)
 
 # %% [markdown]
-# Inputs of norms and their statistics are now divided by n. One row is not: the gathered inputs of regions, which
-# backward needs. (Megatron keeps a rank's own tokens of them and gathers again in backward: a *further* section.)
-# Sequence parallel sends no more bytes: 2 (n-1)/n N D became twice (n-1)/n N D, except for the few sums of gains and
-# biases.
+# Inputs of norms and their statistics are now divided by n. Rows for heads and hidden columns were already. One row is
+# not: the gathered inputs of regions, which backward needs. (Megatron keeps a rank's own tokens of them and gathers
+# again in backward: a *further* section.) Sequence parallel sends no more bytes: 2 (n-1)/n N D became twice (n-1)/n N
+# D, except for the few sums of gains and biases.
 
 # %% [markdown] minutes=9
 # ## The vocabulary
