@@ -143,8 +143,8 @@ lab10.try_out(two_halves, ranks=4)
 #
 # `flat` is one tensor with all parameters, its length a multiple of n; in 16 bits, for example. `master` is a copy of
 # this rank's shard in higher precision. `optimizer.step()` changes `master` by `master.grad`, which must have the dtype
-# of `master`. A collective's output has the dtype of its input. Give it memory of its own; only the shard of this rank
-# may be its piece of the full tensor. The budget: a rank sends (n-1)/n of `gradient`'s bytes, and of `flat`'s.
+# of `master`. A collective's output has the dtype of its input. Give it separate memory; only this rank's shard may be
+# its piece of the full tensor. The budget: a rank sends (n-1)/n of `gradient`'s bytes, and of `flat`'s.
 
 
 # %% tags=["exercise"]
