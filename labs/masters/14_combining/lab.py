@@ -97,11 +97,13 @@ for axis in mesh.axes:
 # %% [markdown] minutes=19
 # ## One step on all axes
 #
-# Four labs in one step: the batch cut in two (09), layers in two stages that run 1F1B (13), matrices cut in two (12),
-# the optimizer's state shared by the data ranks (ZeRO-1, 10). And the gradient is *clipped*, shortened if its norm (its
-# length) is above a limit: for this all ranks need the norm of the *whole* gradient. A matrix has different parts on
-# the ranks of its tensor group; the weight of a layer norm is whole on each of them, and still counts once. And all
-# data ranks have the same gradients.
+# One step combines four labs: the batch is cut in two (09), the layers run as two stages with 1F1B (13), matrices are
+# cut in two (12), and the data ranks share the optimizer's state (ZeRO-1, 10). And the gradient is *clipped*,
+# shortened if its norm (its length) is above a limit: for this all ranks need the norm of the *whole* gradient.
+#
+# No rank has the whole gradient, and some of its numbers are on several ranks. A matrix has different parts on the
+# ranks of its tensor group; the weight of a layer norm is whole on each of them, and still counts once. Data ranks
+# have copies if their gradients were averaged (09), and different parts if they were reduce-scattered (ZeRO, 10).
 #
 # ### Exercise 2: the norm of the whole gradient
 #
@@ -143,8 +145,8 @@ lab14.try_out(four_ranks, ranks=4)
 check.whole_norm(whole_norm)
 
 # %% [markdown]
-# `Combination` checks the sizes before any rank starts. `CombinedStep` is this rank's part: it combines the parts of
-# those labs. A size that does not divide is refused:
+# `Combination` holds the sizes and checks them before any rank starts. `CombinedStep` is the step of one rank: it
+# runs the code of those four labs together. A size that does not divide is refused:
 
 # %%
 try:
@@ -165,9 +167,10 @@ for number, (one, all_) in enumerate(zip(alone, together, strict=True)):
 print(f"parameters of rank 5's whole model off by {off:.0e} at most")
 
 # %% [markdown]
-# So the axes are independent. Now a realistic model: 16 layers of width 4096, sequences of 2048 tokens, 16 of them in a
-# batch, in bfloat16 with ZeRO-1; 2 data x 2 pipeline x 4 tensor ranks, 4 micro-batches. On which axis does a rank send
-# most bytes in a step? Guess also the ratio of most to fewest bytes.
+# Losses, norms and parameters are one device's, except for rounding: an axis does not change the result of another.
+# Now a realistic model: 16 layers of width 4096, sequences of 2048 tokens, 16 of them in a batch, in bfloat16 with
+# ZeRO-1; 2 data x 2 pipeline x 4 tensor ranks, 4 micro-batches. On which axis does a rank send most bytes in a step?
+# Guess also the ratio of most to fewest bytes.
 
 # %%
 my_guess_axis = lab14.guess("most bytes (data, pipeline or tensor)", None, interactive)
@@ -187,8 +190,8 @@ by_axis.map("{:,}".format)
 # %% [markdown]
 # These are calls of rank 0. Tensor sends most, 50 times as much as pipeline: it sums activations in every layer, for
 # every micro-batch. Data sends two large messages: gradients to the rank that has their optimizer state, and the new
-# parameters back (ZeRO-1). Pipeline sends only the activations at a stage's end. The bytes do not determine the
-# seconds: some are sent while a rank computes, some cannot be.
+# parameters back (ZeRO-1). Pipeline sends only the activations at a stage's end. The bytes alone do not determine the
+# seconds: some are sent while a rank computes, for others it waits.
 
 # %% [markdown] minutes=15
 # ## The order of the axes
@@ -199,9 +202,9 @@ by_axis.map("{:,}".format)
 #
 # ### Exercise 3: the order of the axes
 #
-# Given the bytes that a rank sends along each axis in a step, find the order in which the fewest bytes cross between
-# nodes. (A pipeline's last stage sends nothing to the first; treat it as a ring anyway. And a library may add up inside
-# each node first, so that less crosses; here every ring is flat.)
+# Bytes that stay inside a node are cheap. So, given the bytes that a rank sends along each axis in a step, find the
+# order in which the fewest bytes cross between nodes. (A pipeline's last stage sends nothing to the first; treat it
+# as a ring anyway. And a library may add up inside each node first, so that less crosses; here every ring is flat.)
 
 
 # %% tags=["exercise"]
@@ -251,13 +254,14 @@ for one in placed:
     lab14.print_text(one.sentence())
 
 # %% [markdown]
-# Here the order with the fewest bytes is also the fastest. Rows come in pairs: with two nodes only the *first* axis
-# crosses nodes. (The bytes are fewer than exercise 3 counts, and differ from the run above: this software adds up
-# inside each node first, splits pipeline's messages over the tensor ranks, and adds up gradients in 32 bits.)
+# Here the order with the fewest bytes is also the fastest. Orders with the same first axis take nearly the same time:
+# with two nodes only the *first* axis crosses nodes. (The bytes are fewer than exercise 3 counts, and differ from the
+# run above: this software adds up inside each node first, splits pipeline's messages over the tensor ranks, and adds
+# up gradients in 32 bits.)
 #
-# The seconds are from the *planner*. It runs nothing; it has formulas for the software of large runs, on real machines,
-# with kernels and wires below their peak speed. The simulator runs our own program, on a machine that always reaches
-# its peak. Do they agree on which order is faster?
+# The seconds are from the *planner*. It runs nothing: it computes a step from formulas for the software of large runs
+# on real machines, with kernels and wires below their peak speed. The simulator runs our own program, on a machine
+# that always reaches its peak. Do they agree on which order is faster?
 
 # %%
 table = {}
@@ -305,9 +309,11 @@ for wires, order, milliseconds in [
 # %% [markdown] minutes=16
 # ## A plan for 175 billion
 #
-# GPT-3 with 18 bytes per parameter (gradients are added up in 32 bits here), on 512 A100 of 80 GB; 1,536 sequences in a
-# step. Add an axis only if a number requires it. Tensor comes first: how many ranks share a layer? How many stages are
-# then needed until the model fits? And how many replicas use the rest? (Rows 2 to 4 answer; rows 5 to 7 refine.)
+# GPT-3 with 18 bytes per parameter (gradients are added up in 32 bits here), on 512 A100 of 80 GB, eight on a node;
+# 1,536 sequences in a step. Add an axis only if a number requires it. Tensor comes first: how many ranks share a
+# layer? How many stages are then needed until the model fits? And how many replicas use the rest? The stages divide
+# GPT-3's 96 layers, and the product of the three sizes is 512. (In the table that follows, rows 2 to 4 answer, and
+# rows 5 to 7 refine the plan.)
 
 # %%
 my_guess_sizes = lab14.guess(
@@ -329,8 +335,9 @@ for number, one in enumerate(steps, 1):
     lab14.print_text(f"{number}. {one.axis}: {one.reason}")
 
 # %% [markdown]
-# Tensor first, up to the node. Then stages until it fits; then replicas; ZeRO-1 frees memory and takes no time; that
-# memory allows fewer stages, in smaller pieces (*chunks*, interleaved 1F1B of lab 13).
+# Tensor first, up to the node. Then stages until it fits; then replicas. ZeRO-1 frees memory and takes no time. That
+# memory allows half the stages, which makes the bubble smaller. Two pieces on each stage (*chunks*, interleaved 1F1B
+# of lab 13) halve it again.
 #
 # But does a run of this size need three axes? ZeRO-3 alone splits all states over the 512 GPUs, and gathers each layer
 # when it is needed (lab 10); with full recomputation (lab 03) it fits. How long does its step take, as a multiple of
@@ -351,14 +358,14 @@ my_guess_zero.reveal(min(times))
 lab14.in_rows(table)
 
 # %% [markdown]
-# 1.07: closer than most would guess, with one axis and no bubble. It depends on the batch: with 1,536 sequences each
-# GPU has three, and computes long enough to hide the gathering of weights. With fewer sequences per GPU, or slower
-# links between nodes, it falls behind.
+# 1.07, with one axis and no bubble. It depends on the batch: with 1,536 sequences each GPU has three, and takes them
+# as one micro-batch. With three micro-batches of one sequence, weights are gathered three times as often: 46.5 s
+# instead of 41.1 s. With fewer sequences per GPU, a micro-batch of three is not possible.
 #
 # ### Exercise 4: a faster plan
 #
-# The seven rows went step by step, and tried no other size of a micro-batch. Beat them: the same model, GPUs and batch,
-# in at most 97% of the last row's time. There is more than one such plan.
+# The seven rows went step by step, and all have micro-batches of one sequence. Beat them: the same model, GPUs and
+# batch, in at most 97% of the last row's time. There is more than one such plan.
 
 
 # %% tags=["exercise"]
