@@ -5,7 +5,8 @@
 #
 # A text of a million tokens has more activations than a GPU has memory. A model of hundreds of billions of parameters
 # may use only a twentieth of them for each token. Two more axes split these: *context*, the tokens of a sequence, and
-# *expert*, the many MLPs of a layer. In both, a rank needs data of other ranks, at a price.
+# *expert*, the many MLPs of a layer. In both, a rank needs data of other ranks in every layer. Can it compute while
+# they are sent? The answer decides where the axis may go.
 #
 # **Prerequisites.** Labs 06 and 14; helpful: lab 04. **Time.** 51 minutes, without the folded sections, called
 # *further*.
@@ -82,9 +83,10 @@ check.merge(merge)
 show_source(parallel.merge_attention, after=check.merge)
 
 # %% [markdown]
-# So a ring needs memory only for a few ranks' keys. In backward the keys go round once more, followed by their
-# gradients. Does it work? Compare the library's ring on ranks with one device: its output and the gradient of the
-# queries. (Here 4 heads of queries share 2 heads of keys and values, *grouped-query attention*: fewer keys to send.)
+# So a rank needs memory only for its own keys and those that pass by, however many ranks there are. In backward the
+# keys go round once more, followed by their gradients. Does it work? Compare the library's ring on ranks with one
+# device: its output and the gradient of the queries. (Here 4 heads of queries share 2 heads of keys and values,
+# *grouped-query attention*: fewer keys to send.)
 
 # %%
 draw = torch.Generator().manual_seed(0)
@@ -129,9 +131,9 @@ for one in placed:
     print(f"{'-'.join(one.mesh.axes)}: {1e3 * one.step_time_s:,.0f} ms, waits for {waits}")
 
 # %% [markdown]
-# Tensor belongs inside the node, again; across nodes a step takes about twice as long. The ring hides nearly all of its
-# messages at any place, so it may go across: its order with data makes no difference. Llama 3 has `Mesh(data, pipeline,
-# context, tensor)` in our notation, though it gathers keys instead of sending them round (section 3.3.2).
+# Tensor belongs inside the node, again; across nodes a step takes up to twice as long. The ring hides nearly all of
+# its messages at any place, so it may go across: its order with data makes no difference. Llama 3 has `Mesh(data,
+# pipeline, context, tensor)` in our notation, though it gathers keys instead of sending them round (section 3.3.2).
 
 # %% [markdown] minutes=10
 # ## Equal work in a ring
@@ -166,9 +168,9 @@ my_guess_times.reveal(run.timeline.makespan_s / share_s)
 lab15.show(run.timeline.figure(title=f"Contiguous pieces, {LONG.seq_len} tokens on 4 ranks"))
 
 # %% [markdown]
-# Rank 0 waits: its queries may not attend to any of the keys that pass. Counted in pairs of a query and a key, the last
-# of n ranks has (2n - 1)/n of the mean: 1.75 for 4, and nearly 2 for many. The rest is merging, and starting kernels in
-# each round.
+# Rank 0 waits: its queries may not attend to any of the keys that pass. Counted in pairs of a query and a key, the
+# last of n ranks has (2n - 1)/n of the mean: 1.75 for 4, and nearly 2 for many. The rest of the factor is merging,
+# and starting kernels in each round.
 
 # %% [markdown]
 # ### Exercise 2: an order of equal work
@@ -194,7 +196,8 @@ for rank in range(2):
 check.even_order(even_order)
 
 # %% [markdown]
-# Yours may be *zigzag*, pieces r and 2n - 1 - r of 2n. *Striped*, every n-th token, is nearly as even. Does it help?
+# Yours may be *zigzag*, pieces r and 2n - 1 - r of 2n. *Striped*, every n-th token, is nearly as even. How near does
+# each come to equal work, the time of 1.00?
 
 # %%
 for name in ("contiguous", "zigzag", "striped"):
@@ -214,9 +217,10 @@ for name in ("contiguous", "zigzag", "striped"):
 # each token it computes no more. The experts are spread over ranks. So tokens must be sent to them, and back.
 #
 # In an *all-to-all* a rank sends a different piece to each rank, and gets one from each. Messages must be equally
-# large, or their sizes must be sent first. The older way (of the models Switch and GShard) is a fixed number of places
-# for each expert, its *capacity*: a token that comes too late is dropped, and only the layer's residual sum keeps it.
-# The gradient of an exchange is sent back by another exchange.
+# large, or their sizes must be sent first. The older way (of the models Switch and GShard) is a fixed number of
+# places for each expert, its *capacity*: a token for which no place is left is *dropped*: the expert does not process
+# it, and only the residual connection carries it to the next layer. The gradient of an exchange is sent back by
+# another exchange.
 
 
 # %%
@@ -344,10 +348,11 @@ for n in [1, 2, 4, 8, 16]:
     )
 
 # %% [markdown]
-# Every layer has two exchanges in forward and two in backward, and nothing is computed during them: like tensor, expert
-# belongs inside the node. If both do not fit, tensor goes first, and expert must hide its messages: send one half of
-# the batch while the other is computed (*further*). DeepSeek-V3 has 64 expert ranks on 8 nodes, and no tensor axis at
-# all.
+# Every layer has two exchanges in forward and two in backward, and nothing is computed during them: their time is
+# exposed inside a node too, and several times as long when ranks are on two nodes (16 here, if a node has 8). So,
+# like tensor, expert belongs inside the node. If both do not fit, tensor goes first, and expert must hide its
+# messages: send one half of the batch while the other is computed (*further*). DeepSeek-V3 has 64 expert ranks on 8
+# nodes, and no tensor axis at all.
 
 # %% [markdown] minutes=6
 # ## Busy experts
@@ -803,7 +808,8 @@ my_guess_masked.reveal()
 # - Parts of an attention are merged by their log-sum-exp, so that keys can go round a ring during compute.
 # - A causal mask makes contiguous pieces unequal; zigzag pieces have equal pairs, and the cost of rounds remains.
 # - Experts: tokens are sent to them and back. A copy of an expert processes the tokens of its whole group, so its
-#   gradient is summed over the copies and divided by all ranks.
+#   gradient is summed over the copies and divided by the number of all ranks. Experts are busy unequally, and all wait
+#   for the busiest one.
 # - A ring hides its messages and may go across nodes; exchanges of tokens hide nothing, and belong inside.
 
 # %% [markdown]
