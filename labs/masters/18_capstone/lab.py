@@ -7,8 +7,8 @@
 # them. Then you train a small model for real, simulate a step of the large one, and explain the differences in a
 # report.
 #
-# **Prerequisites.** Labs 01 and 16; helpful: labs 02, 03, 04 and 05. **Time.** 59 minutes; a capstone on
-# another brief takes longer: the last section says how.
+# **Prerequisites.** Labs 01 and 16; helpful: labs 02, 03, 04 and 05. **Time.** 59 minutes, with a first draft of the
+# report's texts; a full report, or a capstone on another brief, takes longer: the last section says how.
 
 # %%
 from lablib.labs import lab18
@@ -26,9 +26,10 @@ quick: bool = True  # 60 steps of the small run, or 100
 # %% [markdown] minutes=4
 # ## The brief
 #
-# A loss is the mean of -ln p of the next token, in *nats*. A model that knows nothing has the logarithm of its
-# vocabulary: the small run has 256 bytes, so it begins near 5.5. Guess where it ends, and which share of the GPUs'
-# peak a large training uses.
+# A loss is the mean of -ln p of the next token, in *nats*. A model that gives all tokens of its vocabulary the same
+# probability has the logarithm of their number: the small run has 256 bytes as tokens, so it begins near ln 256 =
+# 5.5. The figure above has its first 20 steps. Guess its loss at the end, and which share of the GPUs' peak the large
+# training uses.
 
 # %%
 project = lab18.Capstone(brief, ranks, backend, quick)
@@ -41,8 +42,8 @@ my_guess_share = lab18.guess("share of the peak (of the large run)", None, inter
 # %% [markdown] minutes=11
 # ## Which size?
 #
-# Training N parameters on D tokens takes 6 N D FLOPs (lab 01). A *scaling law* says what loss they buy, with
-# constants fitted to hundreds of trainings (Hoffmann et al., 2022):
+# Training N parameters on D tokens takes 6 N D FLOPs (lab 01). A *scaling law* gives the loss that N and D reach,
+# with constants fitted to hundreds of trainings (Hoffmann et al., 2022):
 #
 # > **loss = E + A / N^alpha + B / D^beta**
 #
@@ -81,8 +82,9 @@ lab18.try_out(size_for_budget, 1.0, 1.0, lambda n, d: n + d, 1.0, 600.0)
 check.size_for_budget(size_for_budget)
 
 # %% [markdown]
-# The figure has the loss of each size for the budget of your brief, at 30%, 40% and 50% of the peak, with repeated
-# tokens counted as less. How much does it cost to be wrong by a factor of two in the size? And in the utilization?
+# The figure has the loss of each size for the budget of your brief, if the GPUs achieve 30%, 40% or 50% of their peak
+# (the *utilization*). Where the corpus is too small, tokens are repeated, and count less than new ones. How much loss
+# does a size cost that is wrong by a factor of two? And 30% instead of 50%?
 
 # %%
 lab18.show(project.figure_sizes())
@@ -90,7 +92,7 @@ lab18.show(project.figure_sizes())
 # %% [markdown]
 # The minimum is flat. A model of half the best size loses one or two hundredths of a nat, and is cheaper to use
 # afterwards. So a size is chosen for its use, and the budget then gives the tokens. 30% of the peak instead of 50%
-# loses about three times as much.
+# loses about three times as much: the plan, which decides the utilization, matters more than the exact size.
 
 # %% [markdown] minutes=12
 # ## Where does a curve end?
@@ -146,11 +148,20 @@ lab18.try_out(forecast, list(range(7, 21)), list(begun[6:]), 60)
 # %% [markdown] minutes=12
 # ## Which plan?
 #
-# A plan is a list of fields of `lab train`, each a text: `"parallel.tensor=2"`, ranks that split each product.
-# `parallel.pipeline`: ranks that split the layers; `context`: each sequence; `expert`: the experts of a mixture (lab
-# 15). The GPUs that these leave are replicas; `parallel.zero_stage`, 0 to 3: what they shard (1 optimizer state, 2 and
-# gradients, 3 and parameters). `data.micro_batch`: sequences at a time on a replica; if it is not given, all of them.
-# `memory.recompute`: "none" or "full". *MFU* is the share of the peak.
+# A plan is a list of fields of `lab train`, each a text such as `"parallel.tensor=2"`:
+#
+# | field | meaning |
+# |---|---|
+# | `parallel.tensor` | ranks that split each matrix product |
+# | `parallel.pipeline` | ranks that split the layers |
+# | `parallel.context` | ranks that split each sequence |
+# | `parallel.expert` | ranks that split the experts of a mixture (lab 15) |
+# | `parallel.zero_stage` | what the replicas shard: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters |
+# | `data.micro_batch` | sequences that a replica processes at a time; all of them, if not given |
+# | `memory.recompute` | `none`, or `full`: activations are computed again in backward |
+#
+# A *replica* has tensor x pipeline x context GPUs: with 2 tensor ranks 64 GPUs are 32 replicas. Expert ranks are
+# replicas, too: each has its own sequences. *MFU* is the share of the peak that a step achieves.
 
 # %%
 plans = {
@@ -182,7 +193,7 @@ check.plan(my_plan)
 # %% [markdown]
 # Take a plan for your brief, perhaps the same one; with `None` it is the lab's. The plans above go into the report as
 # those that you compared. The steps are as many as a share of the budget pays, by the planner. The rest is a margin:
-# for what could a step take longer than planned?
+# why could a step take longer than planned?
 
 # %%
 chosen = None  # or a list, such as my_plan
@@ -193,9 +204,12 @@ project.compare({"the plan": project.changes})
 # %% [markdown] minutes=10
 # ## Predict, then run
 #
-# Predict four numbers before anything runs. The planner is one way to them, not the only one: it has the software of
-# today's large trainings, while the simulator runs this course's trainer, operator by operator. Which of the two holds
-# more memory? Three more numbers are computed: GPU hours from your step, the large loss from the law, the small memory
+# Predict four numbers before anything runs: seconds of a large step, memory of a GPU in it, loss of the small run at
+# its end, milliseconds of a small step. The first two will be compared with the simulator. The planner is one way to
+# them, not the only one: it assumes the software of today's large trainings, while the simulator runs this course's
+# trainer, operator by operator. Which of the two needs more memory? For the loss you have a forecast.
+#
+# Three more numbers are computed from yours: GPU hours from your step, the large loss from the law, the small memory
 # from a formula.
 
 # %% [markdown]
@@ -282,9 +296,9 @@ lab18.try_out(error_terms, {"products": 7.0}, seen)
 check.error_terms(error_terms)
 
 # %% [markdown]
-# The next table has the planner's step and the simulated one by kind of work: products, attention, other kernels
-# (limited by memory), communication that compute does not hide, and idle: launches, bubbles and waiting. In which one
-# are they farthest apart? Which did your own number include?
+# The next table has the planner's step and the simulated one by kind of work: "products", "attention", "other
+# kernels" (limited by memory), "communication" that compute does not hide, and "idle": launches, bubbles and waiting.
+# In which one are they farthest apart? Which did your own number include?
 
 # %%
 my_guess_kind = lab18.guess("kind of work that is farthest off", None, interactive)
@@ -306,8 +320,9 @@ predicted.reveal(lambda *_: lab18.try_out(my_terms, *project.terms()))
 # texts of the report: a reason for each choice, an explanation for each error beyond its band (by its name in the table
 # of predictions, such as `small_step_s`), and a conclusion.
 #
-# A *finding* is a number that a reader would question. The program gives 60 points; an instructor gives 40 for the
-# texts. Change them until no finding is left that you can answer.
+# A *finding* is a number that a reader would question, or a missing text. Of 100 points the program gives 60, and an
+# instructor 40 for the texts. Within the hour, explain one error and write one reason and a sentence of conclusion;
+# for a full report, change the texts until no finding is left that you can answer.
 
 # %%
 my_reasons = {
@@ -327,7 +342,7 @@ predicted.reveal(lambda *_: project.judge())
 
 # %% [markdown]
 # With a name the report and its page are written into your work folder, next to the reports of others who use this
-# machine. The leader board also has three worked examples, one of them weak: which numbers betray it?
+# machine. The leader board also has three worked examples, one of them weak: which numbers show it?
 
 # %%
 my_name = None  # such as "Ada"
