@@ -25,9 +25,9 @@ quick: bool = True  # fewer sizes, a few seconds
 # ## The task
 #
 # A *rank* is one process of a distributed program, with its own GPU. A *collective* is a call that all ranks make
-# together. *All-reduce* is the collective that leaves the sum of all ranks' tensors on every rank. Eight ranks sum a
-# tensor of 8 MB: all send it to rank 0, which adds up and sends the sum back. How many MB are sent in total? And how
-# many with the best algorithm, if ranks do the adding?
+# together. *All-reduce* is the collective that leaves the sum of all ranks' tensors on every rank. Eight ranks have a
+# tensor of 8 MB each. The simplest way: the other seven send theirs to rank 0, which adds them up and sends the sum
+# back. How many MB are sent in total? And how many with the best algorithm, if ranks do the adding?
 
 # %%
 my_guess_mb = lab08.guess("sent in total, through rank 0", None, interactive, "MB")
@@ -156,16 +156,17 @@ chunks.add_prefix("chunk ").rename_axis("rank")
 # go round once more, and every rank keeps a copy.
 
 # %% [markdown]
-# There is one trap. `dist.send` waits until its receiver calls `recv`. If every rank first sends and then receives, no
-# rank ever receives: a *deadlock*. The remedy is to start both messages together, and then to wait for both. `exchange`
-# does this. `group_peer` is a rank's place in the *group*: the ranks that take part (`None`: all).
+# There is one trap. `dist.send` waits until its receiver calls `recv`. If every rank first sends and then receives,
+# no rank ever receives: a *deadlock*. The remedy is to start both messages together, and then to wait for both.
+# `exchange` does this. A *group* is the set of ranks that take part (`None`: all), and `group_peer` is the other
+# rank's place in it.
 
 # %%
 lab08.show_source(parallel.exchange)
 
 # %% [markdown]
-# With it, the first half of the ring takes six lines. Compare it with the table above: in step s, the i-th rank sends
-# chunk i − s, receives chunk i − s − 1 and adds it. `ring` lists the ranks in the order of the ring.
+# With it, the first half of the ring is one short loop. Compare it with the table above: in step s, the i-th rank
+# sends chunk i − s, receives chunk i − s − 1 and adds it. `ring` lists the ranks in the order of the ring.
 
 # %%
 lab08.show_source(parallel.ring_reduce_scatter)
@@ -208,7 +209,7 @@ lab08.show_source(parallel.ring_all_gather, after=check.ring_all_reduce)
 # > **T = 2 (n − 1) (α + S/n β)**
 #
 # How many µs are 8 MB on 8 ranks with NVLink? The simulator computes times of single messages and does not use this
-# formula. Let the simulated GPUs compute in no time, on one machine.
+# formula. Here the simulated GPUs compute in no time, and all of them are in one machine.
 
 # %%
 my_us = lab08.guess("8 MB on 8 ranks (α 1.9 µs, 1/β 450 GB/s)", None, interactive, "µs")
@@ -230,13 +231,13 @@ lab08.show(lab08.figure_timeline(ring, ranks=[0, 1], title="Ring all-reduce: two
 
 # %% [markdown]
 # Each rank has a lane for sending and one for receiving (in the *world*, the group of all ranks), and both are full
-# from start to end. The cell above and all later ones run lablib's own ring, whether you have
-# solved the exercise or not.
+# from start to end. The cell above and all later ones run lablib's own ring, whether you have solved the exercise or
+# not.
 
 # %% [markdown]
-# Are fewer bytes possible? For each element n − 1 parts must be sent to its sum, and the sum to n − 1 ranks. That is
-# 2(n − 1) S in total, if ranks do the adding. The star sends as many, half of them from rank 0. The ring spreads them
-# evenly (Patarasuk and Yuan, 2009).
+# Are fewer bytes possible? For each element, the other n − 1 parts must be sent to the rank that completes its sum,
+# directly or as partial sums, and the sum to n − 1 ranks. That is 2(n − 1) S in total, if ranks do the adding. The
+# star sends as many, half of them from rank 0. The ring spreads them evenly (Patarasuk and Yuan, 2009).
 
 # %%
 my_best_mb.reveal(2 * (8 - 1) * 8)
@@ -329,8 +330,9 @@ lab08.show(lab08.figure_timeline(tree_run.timeline, ranks=first_ranks, title="Tr
 # %% [markdown] minutes=7
 # ## The crossing
 #
-# So few rounds are faster for a small tensor, and small messages for a large one. At one size in between, ring and tree
-# take the same time. Guess it, for eight ranks on NVLink (α 1.9 µs, 1/β 450 GB/s); your formula will give the answer.
+# So the tree's few rounds win for a small tensor, and the ring's small messages for a large one. At one size in
+# between, both take the same time. Guess it, for eight ranks on NVLink (α 1.9 µs, 1/β 450 GB/s); your formula will
+# give the answer.
 
 # %%
 my_crossing_bytes = lab08.guess("size at which they cross", None, interactive, "B")
@@ -408,10 +410,11 @@ lab08.show(comparison.figure(ranks=[0, 1]))
 
 # %% [markdown]
 # Where the measured panel is hatched, a rank was waiting, for others or for the processor. α + S β includes neither.
-# Next, the same comparison recorded on another machine. There the *makespan*, the time from the first start to the last
-# end, is predicted 44% too long, twice its noise: four ranks share two cores, and α and β come from other runs. They
-# are fitted to makespans, so the predicted *send* includes waiting, *idle* and the additions, which the prediction adds
-# again as *compute*.
+# Next, the same comparison recorded on another machine. There the *makespan*, the time from the first start to the
+# last end, is predicted 44% too long, twice its noise. Four ranks share two cores, and α and β come from other runs.
+# The rows cannot be compared one by one: α and β are fitted to whole runs, so the predicted *send* also includes
+# *waiting* and *idle*. It includes the additions as well, which the prediction adds again as *compute*: a small part
+# of the error.
 
 # %%
 recorded = lab08.recorded_comparison("08")
