@@ -156,7 +156,7 @@ lab18.try_out(forecast, list(range(7, 21)), list(begun[6:]), 60)
 # | `parallel.pipeline` | ranks that split the layers |
 # | `parallel.context` | ranks that split each sequence |
 # | `parallel.expert` | ranks that split the experts of a mixture (lab 15) |
-# | `parallel.zero_stage` | what the replicas shard: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters |
+# | `parallel.zero_stage` | sharded over the replicas: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters |
 # | `data.micro_batch` | sequences that a replica processes at a time; all of them, if not given |
 # | `memory.recompute` | `none`, or `full`: activations are computed again in backward |
 #
