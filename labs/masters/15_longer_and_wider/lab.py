@@ -211,10 +211,11 @@ for name in ("contiguous", "zigzag", "striped"):
 # %% [markdown] minutes=20
 # ## Experts
 #
-# A *mixture of experts* has E MLPs, the experts, instead of one. A small matrix, the *router*, gives each token a score
-# for each expert; only the best one (or k) processes it, and the expert's output is multiplied by a *weight* computed
-# from that score, so that the router can learn. The model has E times the MLP's parameters, and with one expert for
-# each token it computes no more. The experts are spread over ranks. So tokens must be sent to them, and back.
+# That was one long text; now one wide layer. A *mixture of experts* has E MLPs, the experts, instead of one. A small
+# matrix, the *router*, gives each token a score for each expert; only the best one (or k) processes it, and the
+# expert's output is multiplied by a *weight* computed from that score, so that the router can learn. The model has E
+# times the MLP's parameters, and with one expert for each token it computes no more. The experts are spread over
+# ranks. So tokens must be sent to them, and back.
 #
 # In an *all-to-all* a rank sends a different piece to each rank, and gets one from each. Messages must be equally
 # large, or their sizes must be sent first. The older way (of the models Switch and GShard) is a fixed number of
