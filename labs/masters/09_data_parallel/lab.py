@@ -3,8 +3,8 @@
 #
 # **Question.** How do gradients hide behind backward?
 #
-# Several GPUs train one model, each on its own part of the batch, and must average their gradients. You build that step
-# in three ways; in the last one the GPUs communicate while they compute.
+# Several GPUs train one model, each on its own part of the batch, and must average their gradients. You write the
+# average, group its messages, send them while backward computes, and predict the time of the step.
 #
 # **Prerequisites.** Lab 08; helpful: lab 04. **Time.** 60 minutes, without the folded sections, called *further*.
 
@@ -53,7 +53,7 @@ my_guess_gradient.reveal(gradient_bytes / 1e6)
 # %% [markdown]
 # A *rank* is one process with one GPU. In *data parallel* training each rank holds a *replica*, a full copy of the
 # model, and reads its own part of every batch. All ranks shuffle with the same seed, and each takes its slice of that
-# order, so no sequence is read twice.
+# order, so no *sequence*, a row of tokens, is read twice.
 
 # %%
 parts = lab09.parts_of_batch(ranks, cluster)
@@ -90,8 +90,9 @@ print(f"{ranks} GPUs, {link.name}: {link.bandwidth_bytes_per_s / 1e9:.3g} GB/s e
 print(f"sent per rank: {sent_bytes / 1e6:.1f} MB, in {lab09.format_quantity(send_s, 's')}")
 
 # %% [markdown]
-# *Scaling efficiency* is the time of a step on one GPU divided by the time on n GPUs: 100% is perfect. Type two
-# guesses: if gradients are exchanged after backward; and if the exchange overlaps with backward as well as possible.
+# *Scaling efficiency* is the time of a step on one GPU divided by the time on n GPUs, with equally many sequences on
+# each: 100% is perfect. Type two guesses: if gradients are exchanged after backward; and if the exchange overlaps with
+# backward as well as possible.
 
 # %%
 my_guess_naive = lab09.guess("efficiency, exchange after backward", None, interactive, "%")
@@ -175,8 +176,8 @@ my_guess_latency.reveal(100 * lab09.share_of_latency(model, cluster, ranks))
 lab09.table_of_calls(model, cluster, ranks)
 
 # %% [markdown]
-# Latency grows with the number of ranks. (Small messages go through a tree, which has fewer rounds.) Each division is a
-# kernel of a few microseconds, too.
+# Latency grows with the number of ranks. (Small messages go through a tree, which has fewer rounds.) Each division
+# takes time, too: it is a *kernel*, an operation of the GPU, of a few microseconds.
 
 # %% [markdown]
 # ### Exercise 2: plan the buckets
@@ -241,8 +242,9 @@ lab09.report("bucketed", bucketed, alone)
 # %% [markdown] minutes=17
 # ## Ready before backward ends
 #
-# There are fewer calls, but all are still exposed. A *hook* is a function that *autograd*, which runs backward, calls
-# when a gradient is final. Guess: of which of the model's tensors is the gradient the last to be final?
+# There are fewer calls, but all are still exposed. Yet most gradients are final long before backward ends: they could
+# be sent at that time. A *hook* is a function that *autograd*, which runs backward, calls when a gradient is final.
+# Guess: of which of the model's tensors is the gradient the last to be final?
 
 # %%
 my_guess_last = lab09.guess(
@@ -343,9 +345,8 @@ my_guess_best.reveal(100 * alone.makespan_s / overlapped.makespan_s)
 lab09.table_of_steps(steps, alone)
 
 # %% [markdown]
-# The best stays below 100% for two reasons: exposed communication (the column *exposed*), and packing, which makes
-# backward longer by the rest. Packing is expensive here: many *kernels* (operations of the GPU) of this small model
-# take little more than the microseconds in which a kernel starts, and so does each copy.
+# The best stays below 100% mainly because of exposed communication (the column *exposed*). The rest is packing and
+# division: two short kernels for each bucket, which make backward longer.
 
 # %% [markdown] minutes=7
 # ## Predict the step
