@@ -4,7 +4,8 @@
 # **Question.** Where does the bubble come from?
 #
 # A model that is too large for one GPU is cut into *stages*, each on a separate GPU. A stage waits for its neighbours:
-# this idle time is the *bubble*. You change only the order of work, and compute its time and memory before it runs.
+# this idle time is the *bubble*. You change only the order of the work, and compute the time and the memory of a step
+# before it runs.
 #
 # **Prerequisites.** Lab 09; helpful: labs 01, 03, 04 and 10. **Time.** 60 minutes, without sections called *further*.
 
@@ -46,8 +47,8 @@ check
 
 # %% [markdown]
 # The model is a GPT (lab 09): an embedding, *blocks* (its layers), and a *head*, which gives a score to each token of
-# the vocabulary. `cut` makes the slowest stage as fast as possible: the embedding computes almost nothing, the head
-# more than one block.
+# the vocabulary. `cut` divides the layers so that the largest stage, counted in FLOPs (operations on numbers), is as
+# small as possible. The embedding has almost none, the head more than one block.
 
 # %%
 lab13.check_sizes(ranks, microbatches)
@@ -83,7 +84,7 @@ my_guess_one.reveal(100 * replay(one, costs).bubble_fraction)
 # %% [markdown]
 # Below the bars are the *micro-batches* (parts of a batch; here the batch is one) that a stage holds: from F to B it
 # keeps the activations that backward needs. The line along the bars is the *critical path*, the chain of actions that
-# determines the total time. Only one stage works at a time, so p equal stages idle 1 - 1/p of it.
+# determines the total time. Only one stage works at a time, so each of p equal stages is idle for 1 - 1/p of the time.
 
 # %% [markdown] minutes=11
 # ## Cut the batch
@@ -145,9 +146,9 @@ check.bubble(bubble)
 # ## Memory: one forward, one backward
 #
 # GPipe holds the activations of all m micro-batches. But the last stage could run the backward of micro-batch 0 as soon
-# as its forward is done, and free its memory. *1F1B* does so: stage i runs p - 1 - i forwards first, one for each stage
-# behind it; then, in turns, one forward and one backward; and at the end the remaining backwards (Narayanan et al.,
-# 2019).
+# as its forward is done, and free its memory. *1F1B* does so: a stage first runs forwards, as many as keep the stages
+# behind it busy until its first gradient comes back; then one forward and one backward in turn; and at the end the
+# remaining backwards (Narayanan et al., 2019). How many forwards does stage i run first?
 
 # %% [markdown]
 # ### Exercise 2: 1F1B
@@ -207,8 +208,9 @@ print(f"ran:      {lab13.format_quantity(happened.makespan_s, 's')}")
 print(f"bubble:   {expected.bubble_fraction:.1%}")
 
 # %% [markdown]
-# The two differ a little, because a mean replaces the seconds of each micro-batch. The bubble is a little larger than
-# (p - 1)/(m + p - 1): no cut makes the stages exactly equal.
+# The two differ a little, because a mean replaces the seconds of each micro-batch. The bubble is larger than
+# (p - 1)/(m + p - 1): `cut` made the FLOPs of the stages nearly equal, but the last stage takes longer than its FLOPs
+# suggest, because the loss also reads and writes a score for each token of the vocabulary.
 
 # %% [markdown]
 # ### Exercise 3: run a row
@@ -287,11 +289,12 @@ my_guess_idle.reveal(rows[split.name]["idle (s)"][0])
 lab13.in_rows(rows)
 
 # %% [markdown]
-# In *ZB-H1* (Qi et al., 2023) the last stage begins after (p - 1) F, as before, and never waits. Its last I goes back
-# to stage 0 in (p - 1) I, not (p - 1)(I + W). And it comes earlier: after its last I the last stage still has p W's to
-# do, stage 0 only one. The last stage does p - 1 of its W's while the gradient goes back. So a stage idles (p - 1)(F +
-# I - W), if W is not longer than F or I: p - 1 seconds instead of 3 (p - 1). Stage 0 holds no more than before; the
-# later stages do. The rest can be filled, too, but costs memory ("Further: the rest of the bubble").
+# Follow the critical path of *ZB-H1* (Qi et al., 2023). If W is not longer than F or I, the last stage begins after
+# (p - 1) F, as before, and never waits. It delays p of its W's, so its last I ends m (F + I) + (m - p) W later. The
+# gradient goes back to stage 0 in (p - 1) I, and stage 0 ends with one W. The sum is m
+# (F + I + W) + (p - 1)(F + I - W). A stage is busy for the first term, and idle for the second: p - 1 seconds instead
+# of 3 (p - 1). Stage 0 holds no more than before; the later stages do. The rest can be filled, too, but costs memory
+# ("Further: the rest of the bubble").
 
 # %% [markdown] minutes=9
 # ## The bubble simulator
