@@ -123,8 +123,9 @@ lab16.in_table(table)
 # %% [markdown] minutes=10
 # ## A step
 #
-# The other kernels we read off. So a layer has a price, and a stage is the sum of its layers. What is in a whole step?
-# Below, 8 layers in 4 stages, 8 micro-batches in the order 1F1B (lab 13), one rank of each stage.
+# The seconds of the other kernels are read from the timeline. So a layer has a price, and a stage is the sum of its
+# layers. What is in a whole step? Below, 8 layers in 4 stages, 8 micro-batches in the order 1F1B (lab 13), one rank of
+# each stage.
 
 # %%
 slice_of_8 = lab16.run_slice(cluster, layers=8)
@@ -137,8 +138,7 @@ lab16.in_table({"a micro-batch": seconds | {"two layers": 2 * slice_of_4.stage_s
 # %% [markdown]
 # Stages 1 and 2 take as long as two layers. Stage 0 also has the embedding, and stage 3 the *head*, a product for each
 # word of the vocabulary, and the loss: it is the busiest. While the first micro-batch reaches it and the last one
-# returns, it waits: the *bubble*. At the end the two replicas exchange gradients, on the *data axis* (lane
-# "data").
+# returns, it is idle: the *bubble*. At the end the two replicas exchange gradients, on the *data axis* (lane "data").
 
 # %% [markdown]
 # ### Exercise 2: a step as a sum
@@ -190,7 +190,8 @@ lab16.in_table({"formula": formula, "timeline": slice_of_8.terms()})
 # %% [markdown]
 # The *planner* of this project, `lablib.plan`, is the same sum for the software of real runs, with rates measured on
 # real machines. Its *tensor axis* is the all-reduces, *attention* the scores, *launches* the CPU's time to start
-# kernels. All 175 billion parameters on 768 GPUs, 1,536 sequences in a step: how long does a step take?
+# kernels. All 175 billion parameters on 768 GPUs, 1,536 sequences of 2,048 tokens in a step, 6 FLOPs for each parameter
+# and token (lab 01): how long does a step take?
 
 # %%
 my_guess_step = lab16.guess("a step of GPT-3 on 768 GPUs", None, interactive, "s")
@@ -239,7 +240,7 @@ guessed_percents.reveal(runs.errors)
 # </details>
 #
 # Five runs prove little. Here are the errors on the 296 rows that the planner's constants are fitted to. (On 480 others
-# it is off by twice as much: `lab validate`.) The naive estimate takes half of the peak.
+# its mean error is somewhat larger: `lab validate`.) The naive estimate takes half of the peak.
 
 # %%
 guessed_percents.reveal(runs.all_errors())
@@ -336,8 +337,9 @@ for nodes in (24, 48, 96, 192):
 lab16.in_table(table, rows=True)
 
 # %% [markdown]
-# Dollars hardly depend on the number of nodes, as long as the batch feeds them: twice the GPUs take half the days.
-# ZeRO-3 alone is the simplest program, and costs somewhat more here. Is that so on every machine?
+# Dollars of the best plan hardly depend on the number of nodes: twice the GPUs take half the days. ZeRO-3 alone is the
+# simplest program. It costs more: it recomputes, and with more nodes each GPU has fewer sequences to hide the same
+# gathers. Is that so on every machine?
 
 # %% [markdown] minutes=5
 # ## What decides?
@@ -368,7 +370,7 @@ prices.explore_machines(interactive)
 #
 # A slow network costs most: messages are exposed, and the best plan sends fewer bytes between nodes, with fewer
 # replicas and more stages. With little memory the planner takes ZeRO-3, recomputation or more stages. A small batch
-# leaves a longer bubble and less work to hide messages. In the other direction little is gained: products remain.
+# leaves a longer bubble and less work to hide messages. Better values than today's gain little: products remain.
 #
 # </details>
 
@@ -456,8 +458,9 @@ guessed_days.reveal(lab16.in_table(table, rows=True))
 # <details><summary>Published estimates</summary>
 #
 # They are longer: 34 days on 1,024 A100s, recomputation included (Narayanan et al., 2021), 14.8 days on 10,000 V100s at
-# 24.6 TFLOP/s of each (Patterson et al., 2021). The planner's plans are tuned, on machines that never fail; kernels
-# have improved since.
+# 24.6 TFLOP/s of each (Patterson et al., 2021). The planner's plan for A100s reaches 60% of the peak, more than any of
+# the five published runs: it is the best of all plans, on machines that never fail, with kernels that have improved
+# since.
 #
 # </details>
 
