@@ -3,7 +3,8 @@
 #
 # **Question.** How does a training run survive its failures, and who notices the silent ones?
 #
-# A run on thousands of GPUs fails every few hours. You write an exact resume, the time lost to failures, and an alert.
+# A run on thousands of GPUs fails every few hours. You write an exact resume, a count of the seconds that failures
+# cost, and an alert.
 #
 # **Prerequisites.** Lab 09; helpful: labs 02, 03 and 04. **Time.** 60 minutes, without *further* sections.
 
@@ -41,7 +42,8 @@ guessed_interval.lock(60, 30)
 # ## Stop and go on
 #
 # Which state does a run have? Here is a small training. Its loader returns samples in a random order, a new one for
-# each epoch, drawn from a separate random number generator, `generator`. It works in the host's memory: `"cpu"`.
+# each epoch, drawn from a separate random number generator, `generator`. The loader's tensors are in the memory of the
+# *host*, the computer around the GPU: `"cpu"`.
 
 
 # %%
@@ -70,9 +72,10 @@ class Loader:
 
 # %% [markdown]
 # The model has *dropout*, which zeroes random activations; torch's own generator draws them (`torch.get_rng_state` and
-# `torch.set_rng_state`; on a real GPU those of `torch.cuda`). *BatchNorm* keeps running means in buffers. A *scheduler*
-# changes the learning rate from step to step, and a *scaler* the factor of the loss that FP16 needs. `LossScaler` is
-# lab 02's and `average_gradients` lab 09's: the library's, or with `lab run --mine` yours.
+# `torch.set_rng_state`; a real GPU has a separate one, in `torch.cuda`). *BatchNorm* keeps running means in *buffers*,
+# tensors of a model that are no parameters. A *scheduler* changes the learning rate from step to step, and a *scaler*
+# the factor of the loss that FP16 needs. `LossScaler` is lab 02's and `average_gradients` lab 09's: the library's, or
+# with `lab run --mine` yours.
 
 
 # %%
@@ -110,8 +113,8 @@ class Training:
 
 
 # %% [markdown]
-# Now kill a rank. `KillRank(1, at_s)` ends the process of rank 1 at the second `at_s` of a launch, in simulated time
-# (`makespan_s` is the time of a whole launch), here halfway. How many of the other ranks cannot go on?
+# Now kill a rank. `KillRank(1, at_s)` ends the process of rank 1 at the simulated second `at_s` of a launch, here
+# halfway. (`makespan_s` is the time of a whole launch.) How many of the other ranks cannot go on?
 
 # %%
 my_guess_waiting = lab17.guess("other ranks that cannot go on", None, interactive, "count")
@@ -318,8 +321,8 @@ guessed_interval.reveal(lambda minutes, _: lab17.show_intervals(save_s, restart_
 # failures fall into one interval, each loses less than half of it. The minimum is flat: half or twice the best interval
 # loses about 2% of the time more.
 #
-# Llama 3 reports more than 90% effective training time: its saves or restarts must have been faster. Which is better,
-# saves in 6 s or half as many failures? Predict the time lost at the best interval of each.
+# Llama 3 reports more than 90% effective training time: its saves or restarts must have been faster than assumed here.
+# Which is better, saves in 6 s or half as many failures? Predict the time lost at the best interval of each.
 
 # %%
 my_guess_losses = lab17.guess("lost: saves in 6 s, half the failures", None, interactive, "%")
@@ -363,10 +366,11 @@ lab17.explore_intervals(save_s, restart_s, interactive)
 # - *drift*: a weight on rank 1 changes by 0.001.
 
 # %% [markdown]
-# Four monitors of the training, which has no scaler now: the loss of rank 0, the norm of the averaged gradient, the
-# compute time of a step on the slowest rank, and a *hash* of the weights on each rank: equal on all ranks only if all
-# bits are. A *sign* is a difference by more than a fifth from a run without faults, or hashes that differ. Of the four
-# faults, how many stay hidden from the loss in the ten steps? And from the hash?
+# The training has no scaler now, as with BF16, so no step is skipped. Four values are monitored: the loss of rank 0,
+# the norm of the averaged gradient, the compute time of a step on the slowest rank, and a *hash* of the weights on each
+# rank: equal on all ranks only if all bits are. A *sign* is a difference by more than a fifth from a run without
+# faults, or hashes that differ. Of the four faults, how many stay hidden from the loss in the ten steps? And from the
+# hash?
 
 # %%
 my_guess_signs = lab17.guess("hidden from loss, hash (two numbers)", None, interactive, "count")
