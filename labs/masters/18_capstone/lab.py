@@ -155,8 +155,8 @@ lab18.try_out(forecast, list(range(7, 21)), list(begun[6:]), 60)
 # | `parallel.tensor` | ranks that split each matrix product |
 # | `parallel.pipeline` | ranks that split the layers |
 # | `parallel.context` | ranks that split each sequence |
-# | `parallel.expert` | ranks that split the experts of a mixture (lab 15) |
-# | `parallel.zero_stage` | sharded over the replicas: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters |
+# | `parallel.expert` | ranks that split the experts of a mixture-of-experts model |
+# | `parallel.zero_stage` | sharded over the replicas: 0 nothing, 1 optimizer state, 2 + gradients, 3 + parameters |
 # | `data.micro_batch` | sequences that a replica processes at a time; all of them, if not given |
 # | `memory.recompute` | `none`, or `full`: activations are computed again in backward |
 #
