@@ -177,6 +177,13 @@ def pass_seconds(run: Run, number: int) -> list[float]:
     return [sum(span.duration_s for span in spans) / number for spans in passes]
 
 
+def most_hidden(forward_s: float, backward_s: float, copy_s: float, number: int = 16) -> int:
+    """The most blocks of a chain of equal ones that can be offloaded without delay, by the two rules of the lab."""
+    out_s = [forward_s + m * max(forward_s, copy_s) + copy_s for m in range(number)]  # the end of copy m
+    back = [all((m + 1 - i) * copy_s <= (number - 1 - i) * backward_s for i in range(m + 1)) for m in range(number)]
+    return max((m + 1 for m in range(number) if out_s[m] <= number * forward_s and back[m]), default=0)
+
+
 def show_offload(m: int, forward_s: float, backward_s: float, copy_s: float, number: int = 16) -> None:
     """Copies of the first m blocks of a chain, by the two rules of the lab."""
     spans, out_s, turn_s = [], 0.0, number * forward_s

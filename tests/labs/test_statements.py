@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.course.places import Lab
+from lablib.labs import lab03
 from lablib.parallel.context.merge import merge_attention
+from tests.script_module import script_module
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,9 +29,8 @@ def test_the_code_that_a_lab_names_is_there(lab: Lab):
 
 def _least_seconds(limits: tuple[int, ...], microbatches: int) -> int:
     """Seconds of the shortest plan with F = I = W = 1, by breadth-first search over all states."""
-    stages = range(len(limits))
-    front = seen = {tuple((0, 0, 0) for _ in stages)}  # F, I and W done by each stage
-    goal = tuple((microbatches,) * 3 for _ in stages)
+    front = seen = {((0, 0, 0),) * len(limits)}  # F, I and W done by each stage
+    goal = ((microbatches,) * 3,) * len(limits)
     seconds = 0
     while goal not in front:
         reached = set()
@@ -45,8 +46,7 @@ def _least_seconds(limits: tuple[int, ...], microbatches: int) -> int:
                     steps.append((f, i, w + 1))
                 options.append(steps)
             reached.update(product(*options))
-        front = reached - seen
-        seen = seen | reached
+        front, seen = reached - seen, seen | reached
         seconds += 1
     return seconds
 
@@ -70,3 +70,10 @@ def test_lab_15_a_part_without_keys_may_have_any_finite_output(output: float):
 def test_lab_11_an_e4m3_number_is_off_by_a_sixteenth_if_it_is_normal(normal: float, subnormal: float):
     off = [abs(float(torch.tensor(x, dtype=torch.float64).to(torch.float8_e4m3fn)) - x) for x in (normal, subnormal)]
     assert off[0] <= normal / 16 and off[1] <= 2.0**-10
+
+
+@given(*[st.integers(1, 9)] * 3, st.integers(1, 20))
+def test_lab_03_counts_the_copies_that_hide_as_its_check_does(f: int, b: int, c: int, n: int):
+    """Seconds of forward, backward and a copy, in each of n blocks."""
+    check = script_module("labs/masters/03_activation_memory/checks.py")
+    assert lab03.most_hidden(f, b, c, n) == check._most_hidden([f] * n, [b] * n, [c] * n)

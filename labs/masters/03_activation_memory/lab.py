@@ -447,13 +447,13 @@ lab03.try_out(num_hidden, [forward_s] * 16, [backward_s] * 16, [copy_s] * 16)
 check.num_hidden(num_hidden)
 
 # %%
-my_guess_hidden.reveal(3)  # on the A100s of dgx-a100
-lab03.show_offload(4, forward_s, backward_s, copy_s)
+my_guess_hidden.reveal(hidden := lab03.most_hidden(forward_s, backward_s, copy_s))
+lab03.show_offload(hidden + 1, forward_s, backward_s, copy_s)
 
 # %% [markdown]
-# That is for four blocks: change the 4 to 3, and run the cell again. On the A100s of `dgx-a100` the fourth copy out, of
-# block 3, ends after forward. At the peak, between forward and backward, its block is still in memory, so this copy
-# does not lower the peak. Three copies hide, with a fifth of the activations.
+# The picture has one copy more than can hide: remove the `+ 1`, and run the cell again. The last copy out ends after
+# forward. At the peak, between forward and backward, its block is still in memory, so this copy does not lower the
+# peak. On the A100s of `dgx-a100` three copies hide, with a fifth of the activations.
 
 # %% [markdown] tags=["further"] minutes=14
 # ## Further: which layers?
