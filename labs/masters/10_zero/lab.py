@@ -6,7 +6,7 @@
 # In data parallel training every GPU holds a copy of everything, and needs most of it only briefly. So each GPU keeps
 # one piece, and gathers the rest when needed. You build this in three stages. What does it save, and cost?
 #
-# **Prerequisites.** Lab 09; helpful: labs 02, 03, 04 and 05. **Time.** 60 minutes, without sections called *further*.
+# **Prerequisites.** Lab 09; helpful: labs 02, 03, 04 and 05. **Time.** 59 minutes, without sections called *further*.
 
 # %%
 from lablib.labs import lab10
@@ -21,7 +21,7 @@ cluster: str = "dgx-a100"  # dgx-a100 | dgx-h100 | hgx-h200 | pcie-a100
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
 
-# %% [markdown] minutes=5
+# %% [markdown] minutes=4
 # ## Memory of a replica
 #
 # A *replica* is a rank's full copy of the model (lab 09). This lab's GPT, with about a hundred million parameters, has
@@ -103,7 +103,7 @@ my_guess_smallest.reveal(16 / ranks)
 print("bytes per number")
 lab10.in_rows(rows)
 
-# %% [markdown] minutes=9
+# %% [markdown] minutes=13
 # ## Stage 1: each rank updates its shard
 #
 # After an all-reduce every rank does the same update of all parameters, from n equal copies of the optimizer's state.
@@ -187,7 +187,7 @@ lab10.table_at_rest(runs)
 # Bytes per parameter, as above. Only the optimizer's part shrinks: the master copy, counted as parameters, from 4 to
 # 4/n, and its state from 8 to 8/n. Every rank still has all parameters and gradients.
 
-# %% [markdown] minutes=12
+# %% [markdown] minutes=17
 # ## Stage 2: shard gradients
 #
 # In stage 1 a rank still holds the full gradient until its step, and uses a shard of it. When is the rest needed? Until
@@ -345,7 +345,7 @@ lab10.try_out(three_units, ranks=4)
 # %% tags=["check"] points=3
 check.gather_ahead(gather_ahead)
 
-# %% [markdown] minutes=11
+# %% [markdown] minutes=5
 # ## Backward of stage 3
 #
 # Backward runs the units in reverse. Their parameters were freed, so each unit is gathered again, and again the next
@@ -359,7 +359,66 @@ check.gather_ahead(gather_ahead)
 #     links    [gather 3][gather 2]    [reduce 3][gather 1][reduce 2][gather 0][reduce 1]    [reduce 0]
 #     compute            [backward 3  ][backward 2        ][backward 1        ][backward 0  ]
 #
-# Here "reduce" is a reduce-scatter.
+# Here "reduce" is a reduce-scatter. A section *further* has an exercise: write this loop.
+
+# %% [markdown]
+# Now stage 3 of the library, without prefetching and with it. (A picture's *makespan* is the time from its first event
+# to its last.) Which step will be shorter, stage 1's or stage 3's with prefetching?
+
+# %%
+my_guess_shorter = lab10.guess('the shorter step ("stage 1" or "stage 3")', None, interactive)
+
+# %%
+runs["stage 3"] = lab10.run_stage(3, **simulated)
+waiting = lab10.run_stage(3, **simulated, prefetch=False)
+lab10.show(lab10.step_of(waiting).figure(title="Stage 3: each unit waits for its gather"))
+lab10.show(lab10.step_of(runs["stage 3"]).figure(title="Stage 3: the next unit is prefetched"))
+steps_s = {name: lab10.step_of(runs[name]).makespan_s for name in ("stage 1", "stage 3")}
+my_guess_shorter.reveal(min(steps_s, key=steps_s.get))
+lab10.table_of_steps({**runs, "stage 3, no prefetch": waiting})
+
+# %% [markdown]
+# In stages 1 and 2 the all-gather after the update is exposed. Stage 3 gathers parameters in the next forward, one unit
+# ahead: on 4 ranks of `dgx-a100` its step is shorter than stage 1's. With slow links (`pcie-a100`) its second gather,
+# in backward, is exposed, and stage 1's step is shorter. Stage 0's optimizer updates everything on every rank, which
+# matters with so small a batch.
+#
+# Now all stages in one picture.
+
+# %%
+lab10.show_stages(runs)
+
+# %% [markdown]
+# The highest point decides whether a model fits. In stages 2 and 3 this is the peak of activations, which no stage
+# cuts, so stage 2 saves much less at its peak than at rest. The change from stage 0 to stage 1 saves most, of the
+# optimizer's 12 bytes.
+
+# %% [markdown] minutes=3
+# ## Bytes stored and sent
+#
+# Memory is as in the table of "Cut into pieces", with the empty room included. How many bytes does a rank send in a
+# step? Every all-gather and every reduce-scatter sends (n-1)/n of the full tensor: 2 N bytes for N parameters in BF16.
+# Data parallel training, with one all-reduce, sends two full tensors: one of each. How many are they in stage 3?
+
+# %%
+my_guess_full = lab10.guess("full tensors that stage 3 sends", None, interactive, "count")
+
+# %%
+table = lab10.table_of_bytes(runs, ranks)
+my_guess_full.reveal(3)  # less the parameters outside the blocks: see below
+my_guess_times.reveal(float(table["times sent"]["stage 3"]))
+table
+
+# %% [markdown]
+# Stages 1 and 2 send as much as data parallel training: they add no traffic. Stage 3 sends three:
+# parameters in forward, again in backward, and gradients. That is half as much again, less the *root*, the parameters
+# outside the blocks, which are gathered once. On n ranks 16 bytes per parameter become 16/n. Activations remain, and
+# two whole units with their gradients.
+
+# %% [markdown] tags=["further"] minutes=15
+# ## Further: write the backward of stage 3
+#
+# The hardest loop of the three stages: two collectives run while a unit computes, and their order decides the time.
 
 # %% [markdown]
 # ### Exercise 4: the backward
@@ -422,58 +481,8 @@ lab10.try_out(lab10.show_backward, backward_of_units, cluster)
 # %% tags=["check"] points=3
 check.backward_of_units(backward_of_units)
 
-# %% [markdown]
-# Now stage 3 of the library, without prefetching and with it. (A picture's *makespan* is the time from its first event
-# to its last.) Which step will be shorter, stage 1's or stage 3's with prefetching?
-
-# %%
-my_guess_shorter = lab10.guess('the shorter step ("stage 1" or "stage 3")', None, interactive)
-
-# %%
-runs["stage 3"] = lab10.run_stage(3, **simulated)
-waiting = lab10.run_stage(3, **simulated, prefetch=False)
-lab10.show(lab10.step_of(waiting).figure(title="Stage 3: each unit waits for its gather"))
-lab10.show(lab10.step_of(runs["stage 3"]).figure(title="Stage 3: the next unit is prefetched"))
-steps_s = {name: lab10.step_of(runs[name]).makespan_s for name in ("stage 1", "stage 3")}
-my_guess_shorter.reveal(min(steps_s, key=steps_s.get))
-lab10.table_of_steps({**runs, "stage 3, no prefetch": waiting})
-
-# %% [markdown]
-# In stages 1 and 2 the all-gather after the update is exposed. Stage 3 gathers parameters in the next forward, one unit
-# ahead: on 4 ranks of `dgx-a100` its step is shorter than stage 1's. With slow links (`pcie-a100`) its second gather,
-# in backward, is exposed, and stage 1's step is shorter. Stage 0's optimizer updates everything on every rank, which
-# matters with so small a batch.
-#
-# Now all stages in one picture.
-
-# %%
-lab10.show_stages(runs)
-
-# %% [markdown]
-# The highest point decides whether a model fits. In stages 2 and 3 this is the peak of activations, which no stage
-# cuts, so stage 2 saves much less at its peak than at rest. The change from stage 0 to stage 1 saves most, of the
-# optimizer's 12 bytes.
-
-# %% [markdown] minutes=3
-# ## Bytes stored and sent
-#
-# Memory is as in the table of "Cut into pieces", with the empty room included. How many bytes does a rank send in a
-# step? Every all-gather and every reduce-scatter sends (n-1)/n of the full tensor: 2 N bytes for N parameters in BF16.
-# Count them in each stage; an all-reduce is one of each.
-
-# %%
-table = lab10.table_of_bytes(runs, ranks)
-my_guess_times.reveal(float(table["times sent"]["stage 3"]))
-table
-
-# %% [markdown]
-# Stages 1 and 2 send as much as data parallel training, two full tensors: they add no traffic. Stage 3 sends three:
-# parameters in forward, again in backward, and gradients. That is half as much again, less the *root*, the parameters
-# outside the blocks, which are gathered once. On n ranks 16 bytes per parameter become 16/n. Activations remain, and
-# two whole units with their gradients.
-
-# %% [markdown] minutes=3
-# ## Explore: does it fit?
+# %% [markdown] tags=["further"] minutes=5
+# ## Further: does it fit?
 #
 # Parameters, gradients and optimizer state together are the *states*. Guess: which is the lowest stage whose states fit
 # into GPUs of 80 GB, for 7 billion parameters on 8 GPUs? And for 70 billion on 16?
@@ -511,7 +520,7 @@ for billions, stage, n, gigabytes in [
     assert lab10.zero_bytes(stage, [billions * 10**9], n).total == gigabytes * 10**9
     print(f"{billions} billion, stage {stage}, {n} ranks: {gigabytes} GB")
 
-# %% [markdown] tags=["further"] minutes=5
+# %% [markdown] tags=["further"] minutes=6
 # ## Further: bytes of a rank
 #
 # Now compute the bytes of each rank, with shards that are not full.
@@ -544,7 +553,7 @@ for stage in range(4):
 # %% tags=["check"] points=2
 check.bytes_of_rank(bytes_of_rank)
 
-# %% [markdown] tags=["further"] minutes=8
+# %% [markdown] tags=["further"] minutes=9
 # ## Further: clip by the global norm
 #
 # *Clipping* shortens the gradient when its norm, the root of the sum of all squares, exceeds `max_norm` (lab 04). But
@@ -626,7 +635,7 @@ for bandwidth, n, grouping, tokens in [
     assert abs(fewest / tokens - 1) < 0.02, (bandwidth, n, grouping, fewest)
     print(f"{bandwidth:.0e} B/s, {n} ranks, a unit is a {grouping}: {fewest:,.0f} tokens")
 
-# %% [markdown] tags=["further"] minutes=3
+# %% [markdown] tags=["further"] minutes=6
 # ## Further: predicted and measured
 #
 # Now stage 3 on real processes of this computer, with a smaller GPT, connected by *gloo* (lab 09). To *calibrate* is to
@@ -670,7 +679,7 @@ rows.map("{:.0f}%".format).replace("nan%", "-")
 # time, and most of that is exposed. The prediction also omits the clearing of new memory, which stage 3 allocates and
 # frees with every unit. There 31 of 143 ms are exposed, where 4 were predicted: compute does not hide the gathers.
 
-# %% [markdown] tags=["further"] minutes=4
+# %% [markdown] tags=["further"] minutes=11
 # ## Further: PyTorch's FSDP
 #
 # PyTorch calls stage 3 *FSDP*, fully sharded data parallel: `fully_shard(module)` makes a unit of a module. Below is
@@ -740,7 +749,7 @@ for n in (8, 1000):
 print("one block of this lab's model, in BF16")
 lab10.in_rows(rows)
 
-# %% [markdown] tags=["further"] minutes=4
+# %% [markdown] tags=["further"] minutes=7
 # ## Further: two nodes
 #
 # Between nodes links are slow, and stage 3 crosses them three times per step. *Hybrid sharding* shards only inside each
@@ -817,7 +826,7 @@ lab10.in_rows(rows)
 # gets its shard of the update, and parameters are gathered in forward anyway. In stages 1 and 2 an all-gather is added,
 # which the other two ways do not need. (The bytes are in BF16, without the reduce-scatter of gradients.)
 
-# %% [markdown] tags=["further"] minutes=3
+# %% [markdown] tags=["further"] minutes=4
 # ## Further: offload the optimizer to the host
 #
 # *ZeRO-Offload* moves the optimizer's state and its step to the memory and the processor of the host (Ren et al.,
@@ -846,7 +855,7 @@ lab10.in_rows(rows)
 # The 8 ranks of one node step no faster on the host than one rank alone: they share its memory. On more nodes there are
 # more hosts, and each rank's share and saving are smaller. Offload is useful if a model would not fit otherwise.
 
-# %% [markdown] tags=["further"] minutes=4
+# %% [markdown] tags=["further"] minutes=8
 # ## Further: a checkpoint for other ranks
 #
 # A shard is a row of numbers, cut regardless of parameters. Saved like that, only the same number of ranks could load
@@ -903,7 +912,7 @@ print(f"{said}, 2 more in stage 1 on 3 ranks: loss {loss:.12f}")
 # %% [markdown]
 # Both losses agree to rounding: parameters, the optimizer's averages and its count of steps have moved to other ranks.
 
-# %% [markdown] tags=["further"] minutes=6
+# %% [markdown] tags=["further"] minutes=18
 # ## Further: DTensor, and torch's own checkpoint
 #
 # What does `fully_shard` make of a parameter? A *DTensor*: this rank's part, with the shape of the whole, a *device
