@@ -192,6 +192,15 @@ def _expect_right_on_average(
         saw=f"off by {off:.4f} of a step",
         expected="0",
     )
+    from_middle = torch.tensor(fractions).double() - 0.5
+    errors = (codes.mean(0) - steps)[3 + len(halves) : -len(whole)]
+    slope = float(errors @ from_middle / from_middle.square().sum())
+    expect.that(
+        f"the mean is right near a code and between two codes ({on})",
+        abs(slope) < 0.12 / num_others**0.5,  # six standard deviations
+        saw=f"an error that changes by {slope:.3f} of a step from one code to the next",
+        expected="0",
+    )
     ways = (codes - steps)[:, 3 : 3 + len(halves)].sign()  # up or down, each half of the time
     together = (ways.T @ ways / len(codes)).fill_diagonal_(0)
     worst = float(together.flatten()[together.abs().argmax()])

@@ -22,7 +22,7 @@ real_ranks: int = 2  # replicas that run as real processes on this machine, 2 or
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # short trainings, few repeats
 
-# %% [markdown] minutes=5
+# %% [markdown] minutes=6
 # ## A slow link
 #
 # Lab 09's step, which overlaps sending with backward: a GPT with a gradient of 13 MB on 2 *nodes* (machines) of 4
@@ -79,7 +79,7 @@ my_guess_loss = lab11.guess(
     "loss in 4 bits less that in 32", None, interactive, "nats", within=0.02
 )
 
-# %% [markdown] minutes=11
+# %% [markdown] minutes=15
 # ## Blocks and scales
 #
 # To *quantize* is to give each number one of a few levels. With b bits the *codes* are whole numbers from -q to q, q =
@@ -173,7 +173,7 @@ means
 # To nearest, all ranks make the same error, and so does their mean. Stochastic rounding is worse on one rank, but
 # separate errors average out: 64 of them to about 1/8, by the root of their number.
 
-# %% [markdown] minutes=15
+# %% [markdown] minutes=6
 # ## Add quantized numbers
 #
 # Codes with different scales cannot be added. The ring all-reduce of lab 08 would have to dequantize, add and round
@@ -215,81 +215,10 @@ print(f"to other nodes: {sent_32 / 1e6:.2f} MB in 32 bits, {sent_4 / 1e6:.2f} MB
 print(f"{sent_32 / sent_4:.2f} times fewer, not 8")
 
 # %% [markdown]
-# ### Exercise 2: inside the node first
-#
-# Write the first phase in two levels (Wang et al., 2023). With N nodes of L ranks, rank (k, l) has place l on node k.
-# Inside the node, place l gets from each of the node's L ranks the N pieces of all ranks with place l, and adds them
-# up. Across nodes, the ranks with place l exchange those sums, one for each node. Each level packs once.
-# `dist.all_to_all_single(received, rows, group=inside)` cuts `rows` into equal parts, one for each rank of the group:
-# part j goes to rank j, and part i of `received` comes from rank i. `pack` and `unpack` are given: they quantize rows
-# and dequantize them.
-#
-# For example, with 2 nodes of 2 ranks: rank (0, 0) gets pieces 0 and 2 from both ranks of its node, and adds them; then
-# it sends the sum of pieces 2 to rank (1, 0), and gets from there the sum of pieces 0 of that node.
+# Two levels, first inside the node and then across, send each piece across once per node again. You can build them in a
+# section *further*: with 4 bits nearly 8 times fewer bytes cross.
 
-
-# %% tags=["exercise"]
-def two_level_reduce_scatter(full, inside, across, pack, unpack):
-    """The mean over all ranks of this rank's piece of `full`, [P].
-
-    full: [N L P], piece after piece; rank (k, l) has piece k L + l. Not changed.
-    inside: group of this node's L ranks, by place. across: the N ranks with this place.
-    pack: rows of numbers [m, P] -> a message each [m, bytes], uint8. unpack: the reverse.
-    """
-    ### BEGIN SOLUTION
-    num_local, num_nodes = dist.get_world_size(inside), dist.get_world_size(across)
-
-    def exchange(pieces, group):  # [to, pieces, P] -> [from, pieces, P]
-        messages = pack(pieces.flatten(0, 1))
-        received = torch.empty_like(messages)
-        dist.all_to_all_single(received, messages, group=group)
-        return unpack(received).view(pieces.shape)
-
-    pieces = full.view(num_nodes, num_local, -1)  # by node, then by place
-    sums = exchange(pieces.transpose(0, 1), inside).sum(0)  # [N, P]
-    total = exchange(sums[:, None], across).sum(0)[0]
-    return total / (num_local * num_nodes)
-    ### END SOLUTION
-
-
-# %%
-# Exact messages; 2 nodes of 2 ranks; rank r has r + 1 times 0 to 7. The mean factor is 2.5:
-# by hand, rank 0 returns [0, 2.5], rank 1 [5, 7.5], and so on.
-pairs = {"ranks": 4, "cluster": machine.replace(devices_per_node=2)}
-lab11.try_out(lab11.four_ranks, two_level_reduce_scatter, **pairs)
-
-# %% tags=["check"] points=3
-check.two_level_reduce_scatter(two_level_reduce_scatter)
-
-# %% [markdown]
-# The library's version, level by level, next to a single all-to-all and the formulas: with messages of S bytes per
-# piece, a rank sends (L - 1) N S inside and (N - 1) S across; with a single all-to-all (N - 1) L S across.
-
-
-# %%
-lab11.table_of_levels(nodes, local, machine)
-
-# %% [markdown]
-# Two levels send more inside the node, where links are fast, and a fraction 1/L across. Now the step with two levels;
-# an all-gather of codes sends the sums back. How many times fewer bytes will cross than in 32 bits, and how many times
-# faster will the step be?
-
-# %%
-my_guess_levels = lab11.guess("over 32 bits (fewer bytes, faster)", None, interactive, "times")
-
-# %%
-levels_run = launch(step, lambda: lab11.two_levels(local), **there)
-steps = {"32 bits": whole_run, "4 bits, two phases": flat_run, "4 bits, two levels": levels_run}
-table = lab11.table_of_steps(steps, local)
-my_guess_levels.reveal(table[["times fewer", "times faster"]].iloc[-1].astype(float))
-table
-
-# %% [markdown]
-# Now nearly 8 times fewer bytes cross; the scales are the difference. But the step is not 8 times faster: packing took
-# some of the time, and compression does not shorten forward and backward. The simulator counts each of PyTorch's passes
-# over the numbers as a *kernel*, an operation of the GPU; a fused kernel would need only one.
-
-# %% [markdown] minutes=9
+# %% [markdown] minutes=12
 # ## Error feedback
 #
 # *Top-k* sends the k numbers of largest magnitude with their places, and drops the rest (Aji and Heafield, 2017). But
@@ -303,7 +232,7 @@ table
 # So the sum of all messages plus the residual is the sum of all gradients, exactly.
 
 # %% [markdown]
-# ### Exercise 3: error feedback
+# ### Exercise 2: error feedback
 #
 # `compress(x)` returns the content of a message for x, a tensor of x's shape. In each step the gradients of several
 # parameters are sent, each with its name. Some have the same shape.
@@ -403,7 +332,7 @@ lab11.table(with_sgd, "SGD, none")[columns[1:3] + ["less SGD, none's", "+- 95%"]
 # not measured. For one bit with SGD there is no conclusion: with feedback its best rate was the lowest one tried. And
 # this is one small model and its first 192 steps: other models may give another order.
 
-# %% [markdown] minutes=5
+# %% [markdown] minutes=6
 # ## When does it save time?
 #
 # Saved bytes save time only if the GPU waits for them (Agarwal et al., 2022). With t_wire, the seconds of the bytes on
@@ -447,7 +376,87 @@ lab11.compression_calculator(interactive=interactive)
 #
 # </details>
 
-# %% [markdown] tags=["further"] minutes=5
+# %% [markdown] tags=["further"] minutes=13
+# ## Further: inside the node first
+#
+# The all-to-all sends each piece across once per rank. Two levels send it once per node, as the sum of its ranks.
+
+# %% [markdown]
+# ### Exercise 3: a reduce-scatter in two levels
+#
+# Write the first phase in two levels (Wang et al., 2023). With N nodes of L ranks, rank (k, l) has place l on node k.
+# Inside the node, place l gets from each of the node's L ranks the N pieces of all ranks with place l, and adds them
+# up. Across nodes, the ranks with place l exchange those sums, one for each node. Each level packs once.
+# `dist.all_to_all_single(received, rows, group=inside)` cuts `rows` into equal parts, one for each rank of the group:
+# part j goes to rank j, and part i of `received` comes from rank i. `pack` and `unpack` are given: they quantize rows
+# and dequantize them.
+#
+# For example, with 2 nodes of 2 ranks: rank (0, 0) gets pieces 0 and 2 from both ranks of its node, and adds them; then
+# it sends the sum of pieces 2 to rank (1, 0), and gets from there the sum of pieces 0 of that node.
+
+
+# %% tags=["exercise"]
+def two_level_reduce_scatter(full, inside, across, pack, unpack):
+    """The mean over all ranks of this rank's piece of `full`, [P].
+
+    full: [N L P], piece after piece; rank (k, l) has piece k L + l. Not changed.
+    inside: group of this node's L ranks, by place. across: the N ranks with this place.
+    pack: rows of numbers [m, P] -> a message each [m, bytes], uint8. unpack: the reverse.
+    """
+    ### BEGIN SOLUTION
+    num_local, num_nodes = dist.get_world_size(inside), dist.get_world_size(across)
+
+    def exchange(pieces, group):  # [to, pieces, P] -> [from, pieces, P]
+        messages = pack(pieces.flatten(0, 1))
+        received = torch.empty_like(messages)
+        dist.all_to_all_single(received, messages, group=group)
+        return unpack(received).view(pieces.shape)
+
+    pieces = full.view(num_nodes, num_local, -1)  # by node, then by place
+    sums = exchange(pieces.transpose(0, 1), inside).sum(0)  # [N, P]
+    total = exchange(sums[:, None], across).sum(0)[0]
+    return total / (num_local * num_nodes)
+    ### END SOLUTION
+
+
+# %%
+# Exact messages; 2 nodes of 2 ranks; rank r has r + 1 times 0 to 7. The mean factor is 2.5:
+# by hand, rank 0 returns [0, 2.5], rank 1 [5, 7.5], and so on.
+pairs = {"ranks": 4, "cluster": machine.replace(devices_per_node=2)}
+lab11.try_out(lab11.four_ranks, two_level_reduce_scatter, **pairs)
+
+# %% tags=["check"] points=3
+check.two_level_reduce_scatter(two_level_reduce_scatter)
+
+# %% [markdown]
+# The library's version, level by level, next to a single all-to-all and the formulas: with messages of S bytes per
+# piece, a rank sends (L - 1) N S inside and (N - 1) S across; with a single all-to-all (N - 1) L S across.
+
+
+# %%
+lab11.table_of_levels(nodes, local, machine)
+
+# %% [markdown]
+# Two levels send more inside the node, where links are fast, and a fraction 1/L across. Now the step with two levels;
+# an all-gather of codes sends the sums back. How many times fewer bytes will cross than in 32 bits, and how many times
+# faster will the step be?
+
+# %%
+my_guess_levels = lab11.guess("over 32 bits (fewer bytes, faster)", None, interactive, "times")
+
+# %%
+levels_run = launch(step, lambda: lab11.two_levels(local), **there)
+steps = {"32 bits": whole_run, "4 bits, two phases": flat_run, "4 bits, two levels": levels_run}
+table = lab11.table_of_steps(steps, local)
+my_guess_levels.reveal(table[["times fewer", "times faster"]].iloc[-1].astype(float))
+table
+
+# %% [markdown]
+# Now nearly 8 times fewer bytes cross; the scales are the difference. But the step is not 8 times faster: packing took
+# some of the time, and compression does not shorten forward and backward. The simulator counts each of PyTorch's passes
+# over the numbers as a *kernel*, an operation of the GPU; a fused kernel would need only one.
+
+# %% [markdown] tags=["further"] minutes=15
 # ## Further: reconcile, predicted and measured
 #
 # Now real processes of this computer average two million numbers, in 32 bits and then in 8, by the library *gloo* (on
@@ -534,12 +543,12 @@ print(f"largest difference between the simulator's averages and {real}'s: {diffe
 # averages equal the simulator's to the last bit. The seconds do not: on a busy machine compare which is larger, not the
 # digits.
 
-# %% [markdown] tags=["further"] minutes=6
+# %% [markdown] tags=["further"] minutes=16
 # ## Further: ZeRO++
 #
 # ZeRO-3 (lab 10) gathers parameters in forward and in backward, and reduce-scatters gradients: the model M crosses
 # between nodes three times per step. ZeRO++ (Wang et al., 2023) gathers in INT8 (qwZ), keeps a copy on each node for
-# backward (hpZ), and reduce-scatters in INT4 on two levels (qgZ, your exercise 2): M/2, 0 and M/4. The paper counts 4
+# backward (hpZ), and reduce-scatters in INT4 on two levels (qgZ, exercise 3): M/2, 0 and M/4. The paper counts 4
 # times fewer bytes. How many does the simulator count?
 
 
@@ -620,7 +629,7 @@ lab11.in_rows(rows).rename_axis("tokens per GPU")
 # the gain is 45% at 512 tokens, and 6% at 4,096. And hpZ costs memory: a rank keeps M/L more, and the copy is in 16
 # bits. Packing is not included here.
 
-# %% [markdown] tags=["further"] minutes=4
+# %% [markdown] tags=["further"] minutes=6
 # ## Further: eight-bit floating point
 #
 # INT8's steps are equal. An *FP8* code is a small floating-point number (Micikevicius et al., 2022). E4M3 has 3 bits of
@@ -654,7 +663,7 @@ lab11.in_rows(rows).rename_axis("relative error")
 # than another format does. And tensor cores of Hopper and later GPUs multiply FP8 (lab 02): if both factors are FP8, a
 # weight need not be unpacked.
 
-# %% [markdown] tags=["further"] minutes=4
+# %% [markdown] tags=["further"] minutes=13
 # ## Further: PowerSGD
 #
 # A gradient matrix M of m x c is near one of low *rank* r, a product of two thin factors, P of m x r and Q of c x r.
@@ -765,7 +774,7 @@ lab11.table(one_bit)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].ro
 # was unused because it needs the whole momentum on every rank, which ZeRO shards; signs cannot be summed by an
 # all-reduce, so it needed its own communication backend; and faster links left less time to save.
 
-# %% [markdown] tags=["further"] minutes=8
+# %% [markdown] tags=["further"] minutes=14
 # ## Further: fewer synchronizations
 #
 # Instead of sending less in each step, send nothing for H steps, then everything at once. *Local SGD* lets each rank
@@ -853,7 +862,7 @@ lab11.show(lab11.figure_loss_over_h(local_runs))
 # by up to rate / (1 - momentum) = 0.7 / 0.1 = 7, and the best inner rate was the lowest one tried. So the recording
 # neither confirms nor refutes the paper.
 
-# %% [markdown] tags=["further"] minutes=4
+# %% [markdown] tags=["further"] minutes=8
 # ## Further: streaming DiLoCo
 #
 # DiLoCo sends rarely, but then everything, and all ranks wait. *Streaming DiLoCo* (Douillard et al., 2025) divides the
@@ -909,7 +918,7 @@ lab11.table(streaming)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].
 # - A block of numbers shares a scale; rounding to nearest is off by at most half of it, stochastic rounding is right on
 #   average.
 # - Codes are not added in a ring. All-to-all, add, all-gather: two roundings for any number of ranks.
-# - Inside the node first: only sums cross the slow link.
+# - Inside the node first: only sums cross the slow link (further).
 # - Error feedback keeps the dropped part, separately for each parameter, and sends it later. That helped top-k with
 #   SGD, which is linear in the gradient; with AdamW it did harm here.
 # - Fewer bits save time only if the step waits for the link, and packing is cheaper than waiting.

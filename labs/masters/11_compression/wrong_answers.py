@@ -17,6 +17,34 @@ def quantize(x, block, bits):
             "the mean over all numbers of a block is right, too",
         ),
         (
+            "draws from 0 to 0.98",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    draws = 0.98 * torch.rand_like(steps)
+    codes = torch.floor(steps + draws).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "the mean",
+        ),
+        (
+            "draws from 0.01 to 0.99",
+            """
+def quantize(x, block, bits):
+    most = 2 ** (bits - 1) - 1
+    rows = x.view(-1, block)
+    scales = rows.abs().amax(1) / most
+    steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
+    draws = 0.01 + 0.98 * torch.rand_like(steps)
+    codes = torch.floor(steps + draws).clamp(-most, most)
+    return codes.view(-1).to(torch.int8), scales
+""",
+            "the mean",
+        ),
+        (
             "rounds numbers near a code to nearest",
             """
 def quantize(x, block, bits):
