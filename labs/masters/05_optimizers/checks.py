@@ -198,113 +198,6 @@ def _number(value: Any) -> Any:
     return int(value) if isinstance(value, Tensor) and value.numel() == 1 else value
 
 
-# ---- Quantize a state -----------------------------------------------------------------------------------------------
-
-
-@exercise(
-    "Quantize a state",
-    hints=[
-        "Each row is a block. Which number of a row is its scale, and by which number would a row of zeros be divided?",
-        "Between two neighbouring values, the middle decides which is nearer: the middles are the borders. Remove the "
-        "zeros at the end before codes get the shape of x.",
-        "Scales are `rows.abs().amax(dim=1)`, 0 replaced by 1; codes are `torch.bucketize(rows / scales[:, None], "
-        "(values[:-1] + values[1:]) / 2)`. Cut the zeros off, give codes the shape of x, and the dtype uint8.",
-    ],
-)
-def quantize_state(expect: Expect, quantize_state: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]) -> None:
-    not_from_lablib(quantize_state)
-    kept = None
-    for on, x, values, block in _states(expect.draw):
-        expect.measured.clear()
-        call = observe(quantize_state, x, values, block)
-        if kept and any(not torch.equal(a, b) for a, b in zip(*kept, strict=True)):
-            rule = f"codes and scales of the call before stay unchanged ({on})"
-            raise RuleBroken(rule, "they changed", "new tensors in each call")
-        ok = isinstance(call.value, tuple | list) and all(isinstance(one, Tensor) for one in call.value)
-        kept = (list(call.value), [one.clone() for one in call.value]) if ok else None
-        _expect_codes(expect, call, x, values, block, f"{on}; {plural(x.numel(), 'numbers')}, block {block}")
-
-
-def _states(draw: Draw) -> Iterator[tuple[str, Tensor, Tensor, int]]:
-    """The case in words, x, values, block."""
-    signed, unsigned, block = codebook(True), codebook(False), draw.integer(3, 9)
-    x = draw.tensor((block * 4,))
-    yield "whole blocks", x, signed, block
-    yield "a matrix", draw.tensor((4, block)), signed, block
-    yield "blocks that go over the ends of rows", draw.tensor((3, block + 1)), signed, block
-    yield "a last block that is shorter", draw.tensor((block * 3 + draw.integer(1, block - 1),)), signed, block
-    yield "one block longer than x", draw.tensor((3,)), signed, 256
-    yield "blocks of one number", draw.tensor((5,)), signed, 1
-    outlier = draw.tensor((block * 3,))
-    outlier[draw.integer(block, 2 * block - 1)] = -1000.0
-    yield "a negative outlier in the second block", outlier, signed, block
-    zeros = draw.tensor((block * 3,))
-    zeros[block : 2 * block] = 0.0
-    yield "a block of zeros", zeros, signed, block
-    yield "no number below zero, values from 0", draw.tensor((block * 3,)).square(), unsigned, block
-    yield "very small numbers", 1e-33 * draw.tensor((block * 2 + 1,)), signed, block
-    count = draw.integer(5, 60)
-    for again in ("", ", and as many again"):  # borders kept from the first call are wrong in the second
-        inner = 2 * torch.sigmoid(3 * draw.tensor((count,))) - 1
-        drawn = torch.cat([torch.tensor([-1.0, 0.0, 1.0]), inner]).unique()
-        yield f"{len(drawn)} other values{again}", draw.tensor((2, 3, 20)), drawn, block
-    yield "a transposed matrix", draw.tensor((block + 2, 3)).T, signed, block
-    yield "one number", draw.tensor(()), signed, block
-    middles = (signed[1:] + signed[:-1]) / 2
-    close = torch.cat([signed[-1:], middles * (1 - 1e-4), middles * (1 + 1e-4)]) * draw.number(0.1, 10)
-    yield "close to the middle of two values", close, signed, len(close)
-    count = 1000 + draw.integer(1, 99)
-    many = draw.tensor((count,)) * torch.tensor([1.0, 1e-4]).repeat(count)[:count]
-    yield "numbers of many sizes", many[torch.tensor(draw.shuffled(range(count)))], signed, 100
-
-
-def _expect_codes(expect: Expect, call: Observed, x: Tensor, values: Tensor, block: int, on: str) -> None:
-    value = call.value
-    if not isinstance(value, tuple | list) or len(value) != 2 or not all(isinstance(part, Tensor) for part in value):
-        raise RuleBroken(
-            f"codes and scales are returned ({on})", short_repr(value), "two tensors: return codes, scales"
-        )
-    changes_nothing(expect, [call])
-    codes, scales = value
-    num_blocks = math.ceil(x.numel() / block)
-    expect.equal(f"there is one scale per block ({on})", tuple(scales.shape), (num_blocks,))
-    expect.equal(f"codes have the shape of x ({on})", tuple(codes.shape), tuple(x.shape))
-    dtypes = tuple(str(part.dtype).removeprefix("torch.") for part in (codes, scales))
-    expect.equal(f"a code takes one byte, a scale four ({on})", dtypes, ("uint8", "float32"))
-    if codes.untyped_storage().nbytes() > x.numel() + 3:
-        saw = f"{codes.untyped_storage().nbytes()} bytes behind {x.numel()} codes"
-        raise RuleBroken(
-            f"the codes keep no padding alive ({on})", saw, "a copy of the part: .clone() or .to(torch.uint8)"
-        )
-    if scales.untyped_storage().nbytes() > 4 * num_blocks:
-        saw = f"{scales.untyped_storage().nbytes()} bytes behind {plural(num_blocks, 'scales')}"
-        raise RuleBroken(f"the scales keep no other tensor alive ({on})", saw, "a copy of the part: .clone()")
-    flat = x.flatten()
-    largest = torch.stack([part.abs().max() for part in flat.split(block)])
-    if (largest == 0).any():
-        expect.equal(f"the scale of a block of zeros is 1 ({on})", scales[largest == 0].unique().tolist(), [1.0])
-    wanted = torch.where(largest > 0, largest, 1.0)
-    expect.close(f"a scale is the largest |x| of its block ({on})", scales, wanted, rtol=1e-6)
-    if int(codes.max()) >= len(values):
-        raise RuleBroken(f"a code is the index of a value ({on})", f"{int(codes.max())}", f"0 to {len(values) - 1}")
-    _expect_nearest(expect, codes.flatten(), flat, wanted, values, block, on)
-
-
-def _expect_nearest(
-    expect: Expect, codes: Tensor, flat: Tensor, scales: Tensor, values: Tensor, block: int, on: str
-) -> None:
-    shares = flat.double() / scales.double().repeat_interleave(block)[: len(flat)]
-    distances = (shares[:, None] - values.double()).abs()
-    off, least = distances.gather(1, codes.long()[:, None])[:, 0], distances.amin(dim=1)
-    wrong = (off > least + 1e-6 * shares.abs() + 1e-12).nonzero()
-    if len(wrong):
-        at = int(wrong[0])
-        got, best = int(codes[at]), int(distances[at].argmin())
-        saw = f"x / scale = {shares[at]:.6g} became code {got}, the value {values[got]:.6g}; {len(wrong)} are wrong"
-        raise RuleBroken(f"a code is the index of the nearest value ({on})", saw, f"{best}, {values[best]:.6g}")
-    expect.that(f"codes are the indices of the nearest values ({on})", True, saw=f"all {len(flat)}", expected="")
-
-
 # ---- Newton-Schulz --------------------------------------------------------------------------------------------------
 
 
@@ -599,6 +492,113 @@ def _no_muon(
     yield "the decay were part of N", w - lr * scale * _directions(ahead + decay * w)
     yield "the step went uphill", kept + lr * scale * o
     yield _NOTHING, w
+
+
+# ---- Quantize a state -----------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "Quantize a state",
+    hints=[
+        "Each row is a block. Which number of a row is its scale, and by which number would a row of zeros be divided?",
+        "Between two neighbouring values, the middle decides which is nearer: the middles are the borders. Remove the "
+        "zeros at the end before codes get the shape of x.",
+        "Scales are `rows.abs().amax(dim=1)`, 0 replaced by 1; codes are `torch.bucketize(rows / scales[:, None], "
+        "(values[:-1] + values[1:]) / 2)`. Cut the zeros off, give codes the shape of x, and the dtype uint8.",
+    ],
+)
+def quantize_state(expect: Expect, quantize_state: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor]]) -> None:
+    not_from_lablib(quantize_state)
+    kept = None
+    for on, x, values, block in _states(expect.draw):
+        expect.measured.clear()
+        call = observe(quantize_state, x, values, block)
+        if kept and any(not torch.equal(a, b) for a, b in zip(*kept, strict=True)):
+            rule = f"codes and scales of the call before stay unchanged ({on})"
+            raise RuleBroken(rule, "they changed", "new tensors in each call")
+        ok = isinstance(call.value, tuple | list) and all(isinstance(one, Tensor) for one in call.value)
+        kept = (list(call.value), [one.clone() for one in call.value]) if ok else None
+        _expect_codes(expect, call, x, values, block, f"{on}; {plural(x.numel(), 'numbers')}, block {block}")
+
+
+def _states(draw: Draw) -> Iterator[tuple[str, Tensor, Tensor, int]]:
+    """The case in words, x, values, block."""
+    signed, unsigned, block = codebook(True), codebook(False), draw.integer(3, 9)
+    x = draw.tensor((block * 4,))
+    yield "whole blocks", x, signed, block
+    yield "a matrix", draw.tensor((4, block)), signed, block
+    yield "blocks that go over the ends of rows", draw.tensor((3, block + 1)), signed, block
+    yield "a last block that is shorter", draw.tensor((block * 3 + draw.integer(1, block - 1),)), signed, block
+    yield "one block longer than x", draw.tensor((3,)), signed, 256
+    yield "blocks of one number", draw.tensor((5,)), signed, 1
+    outlier = draw.tensor((block * 3,))
+    outlier[draw.integer(block, 2 * block - 1)] = -1000.0
+    yield "a negative outlier in the second block", outlier, signed, block
+    zeros = draw.tensor((block * 3,))
+    zeros[block : 2 * block] = 0.0
+    yield "a block of zeros", zeros, signed, block
+    yield "no number below zero, values from 0", draw.tensor((block * 3,)).square(), unsigned, block
+    yield "very small numbers", 1e-33 * draw.tensor((block * 2 + 1,)), signed, block
+    count = draw.integer(5, 60)
+    for again in ("", ", and as many again"):  # borders kept from the first call are wrong in the second
+        inner = 2 * torch.sigmoid(3 * draw.tensor((count,))) - 1
+        drawn = torch.cat([torch.tensor([-1.0, 0.0, 1.0]), inner]).unique()
+        yield f"{len(drawn)} other values{again}", draw.tensor((2, 3, 20)), drawn, block
+    yield "a transposed matrix", draw.tensor((block + 2, 3)).T, signed, block
+    yield "one number", draw.tensor(()), signed, block
+    middles = (signed[1:] + signed[:-1]) / 2
+    close = torch.cat([signed[-1:], middles * (1 - 1e-4), middles * (1 + 1e-4)]) * draw.number(0.1, 10)
+    yield "close to the middle of two values", close, signed, len(close)
+    count = 1000 + draw.integer(1, 99)
+    many = draw.tensor((count,)) * torch.tensor([1.0, 1e-4]).repeat(count)[:count]
+    yield "numbers of many sizes", many[torch.tensor(draw.shuffled(range(count)))], signed, 100
+
+
+def _expect_codes(expect: Expect, call: Observed, x: Tensor, values: Tensor, block: int, on: str) -> None:
+    value = call.value
+    if not isinstance(value, tuple | list) or len(value) != 2 or not all(isinstance(part, Tensor) for part in value):
+        raise RuleBroken(
+            f"codes and scales are returned ({on})", short_repr(value), "two tensors: return codes, scales"
+        )
+    changes_nothing(expect, [call])
+    codes, scales = value
+    num_blocks = math.ceil(x.numel() / block)
+    expect.equal(f"there is one scale per block ({on})", tuple(scales.shape), (num_blocks,))
+    expect.equal(f"codes have the shape of x ({on})", tuple(codes.shape), tuple(x.shape))
+    dtypes = tuple(str(part.dtype).removeprefix("torch.") for part in (codes, scales))
+    expect.equal(f"a code takes one byte, a scale four ({on})", dtypes, ("uint8", "float32"))
+    if codes.untyped_storage().nbytes() > x.numel() + 3:
+        saw = f"{codes.untyped_storage().nbytes()} bytes behind {x.numel()} codes"
+        raise RuleBroken(
+            f"the codes keep no padding alive ({on})", saw, "a copy of the part: .clone() or .to(torch.uint8)"
+        )
+    if scales.untyped_storage().nbytes() > 4 * num_blocks:
+        saw = f"{scales.untyped_storage().nbytes()} bytes behind {plural(num_blocks, 'scales')}"
+        raise RuleBroken(f"the scales keep no other tensor alive ({on})", saw, "a copy of the part: .clone()")
+    flat = x.flatten()
+    largest = torch.stack([part.abs().max() for part in flat.split(block)])
+    if (largest == 0).any():
+        expect.equal(f"the scale of a block of zeros is 1 ({on})", scales[largest == 0].unique().tolist(), [1.0])
+    wanted = torch.where(largest > 0, largest, 1.0)
+    expect.close(f"a scale is the largest |x| of its block ({on})", scales, wanted, rtol=1e-6)
+    if int(codes.max()) >= len(values):
+        raise RuleBroken(f"a code is the index of a value ({on})", f"{int(codes.max())}", f"0 to {len(values) - 1}")
+    _expect_nearest(expect, codes.flatten(), flat, wanted, values, block, on)
+
+
+def _expect_nearest(
+    expect: Expect, codes: Tensor, flat: Tensor, scales: Tensor, values: Tensor, block: int, on: str
+) -> None:
+    shares = flat.double() / scales.double().repeat_interleave(block)[: len(flat)]
+    distances = (shares[:, None] - values.double()).abs()
+    off, least = distances.gather(1, codes.long()[:, None])[:, 0], distances.amin(dim=1)
+    wrong = (off > least + 1e-6 * shares.abs() + 1e-12).nonzero()
+    if len(wrong):
+        at = int(wrong[0])
+        got, best = int(codes[at]), int(distances[at].argmin())
+        saw = f"x / scale = {shares[at]:.6g} became code {got}, the value {values[got]:.6g}; {len(wrong)} are wrong"
+        raise RuleBroken(f"a code is the index of the nearest value ({on})", saw, f"{best}, {values[best]:.6g}")
+    expect.that(f"codes are the indices of the nearest values ({on})", True, saw=f"all {len(flat)}", expected="")
 
 
 # ---- Choose for a budget --------------------------------------------------------------------------------------------

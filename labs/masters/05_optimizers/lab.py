@@ -4,10 +4,10 @@
 # **Question.** What does an optimizer's state buy, and what does it cost?
 #
 # An *optimizer* turns gradients into changes of the weights. Nearly all optimizers keep numbers from step to step,
-# their *state*, which takes memory. You will build AdamW, shrink its state, build a whole step of Muon, and compare by
-# evidence.
+# their *state*, which takes memory. You will build AdamW, then a whole step of Muon, which keeps half of AdamW's state,
+# and compare them by evidence.
 #
-# **Prerequisites.** Lab 01; helpful: labs 02 and 04. **Time.** 58 minutes, without the folded sections, called
+# **Prerequisites.** Lab 01; helpful: labs 02 and 04. **Time.** 57 minutes, without the folded sections, called
 # *further*.
 
 # %%
@@ -19,7 +19,7 @@ lab05.show(lab05.figure_question())
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # a short training and few repeats
 
-# %% [markdown] minutes=5
+# %% [markdown] minutes=10
 # ## One rate for all
 #
 # *Stochastic gradient descent* (SGD) subtracts from each weight w its gradient g, the slope of the loss, times a *rate*
@@ -36,8 +36,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from lablib import launch, reconcile
-from lablib.optim import blockwise
+from lablib import launch
 from lablib.studies import optimizer_experiment as experiment
 
 check = lab05.checks_for("05")
@@ -163,7 +162,7 @@ check.adamw_step(adamw_step)
 # %%
 lab05.show_source(lab05.AdamW.update, after=check.adamw_step)
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=3
 # ## The cost of the state
 #
 # The weights and gradients of a model with 7 billion parameters take 2 bytes each in 16 bits, so 28 GB. AdamW's m and v
@@ -193,100 +192,18 @@ table
 
 # %% [markdown]
 # AdamW's state takes 56 GB, with weights and gradients 84 GB, before any activation and without the master copy of the
-# weights (lab 01). Most others need less. You will build two of their ideas.
+# weights (lab 01). Most others need less. You will build Muon next; a folded section builds Adam8bit's state.
 
-# %% [markdown] minutes=10
-# ## Eight bits in blocks
-#
-# A byte has 256 values. To *quantize* a state, divide by a *scale*, the largest |x|, and store for each number its
-# *code*, the index of the nearest of 256 values between -1 and 1. These lie densely near 0, because states span many
-# orders of magnitude. To read a number, multiply value and scale.
-
-# %%
-values = blockwise.codebook(is_signed=True)
-print("of 256 values:", "  ".join(f"{value:.2g}" for value in values[128::16]))
-mlp_up = training.model.get_parameter("blocks.0.mlp.up.weight")
-m = training.optimizers[0].state[mlp_up]["exp_avg"]
-low, median = m.abs()[m != 0].min(), m.abs().median()
-print(f"a state: {m.numel():,} numbers, {low:.1e} to {m.abs().max():.1e}, median {median:.1e}")
-
-# %% [markdown]
-# One *outlier*, a number far larger than all others, sets the scale, and fewer values are left for the others. So the
-# state is cut into *blocks* of B numbers, each with its own scale (Dettmers et al., 2021). For an outlier of 1,000
-# times the rms, how large is the error of the others, in percent of their norm: with one scale for all 16,384, and with
-# blocks of 256?
-
-# %%
-my_guess_errors = lab05.guess(
-    "error of the others (one scale, blocks of 256)", None, interactive, "%"
-)
-
-# %%
-outliers = [10.0**power for power in range(7)]
-_, errors = found = lab05.block_errors(m, outliers, (64, 256, 2048, m.numel()))
-lab05.show(lab05.figure_blocks(*found))
-my_guess_errors.reveal(
-    [100 * errors[name][3] for name in ("one scale for all", "blocks of 256")]
-)
-largest = lab05.largest_over_rms(list(training.optimizers[0].state.values()))
-print(f"largest number of all states of this training: {largest:.0f} times its tensor's rms")
-
-# %% [markdown]
-# With one scale an outlier harms all 16,384; in blocks of 256 it harms only its block. In this small training the
-# largest is far below 1,000. Blocks protect against larger ones, at a cost of 4 / B bytes per number.
-
-# %% [markdown]
-# ### Exercise 2: quantize a state
-#
-# Cut x, in the order of `x.flatten()`, into blocks of `block` numbers; the last may be shorter. (Two lines are given.)
-# Each has its own scale: the largest |x|, or 1 for a block of zeros. A code is the index of the value nearest to x /
-# scale. `torch.bucketize(numbers, borders)` returns for each number how many borders lie below it.
-
-
-# %% tags=["exercise"]
-def quantize_state(x, values, block):
-    """Codes, uint8 in the shape of x, and scales, float32, one per block.
-
-    x: float32 of any shape with at least one number; stays unchanged.
-    values: up to 256 ascending float32, with 0 and 1; from about -1 where x may be negative,
-        otherwise from 0.
-    Codes own their memory: a slice of longer ones keeps the padding alive, its `.clone()` does
-    not.
-    """
-    flat = x.flatten()
-    rows = nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)  # zeros at the end
-    ### BEGIN SOLUTION
-    scales = rows.abs().amax(dim=1)
-    scales = torch.where(scales > 0, scales, 1.0)
-    codes = torch.bucketize(rows / scales[:, None], (values[:-1] + values[1:]) / 2)
-    return codes.flatten()[: len(flat)].view(x.shape).to(torch.uint8), scales
-    ### END SOLUTION
-
-
-# %%
-# Try it. By hand: codes 4, 1 | 2, 4 | 4 and scales 8 | 0.1 | 3.
-few = torch.tensor([-1.0, -0.25, 0.0, 0.25, 1.0])
-lab05.try_out(quantize_state, torch.tensor([8.0, -2.1, 0.0, 0.1, 3.0]), few, block=2)
-
-# %% tags=["check"] points=3
-check.quantize_state(quantize_state)
-
-# %% [markdown]
-# *Adam8bit* reads m and v, adds the gradient, and quantizes them again: 2.03 bytes per parameter at B = 256. The
-# library rounds to 16 bits and looks the code up in a table, without a search: sometimes it gets a neighbour of the
-# nearest value.
-
-# %%
-lab05.show_source(blockwise.quantize, after=check.quantize_state)
-
-# %% [markdown] minutes=8
+# %% [markdown] minutes=11
 # ## Muon: the same step in every direction
 #
 # AdamW treats a matrix as a list of numbers. But a matrix is a sum of *directions*, each an output vector times an
-# input vector, times its strength, the *singular value* (`torch.linalg.svdvals`). Here are the strengths in `m`
-# from above, AdamW's mean gradient of one matrix.
+# input vector, times its strength, the *singular value* (`torch.linalg.svdvals`). Here are the strengths in `m`,
+# AdamW's mean gradient of one matrix of the small GPT above.
 
 # %%
+mlp_up = training.model.get_parameter("blocks.0.mlp.up.weight")
+m = training.optimizers[0].state[mlp_up]["exp_avg"]
 values_m = torch.linalg.svdvals(m)
 print(f"{len(values_m)} directions; strongest over middle: {values_m[0] / values_m[32]:,.0f}")
 share = values_m[:5].square().sum() / values_m.square().sum()
@@ -294,9 +211,9 @@ print(f"share of the squares in the strongest five: {share:.0%}")
 
 # %% [markdown]
 # So a gradient step changes the matrix in a few directions. *Muon* (Jordan et al., 2024) keeps one mean of gradients,
-# writes it as U S V^T with the singular values in S, and steps along U V^T, with all singular values 1. A decomposition
-# into U, S and V is slow on GPUs. *Newton-Schulz* needs only products: divide X by its norm, the root of the sum of
-# squares, then repeat
+# writes it as U S V^T with the singular values in S, and steps along U V^T, with all singular values 1. *Newton-Schulz*
+# finds U V^T without U, S and V, by matrix products alone: divide X by its norm, the root of the sum of squares, then
+# repeat
 #
 #     X = a X + b (X X^T) X + c (X X^T)^2 X
 #
@@ -310,7 +227,7 @@ print(f"share of the squares in the strongest five: {share:.0%}")
 my_guess_values = lab05.guess("values of 0.5, 0.05 and 0.0005", None, interactive, "count")
 
 # %% [markdown]
-# ### Exercise 3: Newton-Schulz
+# ### Exercise 2: Newton-Schulz
 #
 # For an m x n matrix with m <= n one step costs 4 m^2 n + 2 m^3 FLOPs (additions and multiplications), if you begin
 # with X X^T, which is m x m, and multiply X only once more: the budget is 6 m^2 n. The lines given transpose a tall
@@ -355,7 +272,7 @@ my_guess_values.reveal(s)
 # Values from 0.01 up end between 0.68 and 1.14, near enough to 1. Smaller ones grow up to 3.4-fold per step, and the
 # smallest need more steps.
 
-# %% [markdown] minutes=9
+# %% [markdown] minutes=13
 # ## A whole step of Muon
 #
 # Newton-Schulz gives a direction for one matrix. A step also needs a mean, a length, and the right weights. The mean is
@@ -388,7 +305,7 @@ my_guess_rms.reveal(rms)
 # experience it is better there, and a vector has only one direction.
 
 # %% [markdown]
-# ### Exercise 4: a step of Muon
+# ### Exercise 3: a step of Muon
 #
 # Write the step of a whole model. A weight w that Muon takes becomes w - lr lambda w - lr scale O; on the right side w
 # is the value before the step. Derive the scale from the rms above. The names of weights inside blocks begin with
@@ -431,7 +348,7 @@ check.muon_step(muon_step)
 # has about the same size in each step. Both curves use one rate; only the matrices of the blocks step differently.
 # Muon keeps half of AdamW's state for them, but its products cost FLOPs. Is it better? One run cannot show that.
 
-# %% [markdown] minutes=6
+# %% [markdown] minutes=7
 # ## A fair comparison
 #
 # Is AdamW beaten? Many published answers compare a tuned new optimizer with an AdamW at a rate that was not tuned (Wen
@@ -507,17 +424,105 @@ budgets = lab05.LogSlider("budget", label, 1.0, 50.0, 50.0)
 figure = lab05.figure_loss_and_bytes
 lab05.explore(fitting, figure, [budgets], interactive, examples=[{"budget": 8.0}])
 
-# %% [markdown] minutes=5
-# ## Reconcile: predicted and measured
+# %% [markdown] tags=["further"] minutes=12
+# ## Further: eight bits in blocks
 #
-# How long does a step take? Nearly all of it is memory access: SGD reads w and g and writes w, 12 bytes per parameter,
-# AdamW at least 28. Muon adds products. Adam8bit reads and writes a quarter of AdamW's state. What is the ratio of
-# Adam8bit's step time to AdamW's?
+# A state can be kept in one byte per number. You build this; it shows why large numbers do harm.
+#
+# A byte has 256 values. To *quantize* a state, divide by a *scale*, the largest |x|, and store for each number its
+# *code*, the index of the nearest of 256 values between -1 and 1. These lie densely near 0, because states span many
+# orders of magnitude. To read a number, multiply value and scale.
+
+# %%
+from lablib.optim import blockwise
+
+values = blockwise.codebook(is_signed=True)
+print("of 256 values:", "  ".join(f"{value:.2g}" for value in values[128::16]))
+low, median = m.abs()[m != 0].min(), m.abs().median()
+print(f"m: {m.numel():,} numbers, {low:.1e} to {m.abs().max():.1e}, median {median:.1e}")
+
+# %% [markdown]
+# One *outlier*, a number far larger than all others, sets the scale, and fewer values are left for the others. So the
+# state is cut into *blocks* of B numbers, each with its own scale (Dettmers et al., 2021). For an outlier of 1,000
+# times the rms, how large is the error of the others, in percent of their norm: with one scale for all 16,384, and with
+# blocks of 256?
+
+# %%
+my_guess_errors = lab05.guess(
+    "error of the others (one scale, blocks of 256)", None, interactive, "%"
+)
+
+# %%
+outliers = [10.0**power for power in range(7)]
+_, errors = found = lab05.block_errors(m, outliers, (64, 256, 2048, m.numel()))
+lab05.show(lab05.figure_blocks(*found))
+my_guess_errors.reveal(
+    [100 * errors[name][3] for name in ("one scale for all", "blocks of 256")]
+)
+largest = lab05.largest_over_rms(list(training.optimizers[0].state.values()))
+print(f"largest number of all states of this training: {largest:.0f} times its tensor's rms")
+
+# %% [markdown]
+# With one scale an outlier harms all 16,384; in blocks of 256 it harms only its block. In this small training the
+# largest is far below 1,000. Blocks protect against larger ones, at a cost of 4 / B bytes per number.
+
+# %% [markdown]
+# ### Exercise 4: quantize a state
+#
+# Cut x, in the order of `x.flatten()`, into blocks of `block` numbers; the last may be shorter. (Two lines are given.)
+# Each has its own scale: the largest |x|, or 1 for a block of zeros. A code is the index of the value nearest to x /
+# scale. `torch.bucketize(numbers, borders)` returns for each number how many borders lie below it.
+
+
+# %% tags=["exercise"]
+def quantize_state(x, values, block):
+    """Codes, uint8 in the shape of x, and scales, float32, one per block.
+
+    x: float32 of any shape with at least one number; stays unchanged.
+    values: up to 256 ascending float32, with 0 and 1; from about -1 where x may be negative,
+        otherwise from 0.
+    Codes own their memory: a slice of longer ones keeps the padding alive, its `.clone()` does
+    not.
+    """
+    flat = x.flatten()
+    rows = nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)  # zeros at the end
+    ### BEGIN SOLUTION
+    scales = rows.abs().amax(dim=1)
+    scales = torch.where(scales > 0, scales, 1.0)
+    codes = torch.bucketize(rows / scales[:, None], (values[:-1] + values[1:]) / 2)
+    return codes.flatten()[: len(flat)].view(x.shape).to(torch.uint8), scales
+    ### END SOLUTION
+
+
+# %%
+# Try it. By hand: codes 4, 1 | 2, 4 | 4 and scales 8 | 0.1 | 3.
+few = torch.tensor([-1.0, -0.25, 0.0, 0.25, 1.0])
+lab05.try_out(quantize_state, torch.tensor([8.0, -2.1, 0.0, 0.1, 3.0]), few, block=2)
+
+# %% tags=["check"] points=3
+check.quantize_state(quantize_state)
+
+# %% [markdown]
+# *Adam8bit* reads m and v, adds the gradient, and quantizes them again: 2.03 bytes per parameter at B = 256. The
+# library rounds to 16 bits and looks the code up in a table, without a search: sometimes it gets a neighbour of the
+# nearest value.
+
+# %%
+lab05.show_source(blockwise.quantize, after=check.quantize_state)
+
+# %% [markdown] tags=["further"] minutes=5
+# ## Further: reconcile, predicted and measured
+#
+# A state costs time, too: this section predicts the time of a step, and measures it. Nearly all of it is memory access:
+# SGD reads w and g and writes w, 12 bytes per parameter, AdamW at least 28. Muon adds products. Adam8bit reads and
+# writes a quarter of AdamW's state. What is the ratio of Adam8bit's step time to AdamW's?
 
 # %%
 my_guess_ratio = lab05.guess("Adam8bit's step over AdamW's", None, interactive, "times")
 
 # %%
+from lablib import reconcile
+
 width, options = lab05.this_computer()  # larger matrices on a GPU
 comparison = reconcile(lab05.steps, width, **options, repeats=3 if quick else 7)
 lab05.print_text(comparison.reading())
@@ -836,15 +841,15 @@ for size in (1e-2, 1e-4, 1e-6, 1e-8, 1e-10):
 print("step over lr")
 pd.DataFrame(rows).T.map(lambda value: f"{value:.3g}")
 
-# %% [markdown] minutes=1
+# %% [markdown] minutes=3
 # ## Summary
 #
 # - State gives steps of the right size: AdamW's two means for each number, Muon's one mean for each direction.
-# - It costs bytes: for a matrix 8 per parameter for AdamW, 4 for Lion and Muon, 2 with 8-bit blocks, almost 0 for
-#   Adafactor; embeddings left to AdamW, and temporary tensors, add to this. A step costs passes over memory.
+# - It costs bytes: for a matrix 8 per parameter for AdamW, 4 for Lion and Muon, 2 with one byte per number, almost 0
+#   for Adafactor; embeddings left to AdamW, and temporary tensors, add to this.
 # - Muon's step: a mean with Nesterov, its directions by products, a scale that fits AdamW's. Embeddings, head and
 #   vectors take AdamW.
-# - Decay is not part of the gradient; early means are corrected; small blocks limit the harm of outliers.
+# - In AdamW, decay is not part of the gradient, and early means are corrected.
 # - A comparison needs the same search for all, fresh seeds, and differences seed by seed. Within noise is not equal.
 
 # %% [markdown]
