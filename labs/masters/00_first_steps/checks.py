@@ -155,6 +155,75 @@ def _on_each(expect: Expect, rule: str, saw: list, expected: list) -> None:
             expect.equal(f"rank {rank} of {len(saw)} {rule}", mine, wanted)
 
 
+@exercise(
+    "Fix a deadlock",
+    hints=[
+        "Which rank waits in the broken program, and for which ranks?",
+        "All ranks must call a collective. Only the text is for rank 0 alone.",
+        "Two of the lines of `broken_report` must be in another order: which of them may be under the `if`?",
+    ],
+)
+def report(expect: Expect, answer: Callable[[Tensor], str | None]) -> None:
+    not_from_lablib(answer)
+
+    def program(losses: list[Tensor]):
+        return answer(losses[dist.get_rank()])
+
+    large = expect.draw.integer(500, 790) + expect.draw.choice([0.2, 0.3, 0.7, 0.8])
+    _reports(expect, program, 16, large)  # 16 bits hold quarters and halves of such a mean, no tenths
+    counts, digits = expect.draw.integers(3, 2, 9), (0, 5, expect.draw.integer(1, 9))
+    for ranks, last_digit in zip(counts, digits, strict=True):  # two decimals, the last perhaps a 0
+        _reports(expect, program, ranks, expect.draw.integer(10, 98) / 10 + last_digit / 100)
+    _reports(expect, program, expect.draw.integer(2, 9), -expect.draw.integer(110, 980) / 100)
+    _reports(expect, program, 1, expect.draw.integer(110, 980) / 100)
+    # Four digits before the point, and none:
+    for mean in (expect.draw.integer(1000, 3000) + 0.25, expect.draw.integer(11, 98) / 100):
+        _reports(expect, program, expect.draw.integer(2, 4), mean)
+    for mean in (float("nan"), float("inf")):
+        _reports(expect, program, expect.draw.integer(2, 9), mean)
+    near = expect.draw.integer(110, 980) / 100  # rounded one by one, the losses have another mean
+    _reports(expect, program, 4, near, [near + more for more in (0.004, 0.004, 0.004, 0.012)])
+    first, second = ([torch.tensor(loss + 0.5 * rank) for rank in range(3)] for loss in (1.0, 3.0))
+    said = _two_calls(expect, answer, first, second)
+    expect.equal("two calls report two means", said, [["mean loss 1.50", "mean loss 3.50"], [None, None], [None, None]])
+
+
+def _reports(
+    expect: Expect,
+    program: Callable[[list[Tensor]], str | None],
+    ranks: int,
+    mean: float,
+    given: Sequence[float] = (),
+) -> None:
+    """The text on rank 0 alone, for losses with a mean near `mean`: the third digit is rounded, not cut off.
+
+    Args:
+        given: the losses; drawn if empty.
+    """
+    spread = [1.0] + [expect.draw.number(-0.5, 0.5) for _ in range(ranks - 1)]  # rank 0's is far from the mean
+    third = expect.draw.number(0.002, 0.004) * (-1 if mean > 0 else 1)
+    losses = [torch.tensor(mean + third + one - sum(spread) / ranks) for one in spread]
+    if not isfinite(mean):  # one rank's loss is not finite, so the mean is not either
+        losses = [torch.tensor(one) for one in spread[1:]] + [torch.tensor(mean)]
+    if given:
+        losses, mean = [torch.tensor(one) for one in given], sum(given) / len(given)
+    run = expect.launch(program, losses, ranks=ranks, cluster=CLUSTER)
+    expect.equal(f"rank 0 reports the mean loss of {_ranks(ranks)}", run.values[0], f"mean loss {mean:.2f}")
+    if ranks == 1:
+        return
+    with expect.grouped("the other ranks report nothing", "equal"):
+        for rank, said in enumerate(run.values[1:], 1):
+            expect.equal(f"the other ranks report nothing (rank {rank} of {ranks})", said, None)
+    communications_within(expect, run, at_most=1, at_least=1)
+    plain = launch(lambda: dist.all_reduce(torch.ones(())), ranks=ranks, cluster=CLUSTER)
+    sent, at_most = run.traffic.sent_bytes(), plain.traffic.sent_bytes()
+    expect.budget(f"bytes sent by all {ranks} ranks", sent, at_most, "B", at_least=4 * (ranks - 1))
+
+
+def _ranks(count: int) -> str:
+    return f"all {count} ranks" if count > 1 else "one rank"
+
+
 MAX_SEED, MAX_RANKS = 999, 32  # the limits in the exercise
 
 
@@ -348,75 +417,6 @@ def _is_line(a: Tensor, b: Tensor) -> bool:
     a, b = a - a.mean(), b - b.mean()
     slope = torch.dot(a, b) / torch.dot(a, a)
     return float((b - slope * a).abs().max()) < 1e-5 * float(b.abs().max())
-
-
-@exercise(
-    "Fix a deadlock",
-    hints=[
-        "Which rank waits in the broken program, and for which ranks?",
-        "All ranks must call a collective. Only the text is for rank 0 alone.",
-        "Two of the lines of `broken_report` must be in another order: which of them may be under the `if`?",
-    ],
-)
-def report(expect: Expect, answer: Callable[[Tensor], str | None]) -> None:
-    not_from_lablib(answer)
-
-    def program(losses: list[Tensor]):
-        return answer(losses[dist.get_rank()])
-
-    large = expect.draw.integer(500, 790) + expect.draw.choice([0.2, 0.3, 0.7, 0.8])
-    _reports(expect, program, 16, large)  # 16 bits hold quarters and halves of such a mean, no tenths
-    counts, digits = expect.draw.integers(3, 2, 9), (0, 5, expect.draw.integer(1, 9))
-    for ranks, last_digit in zip(counts, digits, strict=True):  # two decimals, the last perhaps a 0
-        _reports(expect, program, ranks, expect.draw.integer(10, 98) / 10 + last_digit / 100)
-    _reports(expect, program, expect.draw.integer(2, 9), -expect.draw.integer(110, 980) / 100)
-    _reports(expect, program, 1, expect.draw.integer(110, 980) / 100)
-    # Four digits before the point, and none:
-    for mean in (expect.draw.integer(1000, 3000) + 0.25, expect.draw.integer(11, 98) / 100):
-        _reports(expect, program, expect.draw.integer(2, 4), mean)
-    for mean in (float("nan"), float("inf")):
-        _reports(expect, program, expect.draw.integer(2, 9), mean)
-    near = expect.draw.integer(110, 980) / 100  # rounded one by one, the losses have another mean
-    _reports(expect, program, 4, near, [near + more for more in (0.004, 0.004, 0.004, 0.012)])
-    first, second = ([torch.tensor(loss + 0.5 * rank) for rank in range(3)] for loss in (1.0, 3.0))
-    said = _two_calls(expect, answer, first, second)
-    expect.equal("two calls report two means", said, [["mean loss 1.50", "mean loss 3.50"], [None, None], [None, None]])
-
-
-def _reports(
-    expect: Expect,
-    program: Callable[[list[Tensor]], str | None],
-    ranks: int,
-    mean: float,
-    given: Sequence[float] = (),
-) -> None:
-    """The text on rank 0 alone, for losses with a mean near `mean`: the third digit is rounded, not cut off.
-
-    Args:
-        given: the losses; drawn if empty.
-    """
-    spread = [1.0] + [expect.draw.number(-0.5, 0.5) for _ in range(ranks - 1)]  # rank 0's is far from the mean
-    third = expect.draw.number(0.002, 0.004) * (-1 if mean > 0 else 1)
-    losses = [torch.tensor(mean + third + one - sum(spread) / ranks) for one in spread]
-    if not isfinite(mean):  # one rank's loss is not finite, so the mean is not either
-        losses = [torch.tensor(one) for one in spread[1:]] + [torch.tensor(mean)]
-    if given:
-        losses, mean = [torch.tensor(one) for one in given], sum(given) / len(given)
-    run = expect.launch(program, losses, ranks=ranks, cluster=CLUSTER)
-    expect.equal(f"rank 0 reports the mean loss of {_ranks(ranks)}", run.values[0], f"mean loss {mean:.2f}")
-    if ranks == 1:
-        return
-    with expect.grouped("the other ranks report nothing", "equal"):
-        for rank, said in enumerate(run.values[1:], 1):
-            expect.equal(f"the other ranks report nothing (rank {rank} of {ranks})", said, None)
-    communications_within(expect, run, at_most=1, at_least=1)
-    plain = launch(lambda: dist.all_reduce(torch.ones(())), ranks=ranks, cluster=CLUSTER)
-    sent, at_most = run.traffic.sent_bytes(), plain.traffic.sent_bytes()
-    expect.budget(f"bytes sent by all {ranks} ranks", sent, at_most, "B", at_least=4 * (ranks - 1))
-
-
-def _ranks(count: int) -> str:
-    return f"all {count} ranks" if count > 1 else "one rank"
 
 
 @exercise(

@@ -6,7 +6,7 @@
 # You need no GPU. You will run one program on eight simulated GPUs and on real processes, see which rank works, which
 # one waits and how much is sent, and then break it. Run each cell with Shift+Enter, from top to bottom.
 #
-# **Prerequisites.** None but Python and a little PyTorch. **Time.** 47 minutes, without the folded sections, called
+# **Prerequisites.** None but Python and a little PyTorch. **Time.** 58 minutes, without the folded sections, called
 # *further*.
 
 # %%
@@ -76,7 +76,7 @@ print("".join(run.stdout), "\nvalues:", run.values)
 # Real ranks are processes, often on different machines, so they share no variables. To share data, they must
 # communicate.
 
-# %% [markdown] minutes=7
+# %% [markdown] minutes=11
 # ## A sum over all ranks
 #
 # Each rank makes a tensor of one number, its own rank. `all_reduce` adds these tensors. What does each of 8 ranks hold
@@ -151,7 +151,7 @@ lab00.try_out(try_mean, ranks=4, cluster=cluster)  # each should return a tensor
 # %% tags=["check"] points=1
 check.mean_over_ranks(mean_over_ranks)
 
-# %% [markdown] minutes=8
+# %% [markdown] minutes=12
 # ## From one rank to another
 #
 # The other way to communicate is **point to point**: one rank sends, one receives. Here rank 0 sends a note to every
@@ -242,11 +242,12 @@ for machine in ("sim", "gloo", "gloo", "nccl"):
 # arrived; with gloo, a library for CPUs, when this rank's tensor has been sent or received. With NCCL, NVIDIA's library
 # for GPUs, they return sooner: the GPU waits.
 
-# %% [markdown] minutes=5
+# %% [markdown] minutes=6
 # ## A timeline
 #
 # Now one step of training. Every rank has weights `w` and its own data `x`. It computes a loss (**forward**) and the
 # gradient of `w` (**backward**). Then the ranks add up their gradients. Rank 1 may get `factor` times as many rows.
+# (Each rank draws its own weights here, for the time alone; "Further: random numbers, rank by rank" makes them equal.)
 
 
 # %%
@@ -293,68 +294,7 @@ lab00.seconds_table(run)
 # model FLOPs utilization, is the share of the GPUs' peak speed that was used.) All are predicted seconds of the
 # simulated cluster: the same on any laptop.
 
-# %% [markdown] minutes=6
-# ## Random numbers, rank by rank
-#
-# Look at `step` again: every rank calls `torch.randn` for its weights. **Seeding** sets the start of the random
-# numbers. How many *different* numbers do 4 ranks draw without a seed, with the same seed, and with the seed plus the
-# rank?
-
-# %%
-my_guess_draws = lab00.guess("different numbers (in this order)", None, interactive, "count")
-
-
-# %%
-def draw(seeding):
-    if seeding == "same seed":
-        torch.manual_seed(7)
-    if seeding == "seed + rank":
-        torch.manual_seed(7 + dist.get_rank())
-    return round(torch.rand(1).item(), 4)
-
-
-ways = "no seed", "same seed", "seed + rank"
-drawn = [launch(draw, way, ranks=4).values for way in ways]
-print(*zip(ways, drawn, strict=True), sep="\n")
-my_guess_draws.reveal([len(set(values)) for values in drawn])
-
-# %% [markdown]
-# Without a seed, and with seed + rank, each rank draws different numbers; with one seed, all draw the same.
-#
-# **Weights** need one seed: ranks that start from different weights train different models. **Noise and dropout**
-# (which switches off random parts of a layer) need different ones. And all ranks shuffle their data
-# with the **same** seed: each takes its own part of one order, as PyTorch's `DistributedSampler` does. ("Further: the
-# order of the data" shows the effect of different seeds.)
-
-# %% [markdown]
-# **Exercise 3.** From one `seed`, make weights that are equal on all ranks and data that differ on every rank, without
-# sending a byte. For seeds 0 to 999 and up to 32 ranks, all these weights and data must be different tensors; only the
-# weights of one seed are equal, on all ranks.
-
-
-# %% tags=["exercise"]
-def weights_and_data(seed):
-    """Two tensors of shape (4, 4) from `torch.randn`: all ranks' weights, this one's data."""
-    ### BEGIN SOLUTION
-    torch.manual_seed(seed)
-    weights = torch.randn(4, 4)
-    torch.manual_seed(1000 * (seed + 1) + dist.get_rank())
-    data = torch.randn(4, 4)
-    return weights, data
-    ### END SOLUTION
-
-
-# %%
-def try_seeds():
-    return [tensor[0, 0].item() for tensor in weights_and_data(3)]
-
-
-lab00.try_out(try_seeds, ranks=4, cluster=cluster)  # weights equal, data not
-
-# %% tags=["check"] points=2
-check.weights_and_data(weights_and_data)
-
-# %% [markdown] minutes=6
+# %% [markdown] minutes=11
 # ## Two ranks swap a number
 #
 # Two ranks want to swap a number. Read `swap`, two cells below, before you run it. Who sends first?
@@ -407,7 +347,7 @@ my_guess_others.reveal("finish")
 # %% [markdown]
 # Rank 0 waits for ranks that have finished. (`all_reduce #0` is the first call in its group: calls are counted from 0.)
 #
-# **Exercise 4.** Fix it: rank 0 returns the text, all others return `None`, and the ranks communicate once. You may
+# **Exercise 3.** Fix it: rank 0 returns the text, all others return `None`, and the ranks communicate once. You may
 # overwrite `loss`. Budget: the bytes of one `all_reduce`.
 
 
@@ -439,7 +379,7 @@ check.report(report)
 # 2. Every `recv` has a matching `send`, and not all ranks wait at once. To fix `swap`, start both as a batch, as in
 #    exercise 2.
 
-# %% [markdown] minutes=6
+# %% [markdown] minutes=8
 # ## Predict, run, reconcile
 #
 # A prediction has to be compared with a run. You may not have a `dgx-h100`, so we use your machine. First we
@@ -541,6 +481,69 @@ my_guess_us.reveal(waits_us - hides_us)
 # The difference is the time of the message, which the product hides. On `dgx-h100` it is 37.5 µs: 16 MB take 35.6 µs at
 # 450 GB/s, and the simulator adds a latency of 1.9 µs, the time of the smallest message. (Do not change a tensor
 # between `isend` and `wait`.)
+
+# %% [markdown] tags=["further"] minutes=10
+# ## Further: random numbers, rank by rank
+#
+# Which random numbers must be equal on all ranks, and which must differ?
+#
+# Look at `step` again: every rank calls `torch.randn` for its weights. **Seeding** sets the start of the random
+# numbers. How many *different* numbers do 4 ranks draw without a seed, with the same seed, and with the seed plus the
+# rank?
+
+# %%
+my_guess_draws = lab00.guess("different numbers (in this order)", None, interactive, "count")
+
+
+# %%
+def draw(seeding):
+    if seeding == "same seed":
+        torch.manual_seed(7)
+    if seeding == "seed + rank":
+        torch.manual_seed(7 + dist.get_rank())
+    return round(torch.rand(1).item(), 4)
+
+
+ways = "no seed", "same seed", "seed + rank"
+drawn = [launch(draw, way, ranks=4).values for way in ways]
+print(*zip(ways, drawn, strict=True), sep="\n")
+my_guess_draws.reveal([len(set(values)) for values in drawn])
+
+# %% [markdown]
+# Without a seed, and with seed + rank, each rank draws different numbers; with one seed, all draw the same.
+#
+# **Weights** need one seed: ranks that start from different weights train different models. **Noise and dropout**
+# (which switches off random parts of a layer) need different ones. And all ranks shuffle their data
+# with the **same** seed: each takes its own part of one order, as PyTorch's `DistributedSampler` does. ("Further: the
+# order of the data" shows the effect of different seeds.)
+
+# %% [markdown]
+# **Exercise 4.** From one `seed`, make weights that are equal on all ranks and data that differ on every rank, without
+# sending a byte. For seeds 0 to 999 and up to 32 ranks, all these weights and data must be different tensors; only the
+# weights of one seed are equal, on all ranks.
+
+
+# %% tags=["exercise"]
+def weights_and_data(seed):
+    """Two tensors of shape (4, 4) from `torch.randn`: all ranks' weights, this one's data."""
+    ### BEGIN SOLUTION
+    torch.manual_seed(seed)
+    weights = torch.randn(4, 4)
+    torch.manual_seed(1000 * (seed + 1) + dist.get_rank())
+    data = torch.randn(4, 4)
+    return weights, data
+    ### END SOLUTION
+
+
+# %%
+def try_seeds():
+    return [tensor[0, 0].item() for tensor in weights_and_data(3)]
+
+
+lab00.try_out(try_seeds, ranks=4, cluster=cluster)  # weights equal, data not
+
+# %% tags=["check"] points=2
+check.weights_and_data(weights_and_data)
 
 # %% [markdown] tags=["further"] minutes=2
 # ## Further: the order of the data
@@ -782,14 +785,13 @@ def mismatch():
 wrong = lab00.launch_or_error(mismatch, ranks=ranks, cluster=cluster)
 print(type(wrong).__name__)
 
-# %% [markdown] minutes=2
+# %% [markdown] minutes=3
 # ## Summary
 #
 # - A distributed program is one function run by many **ranks**, which share data only by messages.
 # - A **collective** needs every rank of its group; `send` needs a `recv`. Where one is missing, the others wait.
 # - With the ring, a large `all_reduce` makes each rank send up to twice its tensor, for any number of ranks.
 # - The slowest rank sets the pace.
-# - Equal weights and one order of the data need equal seeds; noise needs different ones.
 # - Predict, run, reconcile: the error points to costs that the prediction leaves out.
 #
 # **What next.** Lab 08 builds `all_reduce` from `send` and `recv` and computes its cost. Lab 09 trains a model on many
