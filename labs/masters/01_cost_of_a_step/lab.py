@@ -7,7 +7,7 @@
 # both: the *FLOPs* (additions and multiplications) that a step computes, the bytes that it moves, and the bytes that it
 # keeps. You count by hand, and compare with a simulator or torch.
 #
-# **Prerequisites.** Lab 00. **Time.** 57 minutes, without the folded sections, called *further*.
+# **Prerequisites.** Lab 00. **Time.** 58 minutes, without the folded sections, called *further*.
 
 # %%
 from lablib.labs import lab01
@@ -22,7 +22,7 @@ seq_len: int = 1024  # tokens of a sequence, at most 1024
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
 
-# %% [markdown] minutes=6
+# %% [markdown] minutes=10
 # ## One step of GPT-2
 #
 # GPT-2 is a language model of 12 equal *layers* with 124 million *parameters*, the numbers that it learns. It reads
@@ -342,7 +342,7 @@ pd.DataFrame(rows).T
 # the gradient in 4 bytes and a square root: 24 in all, 3 GB. Afterwards gradients are freed, and **14 are kept** from
 # step to step. The activations come in addition.
 
-# %% [markdown] minutes=12
+# %% [markdown] minutes=11
 # ## Activations that forward keeps for backward
 #
 # Backward needs values of forward, *activations*. The gradient of a product's matrix is X^T dY, so a product keeps its
@@ -525,11 +525,12 @@ lab01.in_table(rows, "B", index="chunks")
 # gradient [V, D]; and products of few tokens use the GPU less well. A special kernel can keep a chunk's logits on the
 # chip, and never write them to memory (Wijmans et al., 2024).
 
-# %% [markdown] minutes=3
-# ## Explore: will it fit?
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: will it fit?
 #
-# `gpt2-xl` has 48 layers of width 1,600 and 1.56 billion parameters. A *micro-batch* is the set of sequences that goes
-# through the model at once. With your formulas: how many sequences of 1,024 tokens at most fit into this GPU?
+# The same counts for a larger model: how many sequences fit into the GPU? `gpt2-xl` has 48 layers of width 1,600 and
+# 1.56 billion parameters. A *micro-batch* is the set of sequences that goes through the model at once. With your
+# formulas: how many sequences of 1,024 tokens does the largest one have?
 
 # %%
 my_guess_fit = lab01.guess("largest micro-batch of gpt2-xl", None, interactive, "sequences")
@@ -866,7 +867,7 @@ for name, one in {"chunked": runs[8], "fused": fused}.items():
 # %%
 lab01.show_source(FusedLoss, after=check.chunked_loss)
 
-# %% [markdown] minutes=1
+# %% [markdown] minutes=2
 # ## Summary
 #
 # - Three counts explain a step: FLOPs and bytes moved give its time, bytes kept show whether it fits.
