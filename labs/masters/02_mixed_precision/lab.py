@@ -7,7 +7,7 @@
 # fast as their other units multiply 32-bit numbers. So nearly all large models are trained in 16 bits. But 16 bits
 # represent fewer numbers than 32. Which numbers are lost, and which methods compensate?
 #
-# **Prerequisites.** Lab 00; helpful: lab 01. **Time.** 60 minutes, without the folded sections, called *further*.
+# **Prerequisites.** Lab 00; helpful: lab 01. **Time.** 57 minutes, without the folded sections, called *further*.
 
 # %%
 from lablib.labs import lab02
@@ -19,7 +19,7 @@ cluster: str = "dgx-a100"  # dgx-a100 | dgx-h100
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # a short training and few repeats
 
-# %% [markdown] minutes=3
+# %% [markdown] minutes=4
 # ## The bits of a number
 #
 # A *floating-point* number has three parts: a *sign*, an *exponent* e and a *mantissa* m. With M bits of mantissa,
@@ -41,7 +41,6 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
-from lablib import launch
 from lablib.precision.formats import BF16, E2M1, E4M3, E5M2, FP16, FP32, TF32
 from lablib.precision.rounding import round_to
 
@@ -73,14 +72,8 @@ for one in (FP32, TF32, BF16, FP16, E5M2, E4M3, E2M1):
     powers = (one.epsilon, one.smallest_normal, one.smallest_subnormal)
     powers = [f"2^{math.log2(power):.0f}" for power in powers]
     rows[one.name] = [one.exponent_bits, one.mantissa_bits, *powers, f"{one.largest:,.3g}"]
-columns = [
-    "exponent bits",
-    "mantissa bits",
-    "epsilon",
-    "smallest normal",
-    "smallest",
-    "largest",
-]
+columns = ["exponent bits", "mantissa bits", "epsilon"]
+columns += ["smallest normal", "smallest", "largest"]
 pd.DataFrame(rows, columns).T
 
 # %% [markdown]
@@ -119,7 +112,7 @@ for update, powers in (
     )
 lab02.show(figure)
 
-# %% [markdown] minutes=12
+# %% [markdown] minutes=8
 # ## Round by hand
 #
 # A number between two neighbours of a format must be *rounded* to the nearer one. If both are equally near, hardware
@@ -212,11 +205,12 @@ for name, run in runs.items():
     print(f"  {name} {run.zero_shares[0]:.0%}, {run.zero_shares[-1]:.0%}")
 
 # %% [markdown]
-# It does. BF16 learns like FP32, as in larger models (Kalamkar et al., 2019). FP16 falls behind: a gradient that was
+# It does. BF16 learns like FP32. (So it did in the image, speech and language models of Kalamkar et al., 2019, in as
+# many iterations.) FP16 falls behind: a gradient that was
 # rounded to zero adds nothing to the change of its weight, and the other gradients have few digits. (A *nat* is the
 # unit of a loss with the natural logarithm.)
 
-# %% [markdown] minutes=15
+# %% [markdown] minutes=14
 # ## Too small for FP16: scale the loss
 #
 # Backward is linear: a loss that is S times as large has gradients S times as large. On the axis above they all move to
@@ -348,7 +342,7 @@ for order in ("unscale, clip", "clip, unscale"):
             weight.grad /= 1024
     print(f"{order}: norm {float(weight.grad.norm()):.5f}")
 
-# %% [markdown] minutes=13
+# %% [markdown] minutes=18
 # ## Small updates
 #
 # BF16 needs no S. Its weakness is the mantissa. A weight is a sum of many small updates. Start with a weight of 1 and
@@ -381,9 +375,10 @@ for one in (BF16, FP16, FP32):
 # %% [markdown]
 # ### Exercise 3: one step in mixed precision
 #
-# Put loss scale and master weights together, on one rank. The model's parameters are in 16 bits; each has a master
-# weight in FP32. Forward and backward use the parameters and a loss times `scale`. The update is plain *SGD*,
-# stochastic gradient descent: `lr * gradient` is subtracted. Work in FP32 wherever 16 bits would lose a number.
+# Put loss scale and master weights together, on one rank: this is *mixed precision*. The model's parameters are in 16
+# bits; each has a master weight in FP32. Forward and backward use the parameters and a loss times `scale`. The update
+# is plain *SGD*, stochastic gradient descent: `lr * gradient` is subtracted. Work in FP32 wherever 16 bits would lose a
+# number.
 
 
 # %% tags=["exercise"]
@@ -436,14 +431,13 @@ lab02.try_out(four_steps)
 # %% tags=["check"] points=3
 check.mixed_step(mixed_step)
 
-# %% [markdown] minutes=5
-# ## Savings in memory and time
+# %% [markdown] tags=["further"] minutes=5
+# ## Further: savings in memory and time
 #
-# This is *mixed precision*: forward and backward in 16 bits, weights and updates in FP32. A common claim is that it
-# halves memory and makes steps 1.5 to 3 times as fast. Guess for GPT-2 (124 million parameters), 8 sequences of 1,024
-# tokens, one step on one GPU of `cluster`. The optimizer AdamW keeps two numbers for each parameter. lablib's simulator
-# computes the time of each operation, but no numbers; *TF32* means FP32 with products that may read their inputs in
-# TF32.
+# This section tests a common claim: mixed precision halves memory and makes steps 1.5 to 3 times as fast. Guess for
+# GPT-2 (124 million parameters), 8 sequences of 1,024 tokens, one step on one GPU of `cluster`. The optimizer AdamW
+# keeps two numbers for each parameter. lablib's simulator computes the time of each operation, but no numbers; *TF32*
+# means FP32 with products that may read their inputs in TF32.
 
 # %%
 my_guess_memory = lab02.guess(
@@ -452,6 +446,8 @@ my_guess_memory = lab02.guess(
 my_guess_speedup = lab02.guess("times as fast as FP32 without TF32", None, interactive, "times")
 
 # %%
+from lablib import launch
+
 step_s, peak, rows = {}, {}, {}
 for one in (FP32, TF32, BF16):
     two_steps = (lab02.training_steps, one, lab02.model_config("gpt2"), 8)
@@ -860,15 +856,16 @@ pd.DataFrame(rows).T
 # Quantizing reads and writes every number once more. So narrow layers gain little or get slower; wide ones keep two
 # thirds to four fifths of the ratio of the peaks.
 
-# %% [markdown] minutes=1
+# %% [markdown] minutes=2
 # ## Summary
 #
 # - A format is a range (bits of exponent) and a precision (bits of mantissa).
 # - Small gradients fall out of FP16's range: scale the loss, follow the overflows, skip on all ranks together. BF16
 #   has the range of FP32.
 # - Small updates fall below the precision of 16 bits: keep FP32 master weights, or round stochastically.
-# - Further: FP8 and FP4 have little range and precision: use a scale for each tensor, in FP4 for each block.
-# - Mixed precision makes products faster and some activations smaller, but not weights or the optimizer's states.
+# - Mixed precision puts them together: forward and backward in 16 bits, weights and updates in FP32.
+# - Further: products get faster and some activations smaller, but not weights or the optimizer's states. FP8 and FP4
+#   have little range and precision: use a scale for each tensor, in FP4 for each block.
 
 # %% [markdown]
 # ### Sources
