@@ -7,7 +7,7 @@
 # needs numbers that forward has computed. You will see which tensors are kept and why. Then you keep fewer: compute
 # them again, or move them away.
 #
-# **Prerequisites.** Lab 01. **Time.** 56 minutes, without the folded sections, called *further*.
+# **Prerequisites.** Lab 01. **Time.** 59 minutes, without the folded sections, called *further*.
 
 # %%
 from lablib.labs import lab03
@@ -21,7 +21,7 @@ cluster: str = "dgx-a100"  # dgx-a100 | pcie-a100 | dgx-h100 | hgx-h200
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
 
-# %% [markdown] minutes=7
+# %% [markdown] minutes=9
 # ## The tensors that an operator saves
 #
 # Write dx for the gradient of the loss with respect to x, dy for the gradient with respect to y. Forward computes y =
@@ -37,7 +37,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lablib import launch
-from lablib.memory import checkpointing, naive_offload, offload
+from lablib.memory import checkpointing
 from lablib.memory.checkpointing import checkpoint_every, keep_all, peak_bytes
 from lablib.models import GPTConfig
 
@@ -152,7 +152,7 @@ lab03.made_by(everything, unit)
 # add 5 b. Together a block saves a = 16 b. (Attention is *fused*: its scores, one number for each pair of tokens, are
 # never stored.)
 
-# %% [markdown] minutes=11
+# %% [markdown] minutes=9
 # ## Compute activations again
 #
 # *Checkpointing* cuts the chain into segments. Forward keeps only the input of each segment, the *checkpoint*, and
@@ -217,7 +217,7 @@ lab03.show_memory(four, "A checkpoint every 4 blocks")
 # the same size, but gradients of the parameters grow at the same time. So the last peak is the highest, and total
 # memory falls less than activations.
 
-# %% [markdown] minutes=6
+# %% [markdown] minutes=5
 # ## How long should a segment be?
 #
 # A chain has n layers, each with a saved bytes and b bytes of input, and k divides n. When the last segment has run
@@ -253,7 +253,7 @@ pd.DataFrame(rows).T
 # units instead of 3, or 33% more. It is less here: PyTorch stops the second run as soon as the last saved tensor is
 # computed again, so the last product of a segment is never repeated. So short segments are quicker as well.
 
-# %% [markdown] minutes=11
+# %% [markdown] minutes=16
 # ## A checkpoint of our own
 #
 # To see how `checkpoint` works, here is our own. Inside `forward` autograd is off, so no tensor of the segment is
@@ -351,41 +351,13 @@ check.recompute(recompute)
 torchs = lab03.one_step(lambda segment, x: checkpoint(segment, x, use_reentrant=False))
 pd.DataFrame({"no checkpoint": plain, "torch's checkpoint": torchs}).T
 
-# %% [markdown] minutes=14
+# %% [markdown] minutes=12
 # ## Move activations away
 #
 # The second way is *offloading*. The machine that contains a GPU, the *host*, has its own memory, connected to the GPU
 # by a *link* (PCIe). Activations are copied out during forward, and back in backward, on separate *streams*, lanes that
-# run in parallel with the computing. In the *naive* way computing waits for every copy, so a step takes extra time,
-# compared with keeping everything. Which share of it does a small chain save if copies overlap with computing?
-
-# %%
-my_guess_overlap = lab03.guess("extra time that overlap saves", None, interactive, "%")
-
-# %%
-WAYS = {"all kept": lab03.nullcontext, "naive": naive_offload, "overlapped": offload}
-
-
-def tiny_step(way):
-    blocks, x = lab03.make_chain(lab03.TINY, 1, torch.float32)
-    chain = nn.Sequential(*blocks)
-    with WAYS[way](list(chain.parameters())):  # these stay on the GPU
-        y = chain(x)
-    y.sum().backward()
-
-
-moved = {way: launch(tiny_step, way, ranks=1, cluster=cluster, device="cuda") for way in WAYS}
-lab03.show_copies(moved["overlapped"], "Offloaded: copies overlap with computing")
-
-# %%
-kept_s, naive_s, overlapped_s = (lab03.step_s(run) for run in moved.values())
-my_guess_overlap.reveal(100 * (naive_s - overlapped_s) / (naive_s - kept_s))
-pd.DataFrame({way: lab03.row_of(run, moved["all kept"]) for way, run in moved.items()}).T
-
-# %% [markdown]
-# `send` copies out, `recv` back. Copies are *hidden* behind computing; the rest is *exposed*, and makes the step
-# longer. In backward the computing lane has gaps: it waits, because `offload` fetches only two tensors ahead. And our
-# large chain? How long does a copy take there?
+# run in parallel with the computing. A copy that ends in time is *hidden*; otherwise computing waits for it, and the
+# step takes longer. How long does the copy of a block's activations take in our chain?
 
 # %%
 forward_s, backward_s = lab03.pass_seconds(everything, 16)
@@ -454,6 +426,41 @@ lab03.show_offload(hidden + 1, forward_s, backward_s, copy_s)
 # The picture has one copy more than can hide: remove the `+ 1`, and run the cell again. The last copy out ends after
 # forward. At the peak, between forward and backward, its block is still in memory, so this copy does not lower the
 # peak. On the A100s of `dgx-a100` three copies hide, with a fifth of the activations.
+
+# %% [markdown] tags=["further"] minutes=6
+# ## Further: copies in a timeline
+#
+# This section draws the copies of a small chain. In the *naive* way computing waits for every copy, so a step takes
+# extra time, compared with keeping everything. Which share of it does the chain save if copies overlap with computing?
+
+# %%
+my_guess_overlap = lab03.guess("extra time that overlap saves", None, interactive, "%")
+
+# %%
+from lablib.memory import naive_offload, offload
+
+WAYS = {"all kept": lab03.nullcontext, "naive": naive_offload, "overlapped": offload}
+
+
+def tiny_step(way):
+    blocks, x = lab03.make_chain(lab03.TINY, 1, torch.float32)
+    chain = nn.Sequential(*blocks)
+    with WAYS[way](list(chain.parameters())):  # these stay on the GPU
+        y = chain(x)
+    y.sum().backward()
+
+
+moved = {way: launch(tiny_step, way, ranks=1, cluster=cluster, device="cuda") for way in WAYS}
+lab03.show_copies(moved["overlapped"], "Offloaded: copies overlap with computing")
+
+# %%
+kept_s, naive_s, overlapped_s = (lab03.step_s(run) for run in moved.values())
+my_guess_overlap.reveal(100 * (naive_s - overlapped_s) / (naive_s - kept_s))
+pd.DataFrame({way: lab03.row_of(run, moved["all kept"]) for way, run in moved.items()}).T
+
+# %% [markdown]
+# `send` copies out, `recv` back. Time in which the GPU waits for a copy is *exposed*. In backward the computing lane
+# has gaps, because `offload` fetches only two tensors ahead.
 
 # %% [markdown] tags=["further"] minutes=14
 # ## Further: which layers?
@@ -737,7 +744,7 @@ lab03.explore(lab03.ways_by_device, lab03.figure_time_memory, controls, interact
 #
 # </details>
 
-# %% [markdown] minutes=1
+# %% [markdown] minutes=2
 # ## Summary
 #
 # - Backward needs the tensors in the derivative: the input, the output, the weight or a mask. The rest is not kept.
