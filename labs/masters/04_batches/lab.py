@@ -7,7 +7,7 @@
 # move the weights against it. The text of one step is the *batch*. You split batches without changing the gradient, and
 # measure where the gain of a larger batch ends.
 #
-# **Prerequisites.** Lab 01; helpful: lab 02. **Time.** 37 minutes, without the folded sections, called *further*.
+# **Prerequisites.** Lab 01; helpful: lab 02. **Time.** 49 minutes, without the folded sections, called *further*.
 
 # %%
 from lablib.labs import lab04
@@ -71,7 +71,7 @@ lab04.batch_calculator(interactive)
 #
 # </details>
 
-# %% [markdown] minutes=14
+# %% [markdown] minutes=18
 # ## A sum over tokens
 #
 # The loss of a batch is the mean of the losses of its N tokens. So every token contributes its own gradient over N, and
@@ -182,7 +182,7 @@ for one in (accumulation.accumulate, accumulation.accumulate_mean_of_means):
     print(f"{one.__name__:24s} off by {100 * off:.2g}% of the gradient's length")
 my_guess_off.reveal(100 * off)
 
-# %% [markdown] minutes=12
+# %% [markdown] minutes=16
 # ## How large? Signal and noise
 #
 # The mean of means is off by about a third: these micro-batches have 6 to 106 tokens. With the sum over tokens the cut
@@ -530,7 +530,7 @@ table.round(3).rename_axis("peak rate")
 # WSD has another advantage: N need not be known. Start the decay from a saved state of the stable part whenever you
 # want a model, and continue from that same state for a longer run.
 
-# %% [markdown] minutes=5
+# %% [markdown] minutes=8
 # ## Reconcile: predicted and measured
 #
 # Forward and backward of 16 sequences on this computer, cut in three ways: one micro-batch of 16, four of 4, sixteen of
@@ -730,7 +730,7 @@ lab04.show(
 # %% [markdown]
 # So some frameworks add in FP32 for weights in any format. PyTorch does not do this automatically.
 
-# %% [markdown] minutes=1
+# %% [markdown] minutes=2
 # ## Summary
 #
 # - A batch is a sum over tokens: micro-batches and ranks split it. No split changes the gradient, if every token weighs
