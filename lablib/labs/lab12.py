@@ -21,6 +21,7 @@ from lablib.hardware import find_cluster
 from lablib.launch import launch
 from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
 from lablib.parallel.tensor.mlp import mlp_sent_bytes
+from lablib.parallel.tensor.regions import all_gather_single, all_reduced, reduce_scatter_single, with_gradient
 from lablib.phases import phase
 from lablib.reconcile import reconcile
 from lablib.run import Run
@@ -120,6 +121,25 @@ def show_cut(way: str, x: Tensor, w: Tensor, ranks: int) -> None:
         return
     said = "W by rows: each rank needs some columns of X, and has a partial sum, as large as Y."
     show(figure_matrices(matrices, {"X": across, "W": (0, ranks)}, "By rows", said))
+
+
+def same(x: Tensor) -> Tensor:
+    """The input, as another tensor."""
+    return x.view_as(x)
+
+
+def gathered(x: Tensor) -> Tensor:
+    """All ranks' rows, in the order of the ranks."""
+    rows = x.new_empty(dist.get_world_size() * len(x), *x.shape[1:])
+    all_gather_single(rows, x.contiguous())
+    return rows
+
+
+def scattered(x: Tensor) -> Tensor:
+    """This rank's rows of the sum over ranks."""
+    rows = x.new_empty(len(x) // dist.get_world_size(), *x.shape[1:])
+    reduce_scatter_single(rows, x.contiguous())
+    return rows
 
 
 def _of_shapes(program: Any, *args: Any, ranks: int, cluster: str) -> Run:

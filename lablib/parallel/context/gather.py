@@ -21,8 +21,7 @@ sequences".
 Simplified: gathered keys and values are kept, not gathered again; their gradients are summed in the dtype of the keys.
 """
 
-# pyright: reportIncompatibleMethodOverride=false
-from typing import Any
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -33,38 +32,34 @@ from lablib.parallel.context.blocks import blocks_of
 from lablib.parallel.context.merge import FUSED, BlockPasses, attention_in_blocks
 from lablib.parallel.context.order import Documents, Order
 from lablib.parallel.context.ring import require_shard
-from lablib.parallel.tensor.regions import Group, all_gather_single, reduce_scatter_single
+from lablib.parallel.tensor.regions import Group, all_gather_single, reduce_scatter_single, with_gradient
 
 
-class _GatherTokens(torch.autograd.Function):
+def _gathered(x: Tensor, order: Order, group: Group) -> Tensor:
     """[..., t, K] of each rank, sent with the token dimension first and shorter shards padded."""
+    longest, own = max(order.lengths), x.movedim(-2, 0)
+    padded = own.new_zeros(longest, *own.shape[1:])
+    padded[: len(own)] = own
+    gathered = padded.new_empty(order.num_ranks * longest, *own.shape[1:])
+    all_gather_single(gathered, padded, group=group)
+    shards = gathered.unflatten(0, (order.num_ranks, longest))
+    places = [(piece, rank, first) for rank, first, piece in _pieces(order)]
+    in_turn = sorted(places, key=lambda place: place[0].start) if _is_cut(order) else places
+    return torch.cat([shards[rank, first : first + len(piece)] for piece, rank, first in in_turn]).movedim(0, -2)
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, order: Order, group: Group) -> Tensor:
-        ctx.call = order, group
-        longest, own = max(order.lengths), x.movedim(-2, 0)
-        padded = own.new_zeros(longest, *own.shape[1:])
-        padded[: len(own)] = own
-        gathered = padded.new_empty(order.num_ranks * longest, *own.shape[1:])
-        all_gather_single(gathered, padded, group=group)
-        shards = gathered.unflatten(0, (order.num_ranks, longest))
-        places = [(piece, rank, first) for rank, first, piece in _pieces(order)]
-        in_turn = sorted(places, key=lambda place: place[0].start) if _is_cut(order) else places
-        return torch.cat([shards[rank, first : first + len(piece)] for piece, rank, first in in_turn]).movedim(0, -2)
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        (order, group), grad = ctx.call, grads[0].movedim(-2, 0)
-        longest, length = max(order.lengths), order.lengths[dist.get_rank(group)]
-        shards = grad.new_zeros(order.num_ranks, longest, *grad.shape[1:])
-        start = 0
-        for rank, first, piece in _pieces(order):
-            begin = piece.start if _is_cut(order) else start
-            shards[rank, first : first + len(piece)] = grad[begin : begin + len(piece)]
-            start += len(piece)
-        own = grad.new_empty(longest, *grad.shape[1:])
-        reduce_scatter_single(own, shards.flatten(0, 1), group=group)
-        return own[:length].movedim(0, -2), None, None
+def _summed(grad: Tensor, order: Order, group: Group) -> Tensor:
+    """This rank's tokens of the sum over ranks."""
+    grad, longest = grad.movedim(-2, 0), max(order.lengths)
+    shards = grad.new_zeros(order.num_ranks, longest, *grad.shape[1:])
+    start = 0
+    for rank, first, piece in _pieces(order):
+        begin = piece.start if _is_cut(order) else start
+        shards[rank, first : first + len(piece)] = grad[begin : begin + len(piece)]
+        start += len(piece)
+    own = grad.new_empty(longest, *grad.shape[1:])
+    reduce_scatter_single(own, shards.flatten(0, 1), group=group)
+    return own[: order.lengths[dist.get_rank(group)]].movedim(0, -2)
 
 
 def _pieces(order: Order) -> list[tuple[int, int, range]]:
@@ -89,7 +84,8 @@ def gather_tokens(
     Communicates: one all-gather forward, one reduce-scatter backward.
     """
     pieces = [range(order.seq_len)] if _is_cut(order) else [piece for _, _, piece in _pieces(order)]
-    return _GatherTokens.apply(x, order, group), pieces  # pyright: ignore[reportReturnType]
+    call = {"order": order, "group": group}
+    return with_gradient(x, partial(_gathered, **call), partial(_summed, **call)), pieces
 
 
 def gathered_attention(

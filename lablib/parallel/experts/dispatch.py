@@ -33,7 +33,6 @@ Simplified: one kernel for each movement of rows; GPU libraries fuse them with t
 from dataclasses import dataclass
 from enum import Enum
 from math import ceil
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +40,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lablib.parallel.experts.routing import Routing, check_choices
+from lablib.parallel.tensor.regions import with_gradient
 from lablib.signature import Count, checked
 
 
@@ -157,7 +157,12 @@ def dispatch(x_ND: Float[Tensor, "N D"], permutation: Permutation) -> Float[Tens
             f"a permutation must be for its tokens: got one for {permutation.rows_kN.shape[1]} instead of {len(x_ND)} "
             "tokens; make it of their routing."
         )
-    return _Dispatch.apply(x_ND, permutation)  # pyright: ignore[reportReturnType]
+    return with_gradient(
+        x_ND,
+        lambda x_ND: x_ND.index_select(0, permutation.tokens_M),
+        # Index the row of each choice and add choices in order: deterministic, unlike index_add on a GPU.
+        lambda grad_MD: _rows_of_choices(grad_MD, permutation).sum(0),
+    )
 
 
 def combine(
@@ -173,36 +178,16 @@ def combine(
             f"combine takes the rows and weights of one routing: got {len(rows_MD)} rows and weights "
             f"{tuple(weights_Nk.shape)} for {permutation.num_rows} rows of [{tokens}, {k}] choices."
         )
-    said_kND: Tensor = _Collect.apply(rows_MD, permutation)  # pyright: ignore
+    said_kND = with_gradient(
+        rows_MD,
+        lambda rows_MD: _rows_of_choices(rows_MD, permutation),
+        lambda grad_kND: grad_kND.flatten(0, 1).index_select(0, permutation.choices_M),
+    )
     return (said_kND * weights_Nk.T.to(rows_MD.dtype)[:, :, None]).sum(0)
 
 
-class _Dispatch(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, permutation: Permutation) -> Tensor:
-        ctx.permutation = permutation
-        return x_ND.index_select(0, permutation.tokens_M)
-
-    @staticmethod
-    def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor, None]:
-        # Index the row of each choice and add choices in order: deterministic, unlike index_add on a GPU.
-        return _rows_of_choices(grad_MD, ctx.permutation).sum(0), None
-
-
-class _Collect(torch.autograd.Function):
-    """Rows of experts in the order of choices: k copies of the tokens, zeros for dropped choices."""
-
-    @staticmethod
-    def forward(ctx: Any, rows_MD: Tensor, permutation: Permutation) -> Tensor:
-        ctx.permutation = permutation
-        return _rows_of_choices(rows_MD, permutation)
-
-    @staticmethod
-    def backward(ctx: Any, grad_kND: Tensor) -> tuple[Tensor, None]:
-        return grad_kND.flatten(0, 1).index_select(0, ctx.permutation.choices_M), None
-
-
 def _rows_of_choices(rows_MD: Tensor, permutation: Permutation) -> Tensor:
+    """Rows of experts in the order of choices: k copies of the tokens, zeros for dropped choices."""
     if permutation.num_dropped:
         rows_MD = torch.cat([rows_MD, rows_MD.new_zeros(1, rows_MD.shape[1])])
     return rows_MD.index_select(0, permutation.rows_kN.flatten()).unflatten(0, permutation.rows_kN.shape)

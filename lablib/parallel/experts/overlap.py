@@ -29,8 +29,8 @@ Simplified: parts of one micro-batch of one layer, while DualPipe pairs whole la
 tensor ranks; communication uses no cores of the GPU.
 """
 
-# pyright: reportIncompatibleMethodOverride=false
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,7 +43,7 @@ from lablib.parallel.experts.exchange import RowExchange, exchange_counts, reord
 from lablib.parallel.experts.layer import mixtures
 from lablib.parallel.experts.parallelize import ParallelMixture
 from lablib.parallel.experts.routing import Routing
-from lablib.parallel.tensor.regions import Group
+from lablib.parallel.tensor.regions import Group, with_gradient
 from lablib.signature import Count, checked
 
 Rows = tuple[int, ...]  # to each rank, or from each
@@ -73,28 +73,12 @@ class _Journey:
         return out
 
 
-class _Start(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, journey: _Journey) -> Tensor:
-        ctx.journey = journey
-        return journey.start(rows, journey.sent, journey.received)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.journey.wait(), None  # not `grad`, which has the shape of the forward output
-
-
-class _Wait(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, journey: _Journey) -> Tensor:
-        ctx.journey = journey
-        return journey.wait().view_as(rows)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        journey = ctx.journey
+def _arrived(rows: Tensor, journey: _Journey) -> Tensor:
+    def backward(grad: Tensor) -> Tensor:
         journey.start(grad, journey.received, journey.sent)
-        return grad, None
+        return grad
+
+    return with_gradient(rows, lambda rows: journey.wait().view_as(rows), backward)
 
 
 class OverlappedMixture(ParallelMixture):
@@ -127,7 +111,7 @@ class OverlappedMixture(ParallelMixture):
 
     def _computed(self, there: tuple[Tensor, _Journey], exchange: RowExchange, group: Group) -> tuple[Tensor, _Journey]:
         """The outputs of this rank's experts for a received part; starts to send them back."""
-        rows_RD: Any = _Wait.apply(*there)
+        rows_RD = _arrived(*there)
         said_RD = self.experts(reordered(rows_RD, exchange.received), exchange.counts)
         by_rank = reordered(said_RD, list(zip(*exchange.received, strict=True)))
         return _started(by_rank, exchange.from_ranks, exchange.sent, group)
@@ -135,11 +119,13 @@ class OverlappedMixture(ParallelMixture):
 
 def _started(rows: Tensor, sent: tuple[int, ...], received: tuple[int, ...], group: Group) -> tuple[Tensor, _Journey]:
     journey = _Journey(sent, received, group)
-    return _Start.apply(rows, journey), journey  # pyright: ignore[reportReturnType]
+    start = partial(journey.start, sent=sent, received=received)
+    # The gradient is the one that arrives, not its argument, which has the shape of the forward output.
+    return with_gradient(rows, start, lambda _: journey.wait()), journey
 
 
 def _combined(back: tuple[Tensor, _Journey], permutation: Permutation, routing: Routing) -> Tensor:
-    rows_MD: Any = _Wait.apply(*back)
+    rows_MD = _arrived(*back)
     return combine(rows_MD, permutation, routing.weights_Nk)
 
 

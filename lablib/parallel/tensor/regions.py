@@ -27,6 +27,7 @@ Simplified: one group, along which weights are cut; all ranks give tensors of th
 # pyright: reportIncompatibleMethodOverride=false
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,6 +37,7 @@ from torch import Tensor
 from lablib.signature import Count, NonNegativeInt, checked
 
 Group = dist.ProcessGroup | None
+Map = Callable[[Tensor], Tensor]
 # torch 2.13 renamed them; 2.11 has only the old names.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -87,19 +89,27 @@ def all_gather_dim(shard: Tensor, dim: int, size: int, group: Group = None, mult
     return gathered[:size].movedim(0, dim).contiguous()
 
 
-class _Copy(torch.autograd.Function):
-    """f."""
+class _WithGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: Map, backward: Map) -> Tensor:
+        ctx.rule = backward
+        return forward(x)
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.rule(grad), None, None
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        grad = grad.clone(memory_format=torch.contiguous_format)  # autograd may use the same tensor elsewhere
-        dist.all_reduce(grad, group=ctx.group)
-        return grad, None
+
+def with_gradient(x: Tensor, forward: Map, backward: Map) -> Tensor:
+    """`forward(x)`, a new tensor or a view; its gradient is `backward(grad)`."""
+    return _WithGradient.apply(x, forward, backward)  # pyright: ignore[reportReturnType]
+
+
+def all_reduced(x: Tensor, group: Group = None) -> Tensor:
+    """The sum over ranks. The input is not changed: autograd may use a gradient elsewhere."""
+    total = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total, group=group)
+    return total
 
 
 class _Reduce(torch.autograd.Function):
@@ -116,47 +126,14 @@ class _Reduce(torch.autograd.Function):
         return grad, None
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, shard: Tensor, dim: int, size: int, group: Group, multiple_of: int) -> Tensor:
-        ctx.cut = (dim, group, multiple_of)
-        return all_gather_dim(shard, dim, size, group, multiple_of)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None]:
-        return shard_of(grad, *ctx.cut), None, None, None, None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, whole: Tensor, dim: int, group: Group, multiple_of: int) -> Tensor:
-        ctx.cut = (dim, whole.shape[dim], group, multiple_of)
-        return shard_of(whole, dim, group, multiple_of).contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return all_gather_dim(grad, *ctx.cut), None, None, None
-
-
-class _ExchangeRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group) -> Tensor:
-        ctx.call = received, sent, group
-        out = rows.new_empty(sum(received), *rows.shape[1:])
-        dist.all_to_all_single(out, rows.contiguous(), list(received), list(sent), group=group)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _ExchangeRows.apply(grad, *ctx.call), None, None, None  # pyright: ignore[reportReturnType]
-
-
 def copy_to_ranks(x: Tensor, group: Group = None) -> Tensor:
     """f: `x`, the same on all ranks, enters the region. Backward: one all-reduce of its gradient.
 
     For a weight that all ranks hold whole but use on different parts, it sums the gradient.
     """
-    return x if dist.get_world_size(group) == 1 else _Copy.apply(x, group)  # pyright: ignore[reportReturnType]
+    if dist.get_world_size(group) == 1:
+        return x
+    return with_gradient(x, lambda x: x.view_as(x), lambda grad: all_reduced(grad, group))
 
 
 def reduce_from_ranks(x_partial: Tensor, group: Group = None) -> Tensor:
@@ -177,12 +154,14 @@ def gather_from_ranks(shard: Tensor, dim: int, size: int, group: Group = None, m
     Communicates: one all-gather forward. Not to be confused with `gather_sequence`, after which ranks compute
     differently. Arguments as `all_gather_dim`.
     """
-    return _Gather.apply(shard, dim, size, group, multiple_of)  # pyright: ignore[reportReturnType]
+    gather = partial(all_gather_dim, dim=dim, size=size, group=group, multiple_of=multiple_of)
+    return with_gradient(shard, gather, lambda grad: shard_of(grad, dim, group, multiple_of))
 
 
 def scatter_to_ranks(whole: Tensor, dim: int, group: Group = None, multiple_of: int = 1) -> Tensor:
     """This rank's shard of a tensor on all ranks. Communicates: one all-gather of gradients backward."""
-    return _Scatter.apply(whole, dim, group, multiple_of)  # pyright: ignore[reportReturnType]
+    gather = partial(all_gather_dim, dim=dim, size=whole.shape[dim], group=group, multiple_of=multiple_of)
+    return with_gradient(whole, lambda x: shard_of(x, dim, group, multiple_of).contiguous(), gather)
 
 
 def exchange_rows(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group = None) -> Tensor:
@@ -192,7 +171,13 @@ def exchange_rows(rows: Tensor, sent: Sequence[int], received: Sequence[int], gr
     """
     if dist.get_world_size(group) == 1:
         return rows
-    return _ExchangeRows.apply(rows, tuple(sent), tuple(received), group)  # pyright: ignore[reportReturnType]
+
+    def exchanged(rows: Tensor) -> Tensor:
+        out = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(out, rows.contiguous(), list(received), list(sent), group=group)
+        return out
+
+    return with_gradient(rows, exchanged, lambda grad: exchange_rows(grad, received, sent, group))
 
 
 @dataclass(frozen=True, slots=True)

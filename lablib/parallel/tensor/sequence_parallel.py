@@ -28,16 +28,23 @@ gradients of norms are summed one by one.
 
 # pyright: reportIncompatibleMethodOverride=false
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from lablib.parallel.data.overlapped import Handle
-from lablib.parallel.tensor.regions import Group, Region, all_gather_single, copy_to_ranks, reduce_scatter_single
+from lablib.parallel.tensor.regions import (
+    Group,
+    Region,
+    all_gather_single,
+    copy_to_ranks,
+    reduce_scatter_single,
+    with_gradient,
+)
 
 SEQUENCE_DIM = -2  # of [B, T, D]
 
@@ -81,30 +88,12 @@ def start_reduce_scatter_tokens(x_BTD_partial: Float[Tensor, "B T D"], group: Gr
     return TokensUnderWay(x_tBD.movedim(0, SEQUENCE_DIM), work)
 
 
-class _GatherSequence(torch.autograd.Function):
-    """f'."""
-
-    @staticmethod
-    def forward(ctx: Any, x_BtD: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return start_all_gather_tokens(x_BtD, group).wait()
-
-    @staticmethod
-    def backward(ctx: Any, grad_BTD_partial: Tensor) -> tuple[Tensor, None]:
-        return start_reduce_scatter_tokens(grad_BTD_partial, ctx.group).wait(), None
+def _gathered(x_BtD: Tensor, group: Group) -> Tensor:
+    return start_all_gather_tokens(x_BtD, group).wait()
 
 
-class _ScatterSequence(torch.autograd.Function):
-    """g'."""
-
-    @staticmethod
-    def forward(ctx: Any, x_BTD_partial: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return start_reduce_scatter_tokens(x_BTD_partial, group).wait()
-
-    @staticmethod
-    def backward(ctx: Any, grad_BtD: Tensor) -> tuple[Tensor, None]:
-        return start_all_gather_tokens(grad_BtD, ctx.group).wait(), None
+def _scattered(x_BTD_partial: Tensor, group: Group) -> Tensor:
+    return start_reduce_scatter_tokens(x_BTD_partial, group).wait()
 
 
 def gather_sequence(x_BtD: Float[Tensor, "B t D"], group: Group = None) -> Float[Tensor, "B T D"]:
@@ -114,14 +103,14 @@ def gather_sequence(x_BtD: Float[Tensor, "B t D"], group: Group = None) -> Float
     """
     if dist.get_world_size(group) == 1:
         return x_BtD
-    return _GatherSequence.apply(x_BtD, group)  # pyright: ignore[reportReturnType]
+    return with_gradient(x_BtD, partial(_gathered, group=group), partial(_scattered, group=group))
 
 
 def scatter_sequence(x_BTD_partial: Float[Tensor, "B T D"], group: Group = None) -> Float[Tensor, "B t D"]:
     """g': this rank's tokens of the sum over ranks. Forward: one reduce-scatter. Backward: one all-gather."""
     if dist.get_world_size(group) == 1:
         return x_BTD_partial
-    return _ScatterSequence.apply(x_BTD_partial, group)  # pyright: ignore[reportReturnType]
+    return with_gradient(x_BTD_partial, partial(_scattered, group=group), partial(_gathered, group=group))
 
 
 SEQUENCE = Region("SEQUENCE", gather_sequence, scatter_sequence, cuts_sequence=True)

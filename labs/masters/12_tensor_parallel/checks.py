@@ -22,6 +22,7 @@ from lablib.text.units import plural
 
 HALF = 0.5  # of a byte: budgets of bytes that are exact
 NAMES = ("up", "up_bias", "down", "down_bias")
+HELPERS = ("all_reduced", "gathered", "same", "scattered", "with_gradient")  # of lab12
 KINDS = {
     "all_reduce": "all-reduce",
     "all_gather": "all-gather",
@@ -118,7 +119,7 @@ def _refuse_dtensor(answer: Callable[..., Any]) -> None:
     """Refuse torch's own solution, by name. Called after the runs: an answer that uses it has loaded it by then."""
     names = ("DTensor", "distribute_tensor", "distribute_module", "parallelize_module", "loss_parallel")
     modules = [sys.modules.get(f"torch.distributed.tensor{name}") for name in ("", ".parallel")]
-    not_from_lablib(answer, refused=[getattr(one, name) for one in modules for name in names if hasattr(one, name)])
+    not_from_lablib(answer, HELPERS, [getattr(one, name) for one in modules for name in names if hasattr(one, name)])
 
 
 # ---- exercise 1 ----
@@ -133,7 +134,7 @@ def _refuse_dtensor(answer: Callable[..., Any]) -> None:
     ],
 )
 def tensor_mlp(expect: Expect, tensor_mlp: Callable[..., Any]) -> None:
-    not_from_lablib(tensor_mlp)
+    not_from_lablib(tensor_mlp, allowed=HELPERS)
     draw = expect.draw
     for ranks, dtype in [(draw.integer(3, 5), torch.float64), (1, torch.float64), (draw.choice([2, 4]), torch.float32)]:
         expect.measured.clear()  # the report shows the last number of ranks
@@ -257,7 +258,7 @@ Sizes = tuple[int, int, int]  # ranks, heads of queries, heads of keys and value
     ],
 )
 def tensor_attention(expect: Expect, tensor_attention: Callable[..., Any]) -> None:
-    not_from_lablib(tensor_attention)
+    not_from_lablib(tensor_attention, allowed=HELPERS)
     draw = expect.draw
     sizes = [(4, 8, 2), (1, 4, 2), (3, 6, 1), (2, 8, 4), (4, 4, 4), (8, 8, 2)]
     for ranks, heads, kv_heads in [(2, 4, 4), *draw.shuffled(sizes), (6, 12, 3)]:
@@ -410,7 +411,7 @@ def _expect_sums(expect: Expect, run: Run, of_all: int, of_some: int, numbers: i
     ],
 )
 def sequence_mlp(expect: Expect, sequence_mlp: Callable[..., Any]) -> None:
-    not_from_lablib(sequence_mlp)
+    not_from_lablib(sequence_mlp, allowed=HELPERS)
     draw = expect.draw
     for ranks, dtype in [(draw.integer(3, 5), torch.float64), (1, torch.float64), (draw.choice([2, 4]), torch.float32)]:
         expect.measured.clear()
@@ -495,7 +496,7 @@ def _expect_sequence(expect: Expect, answer: Callable[..., Any], ranks: int, dty
     ],
 )
 def sharded_loss(expect: Expect, sharded_loss: Callable[..., Any]) -> None:
-    not_from_lablib(sharded_loss)
+    not_from_lablib(sharded_loss, allowed=HELPERS)
     draw = expect.draw
     double, single = torch.float64, torch.float32
     cases = [

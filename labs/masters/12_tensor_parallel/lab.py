@@ -4,9 +4,9 @@
 # **Question.** How do you split one matrix product?
 #
 # Several GPUs share each layer: each has a piece of each large matrix, and computes its part of each product. You build
-# it for an MLP, for attention, for a norm, and for the loss. Then: how many GPUs can share a layer?
+# it for an MLP, for attention, and for a norm. Then: how many GPUs can share a layer?
 #
-# **Prerequisites.** Lab 09; helpful: labs 03 and 10. **Time.** 60 minutes, without sections called *further*.
+# **Prerequisites.** Lab 09; helpful: labs 03 and 10. **Time.** 59 minutes, without sections called *further*.
 
 # %%
 from lablib.labs import lab12
@@ -21,7 +21,7 @@ cluster: str = "dgx-h100"  # dgx-h100 | dgx-a100 | hgx-h200 | pcie-a100
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
 
-# %% [markdown] minutes=6
+# %% [markdown] minutes=8
 # ## Two ways to cut a product
 #
 # A *rank* is one process with one GPU. A linear layer computes Y = X W: a row of X for each *token*, a column of W for
@@ -38,6 +38,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from lablib import launch, parallel, phase
+from lablib.labs.lab12 import all_reduced, gathered, same, scattered, with_gradient
 from lablib.models import GPT
 
 check = lab12.checks_for("12")
@@ -89,7 +90,7 @@ my_guess_calls = lab12.guess("collectives (forward, backward)", None, interactiv
 # %%
 my_guess_calls.reveal([1, 1])  # the next section says why
 
-# %% [markdown] minutes=12
+# %% [markdown] minutes=11
 # ## An MLP on n ranks
 #
 # A product by columns gives some columns on each rank, exactly the input of a product by rows. And GELU, which works on
@@ -109,35 +110,8 @@ my_guess_calls.reveal([1, 1])  # the next section says why
 # %% [markdown]
 # Megatron-LM calls these two places f and g (Shoeybi et al., 2019): **f**, at the input X, does nothing in forward and
 # an all-reduce in backward; **g**, at the output Y, does an all-reduce in forward and nothing in backward. Autograd
-# cannot derive that. The helper below makes a function with any given backward.
-
-
-# %%
-class WithGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, forward, backward):
-        ctx.rule = backward
-        return forward(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return ctx.rule(grad), None, None
-
-
-def with_gradient(x, forward, backward):
-    """`forward(x)`; autograd computes its gradient by `backward(grad)`."""
-    return WithGradient.apply(x, forward, backward)
-
-
-def same(x):
-    return x.view_as(x)
-
-
-def all_reduced(x):
-    total = x.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total)
-    return total
-
+# cannot derive that. `with_gradient(x, forward, backward)` returns `forward(x)`, and autograd takes `backward(grad)` as
+# its gradient. Two functions for both places: `same` returns its input, `all_reduced` the sum over ranks, a new tensor.
 
 # %%
 # An example: x passes unchanged, and its gradient, which is 1, 1, is multiplied by ten.
@@ -199,7 +173,7 @@ lab12.table_of_mlp(ranks, cluster)
 # columns: they are never sent. It hardly depends on n: **the bytes sent per rank are constant, while its share of the
 # work shrinks.**
 
-# %% [markdown] minutes=13
+# %% [markdown] minutes=17
 # ## Attention: heads
 #
 # The other half of a layer is *attention*. Its *heads* are independent. So queries, keys and values are cut by columns,
@@ -293,7 +267,7 @@ check.tensor_attention(tensor_attention)
 # The sum over the copies is f again, applied to a weight, in a smaller group (the library's
 # `shared_key_value_group`). Its bytes are those of the weight, and do not depend on N.
 
-# %% [markdown] minutes=14
+# %% [markdown] minutes=13
 # ## Sequence parallel
 #
 # Between g and the next f are dropout, which sets some numbers to 0 at random, the sum with the layer's input, and a
@@ -307,29 +281,12 @@ check.tensor_attention(tensor_attention)
 #     tensor     g: all-reduce            norm on N tokens      f: nothing
 #     sequence   g': reduce-scatter       norm on N/n tokens    f': all-gather
 #
-# A *reduce-scatter* gives each rank its own piece of the sum. Does this cost more bytes than the all-reduce? (An
-# all-reduce consists of which two calls? Lab 08.) And what are f' and g' in backward?
+# A *reduce-scatter* gives each rank its own piece of the sum: `scattered(x)` returns this rank's rows of it, and
+# `gathered(x)` the rows of all ranks, in their order. Does this cost more bytes than the all-reduce? (An all-reduce
+# consists of which two calls? Lab 08.) And what are f' and g' in backward?
+
 
 # %%
-# torch 2.13 gave both a new name.
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-def gathered(x):
-    """All ranks' rows, in the order of the ranks."""
-    rows = x.new_empty(dist.get_world_size() * len(x), *x.shape[1:])
-    all_gather(rows, x.contiguous())
-    return rows
-
-
-def scattered(x):
-    """This rank's rows of the sum over ranks."""
-    rows = x.new_empty(len(x) // dist.get_world_size(), *x.shape[1:])
-    reduce_scatter(rows, x.contiguous())
-    return rows
-
-
 def both():
     own = torch.tensor([1.0 + dist.get_rank()])
     everything = gathered(own)
@@ -399,73 +356,7 @@ lab12.table_of_kept(ranks, cluster)
 # again in backward: a *further* section.) Sequence parallel sends no more bytes: 2 (n-1)/n N D became twice (n-1)/n N
 # D, except for the few sums of gains and biases.
 
-# %% [markdown] minutes=9
-# ## The vocabulary
-#
-# A GPT ends with its largest product: for each token a *logit*, a score, for each of V words. W has V columns, cut over
-# the ranks. So every rank has the logits of its own words. Must they be gathered for the loss? They are V numbers per
-# token; the loss of a token is one number.
-#
-#     loss = log(sum over i of exp(x_i - m)) + m - x_target        m = max over i of x_i
-#
-# The largest logit m is subtracted first, so that no exp overflows; it is added back after log. Which numbers must be
-# sent?
-
-# %% [markdown]
-# ### Exercise 4: a loss of cut logits
-#
-# The budget is three all-reduces of one number per token. Use f and g for gradients: which of the two is a sum over
-# ranks? The maximum needs no gradient: use `detach()`; `dist.all_reduce(m, dist.ReduceOp.MAX)` works in place. Ranks
-# may have unequal shares, of at least one word.
-
-
-# %% tags=["exercise"]
-def sharded_loss(logits, targets, first):
-    """Mean cross-entropy of all tokens, on every rank.
-
-    logits: [N, v], this rank's logits, of words first, ..., first + v - 1.
-    targets: [N], the right word of each token, from 0 to V - 1, the same on all ranks.
-    """
-    ### BEGIN SOLUTION
-    top = logits.detach().amax(1)
-    dist.all_reduce(top, dist.ReduceOp.MAX)
-    shifted = logits - top[:, None]
-    column = (targets - first).clamp(0, logits.shape[1] - 1)
-    is_here = column == targets - first
-    own = shifted.gather(1, column[:, None])[:, 0].where(is_here, 0)
-    target = with_gradient(own, all_reduced, same)
-    total = with_gradient(shifted.exp().sum(1), all_reduced, same)
-    return (total.log() - target).mean()
-    ### END SOLUTION
-
-
-# %%
-# 2 ranks, 2 words on each, one token with four equal logits: a loss of log 4 = 1.386.
-# The gradient of its logits is 0.25, less 1 at the right word: number 2, the first of rank 1.
-def small_loss():
-    logits = torch.zeros(1, 2, requires_grad=True)
-    loss = sharded_loss(logits, torch.tensor([2]), first=2 * dist.get_rank())
-    loss.backward()
-    return round(loss.item(), 3), logits.grad.tolist()
-
-
-lab12.try_out(small_loss, ranks=2)
-
-# %% tags=["check"] points=3
-check.sharded_loss(sharded_loss)
-
-# %% [markdown]
-# Now with 128,000 words, as in today's models, the library's loss next to one that gathers the logits:
-
-# %%
-lab12.table_of_losses(ranks, cluster)
-
-# %% [markdown]
-# If gathered, each rank holds several numbers for all words of every token: logits, temporary results of the loss, and
-# gradients. If cut, it holds them only for its own words, and for each token three numbers are sent: the maximum, the
-# sum and the target's logit.
-
-# %% [markdown] minutes=5
+# %% [markdown] minutes=8
 # ## Inside a node, and across
 #
 # A layer of a large model: width 8192, 4096 tokens. Each rank computes 1/n of its products. It sends 2 (n-1)/n N D
@@ -531,6 +422,72 @@ for name, width, tokens, percent in [
     one = lab12.tensor_layer_time(sizes, lab12.find_cluster(name), 8)
     assert round(100 * one.exposed_s / one.layer_s) == percent, (name, width, tokens)
     print(f"{name}, width {width}, {tokens} tokens: {percent}% exposed")
+
+# %% [markdown] tags=["further"] minutes=11
+# ## Further: the vocabulary
+#
+# The last product of a model and its loss can be cut, too. A GPT ends with its largest product: for each token a
+# *logit*, a score, for each of V words. W has V columns, cut over the ranks. So every rank has the logits of its own
+# words. Must they be gathered for the loss? They are V numbers per token; the loss of a token is one number.
+#
+#     loss = log(sum over i of exp(x_i - m)) + m - x_target        m = max over i of x_i
+#
+# The largest logit m is subtracted first, so that no exp overflows; it is added back after log. Which numbers must be
+# sent?
+
+# %% [markdown]
+# ### Exercise 4: a loss of cut logits
+#
+# The budget is three all-reduces of one number per token. Use f and g for gradients: which of the two is a sum over
+# ranks? The maximum needs no gradient: use `detach()`; `dist.all_reduce(m, dist.ReduceOp.MAX)` works in place. Ranks
+# may have unequal shares, of at least one word.
+
+
+# %% tags=["exercise"]
+def sharded_loss(logits, targets, first):
+    """Mean cross-entropy of all tokens, on every rank.
+
+    logits: [N, v], this rank's logits, of words first, ..., first + v - 1.
+    targets: [N], the right word of each token, from 0 to V - 1, the same on all ranks.
+    """
+    ### BEGIN SOLUTION
+    top = logits.detach().amax(1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted = logits - top[:, None]
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    is_here = column == targets - first
+    own = shifted.gather(1, column[:, None])[:, 0].where(is_here, 0)
+    target = with_gradient(own, all_reduced, same)
+    total = with_gradient(shifted.exp().sum(1), all_reduced, same)
+    return (total.log() - target).mean()
+    ### END SOLUTION
+
+
+# %%
+# 2 ranks, 2 words on each, one token with four equal logits: a loss of log 4 = 1.386.
+# The gradient of its logits is 0.25, less 1 at the right word: number 2, the first of rank 1.
+def small_loss():
+    logits = torch.zeros(1, 2, requires_grad=True)
+    loss = sharded_loss(logits, torch.tensor([2]), first=2 * dist.get_rank())
+    loss.backward()
+    return round(loss.item(), 3), logits.grad.tolist()
+
+
+lab12.try_out(small_loss, ranks=2)
+
+# %% tags=["check"] points=3
+check.sharded_loss(sharded_loss)
+
+# %% [markdown]
+# Now with 128,000 words, as in today's models, the library's loss next to one that gathers the logits:
+
+# %%
+lab12.table_of_losses(ranks, cluster)
+
+# %% [markdown]
+# If gathered, each rank holds several numbers for all words of every token: logits, temporary results of the loss, and
+# gradients. If cut, it holds them only for its own words, and for each token three numbers are sent: the maximum, the
+# sum and the target's logit.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: a whole GPT by a plan
@@ -829,7 +786,7 @@ print(found)
 # simulator predicts none: it models neither late ranks nor the time that Python takes between operations. The
 # prediction of *exposed* is 6 ms too short, the prediction of compute 8 ms too long.
 
-# %% [markdown] minutes=1
+# %% [markdown] minutes=2
 # ## Summary
 #
 # - A product is cut by columns (input whole, output cut) or by rows (input cut, output a sum). Columns, then rows: one
@@ -838,7 +795,6 @@ print(found)
 #   query heads, or its own tokens), the parts must be summed.
 # - Sequence parallel: the all-reduce in two halves, with cut activations between layers instead of n copies. The same
 #   bytes.
-# - The loss of cut logits needs three numbers per token.
 # - The bytes sent per rank do not shrink with more ranks, so exposed time dominates: use the fastest links, inside a
 #   node.
 

@@ -1068,10 +1068,10 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     n, rank = dist.get_world_size(), dist.get_rank()
 
     def all_rows(y):
-        return torch.cat(meet(y, lambda: all_gather(torch.zeros(n), torch.zeros(1))))
+        return torch.cat(meet(y, lambda: gathered(torch.zeros(1))))
 
     def own_rows(y):
-        total = sum(meet(y, lambda: reduce_scatter(torch.zeros(1), torch.zeros(n))))
+        total = sum(meet(y, lambda: scattered(torch.zeros(n))))
         return total.chunk(n)[rank].clone()
 
     gain, down_bias = (with_gradient(w, same, all_reduced) for w in (gain, down_bias))
@@ -1099,10 +1099,10 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     n, rank = dist.get_world_size(), dist.get_rank()
 
     def all_rows(y):
-        return torch.cat(meet(y, lambda: all_gather(torch.zeros_like(y).repeat(n, 1), torch.zeros_like(y))))
+        return torch.cat(meet(y, lambda: gathered(torch.zeros_like(y))))
 
     def own_rows(y):
-        total = sum(meet(y, lambda: reduce_scatter(torch.zeros_like(y[: len(y) // n]), torch.zeros_like(y))))
+        total = sum(meet(y, lambda: scattered(torch.zeros_like(y))))
         return total.chunk(n)[rank].clone()
 
     gain, down_bias = (with_gradient(w, same, all_reduced) for w in (gain, down_bias))
