@@ -1,7 +1,7 @@
 """Lab 16: a slice of GPT-3 on the simulator, plans with a price, a leader board; the one import of its notebook."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import product
@@ -97,6 +97,15 @@ class Slice:
         waits = self.timeline.makespan_s - busy - data - optimizer
         return {"stage": busy, "bubble and messages": waits, "data axis": data, "optimizer": optimizer}
 
+    def compare_terms(self, cluster: str) -> pd.DataFrame:
+        """The terms of the step of 8 layers, by formula and in the timeline."""
+        bytes_per_s = find_cluster(cluster).inter.bandwidth_bytes_per_s
+        params = (2 * 12 * WIDTH**2 + VOCABULARY * WIDTH) / 8  # 2 layers and the head, on 8 ranks
+        stages_s, message_s = [self.stage_s(number) for number in range(4)], 2 * SEQ_LEN * WIDTH / bytes_per_s
+        formula = step_seconds(stages_s, self.num_micro_batches, message_s, params, 2, bytes_per_s)
+        print(f"the timeline's step: {format_quantity(self.timeline.makespan_s, 's')}")
+        return in_table({"formula": formula, "timeline": self.terms()})
+
     def figure_layer(self) -> go.Figure:
         """Forward and backward of a micro-batch on the second stage, without the wait between them."""
         rank, spans = self.ranks[1], self.timeline.select(self.ranks[1])
@@ -150,6 +159,16 @@ def layer_seconds(
     matrices, scores, rounds = 24 * width**2, 4 * seq_len * width, 2 * (n - 1)
     round_s = 2 * tokens * width / n / bytes_per_s + latency_s
     return {"products": 3 * tokens * (matrices + scores) / n / flops_per_s, "all-reduces": 4 * rounds * round_s}
+
+
+def compare_layers(cluster: str, flops_per_s: float) -> pd.DataFrame:
+    """Terms of a layer by formula and in the timeline, on 8 and on 4 tensor ranks."""
+    table, link = dict[str, Any](), find_cluster(cluster).intra
+    for n in (8, 4):
+        rates = flops_per_s, link.bandwidth_bytes_per_s, link.latency_s
+        table[f"formula, {n} ranks"] = layer_seconds(SEQ_LEN, WIDTH, SEQ_LEN, n, *rates)
+        table[f"timeline, {n} ranks"] = run_slice(cluster, layers=4, tensor=n).stage(1)
+    return in_table(table)
 
 
 def step_seconds(
@@ -215,6 +234,12 @@ class Prices:
         """All plans of the exercise, with ZeRO-1."""
         axes = product((nodes,), TENSOR, PIPELINE, MICRO, RECOMPUTE)
         return [dict(zip(CHOICES, each, strict=True)) for each in axes]
+
+    def try_search(self, cheapest: Callable[..., Any], nodes: int) -> None:
+        """Run a learner's `cheapest` on all plans, and print how many it priced."""
+        plans, tried = self.plans(nodes), list[Plan]()
+        try_out(cheapest, plans, self.least_seconds, lambda plan: (tried.append(plan), self.seconds(plan))[1])
+        print(f"priced: {len(tried)} of {len(plans)} plans")
 
     def best(self, nodes: int, batch: int = BATCH, **fixed: Any) -> Prediction:
         """The fastest plan of `lablib.plan.search`. Raises ValueError if none fits."""
@@ -308,3 +333,11 @@ class Prices:
             rows[who] = {"GPUs": str(found.num_gpus), **self.bill(found), "counts": counts}
         order = sorted(rows, key=lambda who: (rows[who]["counts"] != "yes", float(rows[who]["dollars"][:-1])))
         return in_table({who: rows[who] for who in order}, rows=True)
+
+
+def first_bills(dollars: float) -> tuple[list[float], pd.DataFrame]:
+    """Days and bills of the best plans for the clusters of the first guess."""
+    a100, v100 = Prices("dgx-a100", dollars), Prices("dgx-v100", dollars)
+    rows = {"1,024 A100": a100.bill(a100.best(128))}
+    rows["10,000 V100"] = v100.bill(v100.best(1250, batch=1600, precision="float16"))
+    return [float(row["days"]) for row in rows.values()], in_table(rows, rows=True)

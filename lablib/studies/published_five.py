@@ -4,7 +4,7 @@
 
 The runs differ in size, machine, split and precision. They were chosen before they were predicted.
 
-Cost: a prediction per run; some seconds for the errors of all rows.
+Cost: a prediction per run.
 Source: lablib/validation/published_runs.jsonl has the source of each row. Simplified: one row per source.
 """
 
@@ -19,7 +19,7 @@ from lablib.plan.predict import predict
 from lablib.signature import Positive, checked
 from lablib.text.units import format_quantity
 from lablib.validation.rows import published_rows
-from lablib.validation.score import Scored, score, statistics
+from lablib.validation.score import Scored, score
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,15 +75,6 @@ class PublishedRuns:
                 sums[who] += abs(time_s / measured - 1) / len(own)
         rows["mean error"] = {"measured": "", "utilization": ""} | {who: f"{error:.0%}" for who, error in sums.items()}
         return pd.DataFrame(rows).T
-
-    def all_errors(self) -> pd.DataFrame:
-        """Errors of the planner, and of half of the peak (validation/baseline.py), over all rows of the package."""
-        import pandas as pd
-
-        runs = score(published_rows(), predict).timed
-        found = statistics([run.error for run in runs], [run.naive_error for run in runs])
-        names = {"planner, mean": "mape", "planner, largest": "max", "half of the peak, mean": "naive_mape"}
-        return pd.DataFrame({f"{len(runs)} runs": {name: f"{found[key]:.0f}%" for name, key in names.items()}}).T
 
 
 @checked

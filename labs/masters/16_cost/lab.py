@@ -108,19 +108,13 @@ lab16.try_out(layer_terms, **sizes, flops_per_s=408.0, bytes_per_s=2.0, latency_
 check.layer_terms(layer_terms)
 
 # %% [markdown]
-# Now the formula and the timeline, for 8 tensor ranks and for a split that has not been shown. The rate of products is
-# the one from above.
+# Now the formula, with the rate of products from above, and the timeline: for 8 tensor ranks, and for a split that has
+# not been shown.
 
 # %%
-link = lab16.find_cluster(cluster).intra
-wire = link.bandwidth_bytes_per_s, link.latency_s
-table = {}
-for n in (8, 4):
-    table[f"formula, {n} ranks"] = lab16.layer_seconds(2048, 12288, 2048, n, rate, *wire)
-    table[f"timeline, {n} ranks"] = lab16.run_slice(cluster, layers=4, tensor=n).stage(1)
-lab16.in_table(table)
+lab16.compare_layers(cluster, rate)
 
-# %% [markdown] minutes=10
+# %% [markdown] minutes=11
 # ## A step
 #
 # The seconds of the other kernels are read from the timeline. So a layer has a price, and a stage is the sum of its
@@ -176,12 +170,7 @@ lab16.try_out(step_terms, [1.0, 3.0, 2.0], 10, 0.5, params=8, replicas=2, bytes_
 check.step_terms(step_terms)
 
 # %%
-inter_bytes_per_s = lab16.find_cluster(cluster).inter.bandwidth_bytes_per_s
-message_s = 2 * 2048 * 12288 / inter_bytes_per_s
-params = (2 * 12 * 12288**2 + 51_200 * 12288) / 8  # 2 layers and the head, on 8 ranks
-formula = lab16.step_seconds(stages_s, 8, message_s, params, 2, inter_bytes_per_s)
-print(f"the timeline's step: {lab16.format_quantity(slice_of_8.timeline.makespan_s, 's')}")
-lab16.in_table({"formula": formula, "timeline": slice_of_8.terms()})
+slice_of_8.compare_terms(cluster)
 
 # %% [markdown]
 # The formula leaves out the optimizer, which is short. The timeline's bubble is longer: this program posts a receive
@@ -202,7 +191,7 @@ plan = {"nodes": 96, "tensor": 8, "pipeline": 8, "micro_batch": 1, "recompute": 
 my_guess_step.reveal(prices.predict(plan).step_time_s)
 lab16.show(prices.predict(plan).figure())
 
-# %% [markdown] minutes=8
+# %% [markdown] minutes=4
 # ## Five published runs
 #
 # Do you trust the sum? Test it on runs that others have measured. *Recompute* "full" runs every layer's forward twice,
@@ -238,14 +227,8 @@ guessed_percents.reveal(runs.errors)
 # products. A sum of terms fits better.
 #
 # </details>
-#
-# Five runs prove little. Here are the errors on the 296 rows that the planner's constants are fitted to. (On 480 others
-# its mean error is somewhat larger: `lab validate`.) The naive estimate takes half of the peak.
 
-# %%
-guessed_percents.reveal(runs.all_errors())
-
-# %% [markdown] minutes=11
+# %% [markdown] minutes=13
 # ## A plan for a budget
 #
 # The budget: GPT-3 within `days`, for as few dollars as possible. Find a plan by hand. The figure has the terms of its
@@ -254,16 +237,6 @@ guessed_percents.reveal(runs.all_errors())
 
 # %%
 prices.explore(interactive)
-
-# %% [markdown]
-# Enter your best plan. With a name it is kept in your work folder, next to the plans of others who use this machine.
-# Plans that do not fit, or take too long, do not count.
-
-# %%
-my_name = None  # such as "Ada"
-# A plan may also have "zero_stage": 3.
-my_plan = {"nodes": 96, "tensor": 4, "pipeline": 8, "micro_batch": 1, "recompute": "full"}
-prices.leader_board(my_name, my_plan, days)
 
 # %% [markdown]
 # By hand you tried some ten plans. A program can try all; but if one prediction were slow, a simulation or a real run,
@@ -305,25 +278,9 @@ lab16.try_out(cheapest, list(steps), bounds.get, steps.get)
 check.cheapest(cheapest)
 
 # %%
-plans, tried = prices.plans(nodes=96), []
-
-
-def priced(plan):
-    tried.append(plan)
-    return prices.seconds(plan)
-
-
-print(f"{len(plans)} plans for 768 GPUs; the bound: layers and bubble, by exercises 1 and 2")
-lab16.try_out(cheapest, plans, prices.least_seconds, priced)
-print(f"priced: {len(tried)}")
+prices.try_search(cheapest, nodes=96)  # the bound: layers and bubble, by exercises 1 and 2
 
 # %% [markdown]
-# <details><summary>Why does the bound not leave out more?</summary>
-#
-# Most of a step is products, which all plans have: the bounds are close together.
-#
-# </details>
-#
 # The planner is fast enough to try all: `lablib.plan.search` predicts whole arrays of plans, with more schedules and
 # with chunks. Which number of nodes is cheapest? And does ZeRO-3 alone, on replicas without tensor or pipeline, cost
 # much more?
@@ -341,7 +298,7 @@ lab16.in_table(table, rows=True)
 # simplest program. It costs more: it recomputes, and with more nodes each GPU has fewer sequences to hide the same
 # gathers. Is that so on every machine?
 
-# %% [markdown] minutes=5
+# %% [markdown] minutes=3
 # ## What decides?
 #
 # The best plan again, for 768 GPUs of your cluster, on three machines: a network between nodes that is 20 times slower;
@@ -359,22 +316,11 @@ my_guess_machines.reveal(longer)
 table
 
 # %% [markdown]
-# Now any machine, with the days of the whole training in the title. Move the three controls: which term grows, and when
-# does the plan itself change?
-
-# %%
-prices.explore_machines(interactive)
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
 # A slow network costs most: messages are exposed, and the best plan sends fewer bytes between nodes, with fewer
 # replicas and more stages. With little memory the planner takes ZeRO-3, recomputation or more stages. A small batch
-# leaves a longer bubble and less work to hide messages. Better values than today's gain little: products remain.
-#
-# </details>
+# leaves a longer bubble and less work to hide messages. (*Further* has controls for any machine.)
 
-# %% [markdown] minutes=8
+# %% [markdown] minutes=11
 # ## Why is a plan wrong?
 #
 # A plan can be wrong in several choices at once. Which of them costs how much?
@@ -441,18 +387,15 @@ table
 #
 # </details>
 
-# %% [markdown] minutes=2
+# %% [markdown] minutes=1
 # ## The bill
 #
 # The best plans for the two clusters of the first question, with today's software:
 
 # %%
-a100, v100 = lab16.Prices("dgx-a100", price), lab16.Prices("dgx-v100", price)
-table = {"1,024 A100": a100.bill(a100.best(128))}
-table["10,000 V100"] = v100.bill(v100.best(1250, batch=1600, precision="float16"))
-in_days = [float(row["days"]) for row in table.values()]
+in_days, table = lab16.first_bills(price)
 guessed_days.reveal(lambda *_: guessed_days.compare(*in_days))
-guessed_days.reveal(lab16.in_table(table, rows=True))
+guessed_days.reveal(table)
 
 # %% [markdown]
 # <details><summary>Published estimates</summary>
@@ -463,6 +406,18 @@ guessed_days.reveal(lab16.in_table(table, rows=True))
 # since.
 #
 # </details>
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: a leader board
+#
+# Compare your best plan by hand with the plans of others. With a name it is kept in your work folder, next to those of
+# others who use this machine. Plans that do not fit, or take too long, do not count.
+
+# %%
+my_name = None  # such as "Ada"
+# A plan may also have "zero_stage": 3.
+my_plan = {"nodes": 96, "tensor": 4, "pipeline": 8, "micro_batch": 1, "recompute": "full"}
+prices.leader_board(my_name, my_plan, days)
 
 # %% [markdown] tags=["further"] minutes=20
 # ## Further: claims in circulation
@@ -482,7 +437,7 @@ lab16.in_table({"GPT-3": {name: f"{175 * each:,} GB" for name, each in held.item
 # 3.2 samples per second and GPU, with 78% of memory used."
 
 # %%
-best_v100 = v100.best(1250, batch=1600, precision="float16")
+best_v100 = lab16.Prices("dgx-v100", price).best(1250, batch=1600, precision="float16")
 machine_2020 = lab16.find_cluster("dgx-v100")
 sample_flops = lab16.GPT3_FLOPS / 300e9 * 2048
 peak_samples = machine_2020.device.peak("float16") / sample_flops
@@ -601,6 +556,18 @@ lab16.in_table(table, rows=True)
 # faster is true against a bad plan, or against FP32 without tensor cores; against the median plan it is below 3. Ask:
 # against which plan, which precision, how many GPUs?
 
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: any machine
+#
+# The section "What decides?" priced three machines; here you set the network, the memory and the batch. Which term
+# grows, and when does the plan itself change? The title has the days of the whole training.
+
+# %%
+prices.explore_machines(interactive)
+
+# %% [markdown]
+# Better values than today's gain little: products remain.
+
 # %% [markdown] tags=["further"] minutes=5
 # ## Further: networks
 #
@@ -717,11 +684,12 @@ lab16.in_table(table, rows=True)
 
 # %%
 table = {}
-for name, bill_of, nodes, more in (
-    ("10,000 V100", v100, 1250, {"batch": 1600, "precision": "float16"}),
-    ("1,024 A100", a100, 128, {}),
-    ("1,024 H100", h100, 128, {}),
+for name, name_of, nodes, more in (
+    ("10,000 V100", "dgx-v100", 1250, {"batch": 1600, "precision": "float16"}),
+    ("1,024 A100", "dgx-a100", 128, {}),
+    ("1,024 H100", "dgx-h100", 128, {}),
 ):
+    bill_of = lab16.Prices(name_of, price)
     found = bill_of.best(nodes, **more)
     megawatt_hours = 1.5 * found.energy_j(300e9) / 3.6e9
     row = {"days": bill_of.bill(found)["days"], "energy": f"{megawatt_hours:,.0f} MWh"}
@@ -733,7 +701,7 @@ lab16.in_table(table, rows=True)
 # The energy costs some percent of the rent of the GPUs: the machine is the price. A new generation of GPUs saves
 # energy, and a bad plan wastes as much.
 
-# %% [markdown] minutes=1
+# %% [markdown] minutes=2
 # ## Summary
 #
 # - A step is a short sum: products, other kernels, all-reduces; the bubble and messages; the data axis; the optimizer.
