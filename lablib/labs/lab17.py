@@ -31,6 +31,7 @@ from lablib.train.interval import LLAMA3_FAILURES, expected_overhead, simulated_
 from lablib.widgets import LogSlider, explore
 
 LLAMA_GPUS, LLAMA_DAYS = LLAMA3_FAILURES.num_devices, LLAMA3_FAILURES.days
+STATEFUL = ("model", "optimizer", "scheduler", "scaler")
 DAY_S, HOUR_S, MINUTE_S = 86_400.0, 3_600.0, 60.0
 MEAN_S = LLAMA3_FAILURES.mean_time_s()  # seconds between failures
 
@@ -69,25 +70,53 @@ def figure_question(days: Annotated[float, Range(gt=0, le=60)] = 4) -> go.Figure
 
 def save_run(run: Any) -> dict[str, Any]:
     """The whole state of a `Training`, in copies."""
-    parts = {name: getattr(run, name).state_dict() for name in ("model", "optimizer", "scheduler", "scaler")}
-    loader = {"order": run.loader.order, "position": run.loader.position}
-    generators = {"loader": run.loader.generator.get_state(), "torch": torch.get_rng_state()}
+    state = {name: getattr(run, name).state_dict() for name in STATEFUL}
+    state |= {"order": run.loader.order, "position": run.loader.position, "steps": run.steps}
+    state |= {"loader": run.loader.generator.get_state(), "torch": torch.get_rng_state()}
     if torch.cuda.is_available():
-        generators["cuda"] = torch.cuda.get_rng_state()  # of dropout on a GPU
-    return copy.deepcopy({**parts, "order": loader, "generators": generators, "steps": run.steps})
+        state["cuda"] = torch.cuda.get_rng_state()  # of dropout on a GPU
+    return copy.deepcopy(state)
 
 
 def resume_run(run: Any, saved: Mapping[str, Any]) -> None:
     """Put a saved state into a new `Training`; `saved` can be used again."""
     saved = copy.deepcopy(saved)
-    for name in ("model", "optimizer", "scheduler", "scaler"):
+    for name in STATEFUL:
         getattr(run, name).load_state_dict(saved[name])
-    run.loader.order, run.loader.position = saved["order"]["order"], saved["order"]["position"]
-    run.loader.generator.set_state(saved["generators"]["loader"])
-    run.steps = saved["steps"]
-    torch.set_rng_state(saved["generators"]["torch"])
+    run.loader.order, run.loader.position, run.steps = saved["order"], saved["position"], saved["steps"]
+    run.loader.generator.set_state(saved["loader"])
+    torch.set_rng_state(saved["torch"])
     if torch.cuda.is_available():
-        torch.cuda.set_rng_state(saved["generators"]["cuda"])
+        torch.cuda.set_rng_state(saved["cuda"])
+
+
+def stop_and_go_on(training: Callable[..., Any], save: Callable[..., Any], resume: Callable[..., None]) -> bool:
+    """Whether four steps after a resume, by a learner's functions, have the losses of a run that never stopped."""
+    run = training(seed=1)
+    for _ in range(6):
+        run.step()
+    saved = save(run)
+    expected = [run.step() for _ in range(4)]
+    other = training(seed=2)
+    resume(other, saved)
+    return [other.step() for _ in range(4)] == expected
+
+
+def train_with_files(training: Callable[..., Any], ranks: int) -> Callable[[Path, list[tuple[int, float]]], None]:
+    """60 steps, with a file of each rank after every 10; it resumes from the newest complete checkpoint."""
+
+    def train(folder: Path, log: list[tuple[int, float]]) -> None:
+        run, rank, newest = training(seed=1), dist.get_rank(), newest_complete(folder, ranks)
+        if newest is not None:
+            resume_run(run, torch.load(folder / f"{newest}-{rank}.pt", weights_only=True))
+        while run.steps < 60:
+            loss = run.step()
+            if rank == 0:
+                log.append((run.steps, loss))
+            if run.steps % 10 == 0:
+                torch.save(save_run(run), folder / f"{run.steps}-{rank}.pt")
+
+    return train
 
 
 def newest_complete(folder: Path, ranks: int) -> int | None:
@@ -199,11 +228,6 @@ def figure_intervals(
     return chart("Lost time against the interval", Panel(across, up, marks, rules), sentence, columns)
 
 
-def show_intervals(save_s: float, restart_s: float, guessed_minutes: float) -> Any:
-    """The curve with a guess, shown."""
-    return show(figure_intervals(save_s, restart_s, guessed_s=MINUTE_S * guessed_minutes))
-
-
 def best_interval(save_s: float, restart_s: float, mean_s: float = MEAN_S) -> tuple[float, float]:
     """Young's interval in minutes, and the time lost with it in percent."""
     interval_s = young_interval_s(save_s, mean_s)
@@ -271,12 +295,10 @@ def first_signs(runs: Mapping[str, Run], steps: int) -> pd.DataFrame:
 
     A loss, a norm and a time differ by more than a fifth, a hash if not all ranks have the same.
     """
-    table: dict[str, dict[str, str]] = {}
-    healthy = _monitors(runs["healthy"], steps)
-    for name, run in runs.items():
-        if name == "healthy":
-            continue
-        row, own = {}, _monitors(run, steps)
+    table, found = dict[str, dict[str, str]](), {name: _monitors(run, steps) for name, run in runs.items()}
+    healthy = found.pop("healthy")
+    for name, own in found.items():
+        row = {}
         for monitor, values in own.items():
             pairs = enumerate(zip(values, healthy[monitor], strict=True), 1)
             signs = [step for step, (value, usual) in pairs if not abs(value - usual) <= 0.2 * abs(usual)]
@@ -287,20 +309,14 @@ def first_signs(runs: Mapping[str, Run], steps: int) -> pd.DataFrame:
 
 def _monitors(run: Run, steps: int) -> dict[str, list[Any]]:
     """Loss, gradient norm, seconds of compute of the slowest rank, number of different hashes: one for each step."""
-    told = run.values
-    compute = []
-    for step in range(steps):
-        by_rank = [
-            sum(s.duration_s for s in run.timeline.select(rank, phase=f"step {step}") if s.is_compute)
-            for rank in range(run.ranks)
-        ]
-        compute.append(max(by_rank))
-    return {
-        "loss": [each[0] for each in told[0]],
-        "gradient norm": [each[1] for each in told[0]],
-        "step time": compute,
-        "hash": [float(len({rank[step][2] for rank in told})) for step in range(steps)],
-    }
+
+    def compute_s(rank: int, step: int) -> float:
+        return sum(span.duration_s for span in run.timeline.select(rank, phase=f"step {step}") if span.is_compute)
+
+    losses, norms, _ = zip(*run.values[0], strict=True)
+    times_s = [max(compute_s(rank, step) for rank in range(run.ranks)) for step in range(steps)]
+    hashes = [float(len({rank[step][2] for rank in run.values})) for step in range(steps)]
+    return {"loss": [*losses], "gradient norm": [*norms], "step time": times_s, "hash": hashes}
 
 
 def night(seed: int = 17) -> list[tuple[float, float | None]]:
