@@ -51,7 +51,7 @@ from lablib.signature import checked, whole_number
 from lablib.studies.layer_cost import LayerCost, dtype_of, layer_cost
 
 # Kernels of the experts' products and activation; all others move rows, or are the router's.
-PRODUCTS = ("aten._grouped_mm", "aten.bmm", "aten.gelu", "aten.gelu_backward")
+PRODUCTS = ("aten._grouped_mm", "aten.bmm", "aten.gelu", "aten.gelu_backward", "aten.silu", "aten.silu_backward")
 
 
 @checked
@@ -100,7 +100,8 @@ def mixture_step(
     mesh, dtype = Mesh(expert=ranks.expert, tensor=ranks.tensor), dtype_of(sizes.element_bytes)
     has_kernel = sizes.element_bytes == 2 and not (sizes.d_model % 8 or sizes.d_ff // ranks.cut % 8)
     product = grouped_product if has_kernel else padded_product
-    config = MixtureConfig(sizes.num_experts, sizes.k, sizes.num_shared, balanced=counts is None, product=product)
+    options: Any = {"balanced": counts is None, "product": product, "has_gate": sizes.has_gate}
+    config = MixtureConfig(sizes.num_experts, sizes.k, sizes.num_shared, **options)
     model = nn.Sequential(MixtureOfExperts(config, sizes.d_model, sizes.d_ff, dtype=dtype))
     group = mesh.group("expert") if ranks.cuts_experts else mesh.group("expert", "tensor")
     tensor_group = mesh.group("tensor") if ranks.tensor > 1 else None

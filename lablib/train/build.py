@@ -108,7 +108,7 @@ def make_model(config: TrainConfig) -> GPT | Llama:
     """The whole model, with experts if it has any."""
     sizes = config.model
     model = model_of(sizes.sizes, seed=sizes.seed, dtype=getattr(torch, config.precision.parameters))
-    if isinstance(model, GPT) and sizes.num_experts:
+    if sizes.num_experts:
         is_meta = torch.empty(0).is_meta  # on shapes, without values, tokens are spread evenly
         return with_experts(model, sizes.num_experts, sizes.num_active, seed=sizes.seed, balanced=is_meta)
     return model

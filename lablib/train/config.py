@@ -13,7 +13,7 @@ the number of ranks are checked by `config.on(ranks)`, which also fills in the s
     batch_size = data x expert x micro_batch x number of micro-batches
 
 Source: names as in torch and in this package; lablib/train/deepspeed.py has DeepSpeed's names next to them.
-Simplified: the model is the plain GPT, perhaps with experts, or the plain Llama; one group of parameters.
+Simplified: the model is the plain GPT or Llama, perhaps with experts; one group of parameters.
 """
 
 from dataclasses import dataclass, field, fields, replace
@@ -69,8 +69,6 @@ class ModelConfig(Checked):
         for name in ("num_kv_heads", "head_dim", "rope_base") if self.family == "gpt" else ():
             if (value := getattr(self, name)) is not None:
                 raise _broken(f"model.{name}", 'none without model.family="llama"', value, "none")
-        if self.family == "llama" and self.num_experts:
-            raise _broken("model.num_experts", "0 for a llama", self.num_experts, 0)
 
     @property
     def sizes(self) -> GPTConfig | LlamaConfig:

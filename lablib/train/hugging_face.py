@@ -14,7 +14,7 @@ x w, while nn.Linear multiplies x w^T):
 Legend: D width, F hidden width, V vocabulary, P positions.
 Source: GPT2LMHeadModel of transformers 5.24; the files of openai-community/gpt2, which have no prefix "transformer."
 and contain the masks h.N.attn.bias.
-Simplified: one file, in the dtype of the model. Llama is in hugging_face_llama.py.
+Simplified: one file, in the dtype of the model; no experts (Mixtral). Llama is in hugging_face_llama.py.
 """
 
 import json
@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from lablib.configs.hugging_face import read_hugging_face
-from lablib.models import GPT, GPTConfig, LlamaConfig
+from lablib.models import GPT, GPTConfig, Llama, LlamaConfig
+from lablib.parallel.experts.layer import mixtures
 from lablib.signature import checked, shown
 from lablib.text.files import write_text
 from lablib.train.safetensors import read_safetensors, write_safetensors
@@ -45,8 +46,8 @@ _OF_LAYER = {  # transformers' name: ours, of which one matrix there holds sever
 
 @checked
 def export_gpt2(model: GPT, folder: str | Path) -> None:
-    """Write a model for `GPT2LMHeadModel.from_pretrained(folder)`. Makes a missing folder."""
-    config, folder, weights = model.config, Path(folder), model.state_dict()
+    """Write a model for `GPT2LMHeadModel.from_pretrained(folder)`. Makes a missing folder. ValueError: experts."""
+    config, folder, weights = model.config, Path(folder), dense_weights(model)
     stored = {
         theirs: torch.cat([weights[name].T if is_transposed else weights[name] for name in ours], dim=-1)
         for theirs, ours, is_transposed in _names(config)
@@ -93,6 +94,14 @@ def import_gpt2(folder: str | Path) -> GPT:
     if odd := [name for name in stored if not name.endswith(_MASKS)]:
         raise ValueError(f"model.safetensors must have only tensors of a GPT-2: got {shown(odd[0])} in {folder}.")
     return with_weights(GPT, config, weights, folder)
+
+
+def dense_weights(model: GPT | Llama) -> dict[str, Tensor]:
+    """The weights by our names. ValueError: a model with experts, as the files of GPT-2 and Llama have MLPs."""
+    if mixture := next(mixtures(model), None):
+        rule = "a model in the files of a GPT-2 or Llama must have MLPs"
+        raise ValueError(f"{rule}: got {mixture.config.num_experts} experts; take Checkpoints, or a model without them")
+    return model.state_dict()
 
 
 def with_weights(kind: type[Any], config: GPTConfig | LlamaConfig, weights: dict[str, Tensor], folder: Path) -> Any:

@@ -16,8 +16,8 @@ conversion has put the rows of q_proj and k_proj into the order of halves.
 
 Legend: D width, H heads, G heads of keys and values, K width of a head, F hidden width, V vocabulary.
 Source: LlamaForCausalLM of transformers 5.24 and convert_llama_weights_to_hf.py there.
-Simplified: written as one file, in the dtype of the model; read from one or several. Biases and scaled rotary angles
-(Llama 3.1 and later) are refused.
+Simplified: written as one file, in the dtype of the model; read from one or several. Biases, experts
+(Mixtral) and scaled rotary angles (Llama 3.1 and later) are refused.
 """
 
 import json
@@ -32,7 +32,7 @@ from lablib.configs.reading import read_json
 from lablib.models import Llama, LlamaConfig
 from lablib.signature import checked, fits, shown
 from lablib.text.files import write_text
-from lablib.train.hugging_face import with_weights
+from lablib.train.hugging_face import dense_weights, with_weights
 from lablib.train.safetensors import read_safetensors, write_safetensors
 
 _INDEX = "model.safetensors.index.json"  # of several files
@@ -52,8 +52,8 @@ _OF_LAYER = {  # transformers' name: ours
 
 @checked
 def export_llama(model: Llama, folder: str | Path) -> None:
-    """Write a model for `LlamaForCausalLM.from_pretrained(folder)`. Makes a missing folder."""
-    config, folder, weights = model.config, Path(folder), model.state_dict()
+    """Write a model for `LlamaForCausalLM.from_pretrained(folder)`. Makes a missing folder. ValueError: experts."""
+    config, folder, weights = model.config, Path(folder), dense_weights(model)
     settings = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

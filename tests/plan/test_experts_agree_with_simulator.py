@@ -6,6 +6,7 @@ of the model under torch's DDP. It runs with shapes alone, so every expert gets 
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from lablib import launch
 from lablib.models import Experts, Transformer
-from lablib.models.gpt import GPT, GPTConfig
+from lablib.models.gpt import GPTConfig
+from lablib.models.llama import LlamaConfig, model_of
 from lablib.plan import IDEAL, STACKS, Parallel, predict
 from tests.plan.agreement import thorough
 from tests.plan.gpt_step import one_step
@@ -76,6 +78,21 @@ class Mixture(nn.Module):
         return rows.unflatten(1, (ranks, -1)).transpose(0, 1).flatten(0, 2)
 
 
+class GatedMixture(Mixture):
+    """Of a Llama: without biases, gated by SiLU."""
+
+    def __init__(self, *args: Any):
+        super().__init__(*args)
+        self.up_bias = self.down_bias = None
+        self.up_gate = nn.Parameter(torch.empty_like(self.up))
+
+    def work(self, rows: Tensor) -> Tensor:
+        ranks, local = dist.get_world_size(), len(self.up)
+        rows = rows.unflatten(0, (ranks, local, -1)).transpose(0, 1).flatten(1, 2)
+        rows = (F.silu(rows @ self.up_gate) * (rows @ self.up)) @ self.down
+        return rows.unflatten(1, (ranks, -1)).transpose(0, 1).flatten(0, 2)
+
+
 class Checkpointed(nn.Module):
     def __init__(self, block: nn.Module):
         super().__init__()
@@ -86,7 +103,7 @@ class Checkpointed(nn.Module):
 
 
 def train(
-    config: GPTConfig,
+    config: GPTConfig | LlamaConfig,
     experts: Experts,
     dtype: torch.dtype,
     batch: int,
@@ -95,9 +112,10 @@ def train(
     others: int | None = None,
 ) -> None:
     def prepare():
-        model = GPT(config, dtype=dtype)
+        model = model_of(config, dtype=dtype)
+        kind = GatedMixture if isinstance(config, LlamaConfig) else Mixture
         for block in model.blocks:
-            block.mlp = Mixture(config.d_model, experts, dtype, others)
+            block.mlp = kind(config.d_model, experts, dtype, others)
         if recomputes:
             model.blocks = nn.ModuleList(map(Checkpointed, model.blocks))
         if dist.get_world_size() > 1:
@@ -120,7 +138,12 @@ CASES = {
     "launches": ("dgx-a100", 2, (2, 256, 4, 1024, 256), (32, 4, 128), 1, 1, "float32"),
     "slow wires": ("pcie-a100", 16, (4, 256, 4, 1024, 512), (32, 2, 512), 2, 3, "float32"),
     "one rank, odd sizes": ("dgx-a100", 1, (2, 512, 8, 1001, 500), (6, 2, 768), 3, 2, "float32"),
+    "gated experts": ("dgx-a100", 4, (2, 1024, 8, 8192, 512), (8, 2, 2048), 2, 2, "float32"),
+    "gated, small": ("dgx-h100", 8, (3, 1024, 8, 512, 1024), (16, 4, 512), 4, 1, "bfloat16"),
 }
+
+
+GATED = [CASES["gated experts"], CASES["gated, small"]]
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
@@ -128,6 +151,8 @@ CASES = {
 def test_experts_over_ranks(case, recompute):
     cluster, ranks, sizes, experts, batch, micro_batches, dtype = case
     config, mixture = GPTConfig(*sizes, d_ff=1), Experts(*experts)
+    if case in GATED:
+        config = LlamaConfig(*sizes, d_ff=1)
     program = partial(train, config, mixture, getattr(torch, dtype), batch, micro_batches, recompute == "full")
     # Alone, rank 0 does to the bit what it does among its like (tests/sim/test_phantoms.py). Two ranks run both.
     simulate = None if ranks == 2 else [0]

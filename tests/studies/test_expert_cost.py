@@ -49,7 +49,8 @@ def number_of(ranks: ExpertRanks) -> int:
 def mixture_on(sizes: ExpertSizes, ranks: ExpertRanks, balanced: bool, multiply: Product = loop_product) -> Any:
     """A mixture spread over this rank's groups, and the mesh."""
     mesh = Mesh(data=ranks.data, expert=ranks.expert, tensor=ranks.tensor)
-    config = MixtureConfig(sizes.num_experts, sizes.k, sizes.num_shared, balanced=balanced, product=multiply)
+    options: Any = {"balanced": balanced, "product": multiply, "has_gate": sizes.has_gate}
+    config = MixtureConfig(sizes.num_experts, sizes.k, sizes.num_shared, **options)
     dtype = DTYPES[sizes.element_bytes]
     model = nn.Sequential(MixtureOfExperts(config, sizes.d_model, sizes.d_ff, dtype=dtype))
     group = mesh.group("expert") if ranks.cuts_experts else mesh.group("expert", "tensor")
@@ -87,7 +88,7 @@ def sent_in_rings(traffic: Traffic, rank: int) -> float:
 @pytest.mark.parametrize("width", [2, 4])
 @pytest.mark.parametrize("ranks", RANKS, ids=str)
 def test_an_even_load_sends_what_the_closed_form_says(ranks: ExpertRanks, width: int):
-    sizes = replace(SIZES, element_bytes=width)
+    sizes = replace(SIZES, element_bytes=width, has_gate=width == 4)
     run = launch(step, sizes, ranks, True, ranks=number_of(ranks))
     for rank in range(number_of(ranks)):
         assert sent_in_rings(run.traffic, rank) == sum(expert_sent_bytes(sizes, ranks).values())
@@ -127,21 +128,23 @@ def kept(sizes: ExpertSizes, ranks: ExpertRanks) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "k", "shared", "width"),
+    ("ranks", "k", "shared", "width", "has_gate"),
     [
-        (RANKS[0], 2, 1, 2),
-        (RANKS[0], 1, 0, 2),
-        (RANKS[0], 2, 1, 4),
-        (RANKS[2], 2, 1, 2),
-        (RANKS[3], 2, 1, 4),
+        (RANKS[0], 2, 1, 2, False),
+        (RANKS[0], 1, 0, 2, True),
+        (RANKS[0], 2, 1, 4, False),
+        (RANKS[2], 2, 1, 2, True),
+        (RANKS[3], 2, 1, 4, False),
         *(
             pytest.param(*one, marks=THOROUGH)
-            for one in product((RANKS[2], RANKS[3], RANKS[4]), (1, 2), (0, 1), (2, 4))
+            for one in product((RANKS[2], RANKS[3], RANKS[4]), (1, 2), (0, 1), (2, 4), (False, True))
         ),
     ],
 )
-def test_what_is_kept_for_backward_is_what_autograd_saves(ranks: ExpertRanks, k: int, shared: int, width: int):
-    sizes = replace(SIZES, k=k, num_shared=shared, element_bytes=width)
+def test_what_is_kept_for_backward_is_what_autograd_saves(
+    ranks: ExpertRanks, k: int, shared: int, width: int, has_gate: bool
+):
+    sizes = replace(SIZES, k=k, num_shared=shared, element_bytes=width, has_gate=has_gate)
     expected = (expert_kept_bytes(sizes, ranks), expert_weights(sizes, ranks))
     assert launch(kept, sizes, ranks, ranks=number_of(ranks)).values == [expected] * number_of(ranks)
 

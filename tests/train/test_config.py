@@ -146,7 +146,6 @@ def test_a_head_is_tied_by_default_in_a_gpt_and_not_in_a_llama():
         (["model.num_kv_heads=2"], 'model.num_kv_heads must be none without model.family="llama": got 2; try'),
         (["model.head_dim=8"], 'model.head_dim must be none without model.family="llama": got 8; try'),
         (["model.rope_base=100.0"], 'model.rope_base must be none without model.family="llama": got 100.0; try'),
-        (["model.family=llama", "model.num_experts=4"], "model.num_experts must be 0 for a llama: got 4"),
         (["model.family=llama", "model.num_kv_heads=3"], "num_heads must be a multiple of num_kv_heads: got 4 and 3"),
         (["model.family=lama"], "model.family must be one of gpt, llama: got 'lama'; did you mean 'llama'"),
         (["model.num_heads=7"], "d_model must be a multiple of num_heads: got 64 and 7; try 63"),

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lablib.models import Llama, LlamaConfig
-from lablib.train import export_llama, import_llama, read_safetensors, write_safetensors
+from lablib.models import GPT, GPTConfig, Llama, LlamaConfig
+from lablib.parallel import with_experts
+from lablib.train import export_gpt2, export_llama, import_llama, read_safetensors, write_safetensors
 
 TINY = LlamaConfig(2, 12, 4, 50, 16, 20, num_kv_heads=2, head_dim=6, rope_base=100.0)
 TOKENS = (torch.arange(16) ** 2 % 50)[None]
@@ -95,6 +96,13 @@ def test_another_kind_of_model_is_refused(tmp_path: Path, settings: dict[str, An
     change(tmp_path, **settings)
     with pytest.raises(ValueError, match=message):
         import_llama(tmp_path)
+
+
+@pytest.mark.parametrize("model", [Llama(TINY), GPT(GPTConfig(1, 8, 2, vocab_size=9, max_seq_len=4))], ids=type)
+def test_experts_are_not_written(tmp_path: Path, model: Any):
+    export = export_llama if isinstance(model, Llama) else export_gpt2
+    with pytest.raises(ValueError, match="the files of a GPT-2 or Llama must have MLPs: got 4 experts; take"):
+        export(with_experts(model, 4, 2), tmp_path)
 
 
 def test_the_base_of_older_files_is_read(tmp_path: Path):

@@ -114,7 +114,11 @@ SPREAD |= {"expert=2 zero_stage=3": 4, "expert=2 pipeline=2": 4, "expert=2 zero_
 LLAMA = "family=llama num_kv_heads=2 head_dim=4", {"zero_stage=3": 3, "tensor=2": 2, "pipeline=2": 2}
 
 
-@pytest.mark.parametrize(("model", "layouts"), [LLAMA, ("num_experts=4", SPREAD)], ids=["llama", "experts"])
+MIXTRAL = f"{LLAMA[0]} num_experts=4", {"expert=2 zero_stage=3": 4, "expert=2 tensor=2": 4}
+OTHERS = [LLAMA, ("num_experts=4", SPREAD), MIXTRAL]
+
+
+@pytest.mark.parametrize(("model", "layouts"), OTHERS, ids=["llama", "experts", "llama with experts"])
 def test_other_models_go_on_over_other_layouts(tmp_path: Path, model: str, layouts: dict[str, int]):
     more = tuple(f"model.{field}" for field in model.split())
     for number, (axes, ranks) in enumerate(layouts.items(), 1):

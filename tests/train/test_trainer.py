@@ -138,6 +138,9 @@ def assert_is_one_device(config: train.TrainConfig, ranks: int) -> None:
         ([*LLAMA, "parallel.tensor=2", "parallel.context=2", "parallel.sequence_parallel=true"], 4),
         ([*LLAMA, "parallel.tensor=2", "parallel.pipeline=2", "model.head_dim=6"], 4),
         pytest.param([*LLAMA, "parallel.pipeline=2", "model.tied_head=true"], 4, marks=SLOWER),
+        pytest.param([*LLAMA, "model.num_experts=4"], 2, marks=SLOWER),
+        ([*LLAMA, "model.num_experts=4", "parallel.expert=2"], 4),
+        ([*LLAMA, "model.num_experts=4", "parallel.expert=2", "parallel.tensor=2", "parallel.context=2"], 8),
     ],
     ids=lambda one: " ".join(one) if isinstance(one, list) else str(one),
 )
@@ -169,7 +172,11 @@ def test_drawn_shards_of_spread_experts_have_the_gradients_of_one_device(stage: 
     parallel["bucket_bytes"] = data.draw(st.sampled_from([1, 20_000, 2**20]))
     sizes = {"batch_size": 2 * replicas * expert * data.draw(st.integers(1, 3)), "micro_batch": 2, "seq_len": 16}
     tables = {**BASE, "optimizer": SGD, "parallel": parallel, "data": sizes}
-    tables["model"] = {**BASE["model"], "num_experts": expert * data.draw(st.integers(1, 2))}
+    sizes = {
+        "num_experts": expert * data.draw(st.integers(1, 2)),
+        "family": data.draw(st.sampled_from(["gpt", "llama"])),
+    }
+    tables["model"] = {**BASE["model"], **sizes}
     tables["memory"] = {"recompute": data.draw(st.sampled_from(["none", "full"]))}
     assert_is_one_device(train.parse_config(tables), replicas * expert)
 
@@ -197,9 +204,10 @@ def test_a_run_on_real_text_has_the_same_curve_on_1_2_and_4_ranks():
 
 SPREAD = {"expert=4": 4, "expert=2": 4, "expert=2 zero_stage=3": 4, "expert=2 tensor=2 pipeline=2": 8}
 OTHERS = [(["model.num_experts=4"], SPREAD), (LLAMA, {"zero_stage=3": 4, "tensor=2 pipeline=2": 4})]
+OTHERS += [([*LLAMA, "model.num_experts=4"], {"expert=2 tensor=2 pipeline=2": 8, "expert=2 zero_stage=1": 2})]
 
 
-@pytest.mark.parametrize(("model", "layouts"), OTHERS, ids=["experts", "llama"])
+@pytest.mark.parametrize(("model", "layouts"), OTHERS, ids=["experts", "llama", "llama with experts"])
 def test_other_models_have_the_curve_of_one_device(model: list[str], layouts: dict[str, int]):
     """With clipping, whose norm counts the experts of all ranks, and the other parameters once."""
     options, corpus = {"name": "adamw", "lr": 1e-2, "max_norm": 0.5}, text()

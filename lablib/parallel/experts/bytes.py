@@ -6,8 +6,8 @@ Sent by a rank in one step, with n = e ranks that share the experts (e t if they
     rows        2 (out + in) D w                        to the experts and back; backward their gradients
     tensor      cut    2 (t-1)/t (2 N D w + N k v)      y is summed; backward the gradients of x and of the weights
                 whole  (t-1)/t (2 N D w + N k v)        y is gathered; backward the gradients of x and of the weights
-    gradients   2 (d e - 1)/(d e) (D E + 2 S D F/c) w   router and shared experts, over all ranks with other tokens
-                2 (d - 1)/d 2 (E/n) D F/c w             experts, over ranks with the same ones; c = t if cut, else 1
+    gradients   2 (d e - 1)/(d e) (D E + m S D F/c) w   router and shared experts, over all ranks with other tokens
+                2 (d - 1)/d m (E/n) D F/c w             experts, over ranks with the same ones; c = t if cut, else 1
 
 With an even load, out = in = (n-1)/n N k (N k / t where experts are whole): 4 (n-1)/n N k D w in all for the rows. An
 expert's gradient is not sent if no other rank has the expert. Compared with all experts on each of d e ranks (dense
@@ -16,17 +16,19 @@ data parallelism), rows are fewer bytes if 4 N k D < 4 E D F, that is below E F 
 Kept for backward in addition to x, with R rows for a rank's experts and N/p tokens as its own part (p = t if whole):
 
     inputs of experts   R D w
-    hidden              2 R F/c w                       before and after GELU
+    hidden              2 R F/c w                       before and after GELU; gated: 4 R F/c w, gate and up, SiLU of
+                                                        the gate, and the product
     outputs of experts  N/p k (D + 1) w                 with their weights (k v, not k w, if w = v)
     router              N (E v + 8 k)                   scores and choices; (k + 2) N v to normalize weights, if k > 1
                         (N + E) D v                     input and matrix in 32 bits, unless they already are
-    shared              2 N S F/c w
+    shared              2 N S F/c w                     gated: 4 N S F/c w
 
 A dense MLP of the same FLOPs keeps 2 N k F w, the same as hidden; the k copies of D numbers, twice, are additional.
 
 Cost: some sums; does not communicate.
-Legend: N tokens of a rank, D width, E experts, k experts per token, S shared experts, F hidden width, w bytes per
-number, v bytes per number of the router (at least 4); e expert, d data, t tensor ranks.
+Legend: N tokens of a rank, D width, E experts, k experts per token, S shared experts, F hidden width, m matrices of an
+expert, 2 or gated 3, w bytes per number, v bytes per number of the router (at least 4); e expert, d data, t tensor
+ranks.
 Source: Lepikhin et al., "GShard", 2020, arXiv 2006.16668, section 3; Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv
 2201.05596, section 5.2; Singh et al., 2023, arXiv 2303.06318, section 4. The layer: `experts/parallelize.py`.
 Simplified: dropless, softmax gates; sums over ranks in rings; sizes that ranks divide. Row indices (16 k N bytes) that
@@ -51,10 +53,16 @@ class ExpertSizes:
     k: Count
     num_shared: NonNegativeInt = 0
     element_bytes: Count = 2  # w; 2 for 16 bits
+    has_gate: bool = False  # as of `MixtureConfig`
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_experts(self.num_experts, self.k, 1)
+
+    @property
+    def matrices(self) -> int:
+        """m, of an expert."""
+        return 2 + self.has_gate
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,9 @@ def expert_sent_bytes(
     out, back = sum(moved[rank][r] for r in others), sum(moved[r][rank] for r in others)
     t, row, everyone, d = ranks.tensor, sizes.d_model * width, ranks.data * ranks.expert, ranks.data
     tensor = (t - 1) * sizes.tokens * (2 * row + sizes.k * max(4, width)) // t
-    dense = sizes.d_model * sizes.num_experts + 2 * sizes.num_shared * sizes.d_model * sizes.d_ff // ranks.cut
+    dense = (
+        sizes.d_model * sizes.num_experts + sizes.matrices * sizes.num_shared * sizes.d_model * sizes.d_ff // ranks.cut
+    )
     gradients = 2 * (everyone - 1) * dense * width // everyone + 2 * (d - 1) * expert_weights(sizes, ranks) * width // d
     counts_bytes, tensor = 8 * (n - 1) * sizes.num_experts // n, 2 * tensor if ranks.cuts_experts else tensor
     return {"counts": counts_bytes, "rows": 2 * (out + back) * row, "tensor": tensor, "gradients": gradients}
@@ -109,16 +119,16 @@ def expert_kept_bytes(sizes: ExpertSizes, ranks: ExpertRanks) -> int:
     received = sum(row[0] for row in exchanged_rows(sizes, ranks))
     n, k, v, width = sizes.tokens, sizes.k, max(4, sizes.element_bytes), sizes.element_bytes
     is_narrow, own, row = width < v, n // ranks.token_parts, sizes.d_model * width
-    hidden = 2 * received * sizes.d_ff * width // ranks.cut
+    hidden = (4 if sizes.has_gate else 2) * (received + n * sizes.num_shared) * sizes.d_ff * width // ranks.cut
     outputs = own * k * row + (own * k * width if is_narrow else n * k * v)
     router = n * sizes.num_experts * v + 8 * n * k + ((n * k + 2 * n) * v if k > 1 else 0)
     router += (n + sizes.num_experts) * sizes.d_model * v if is_narrow else 0
-    return received * row + hidden + outputs + router + 2 * n * sizes.num_shared * sizes.d_ff * width // ranks.cut
+    return received * row + hidden + outputs + router
 
 
 def expert_weights(sizes: ExpertSizes, ranks: ExpertRanks) -> int:
-    """Numbers of the experts' matrices that a rank has: 2 (E / n) D F / c; without the dense part."""
-    return 2 * sizes.num_experts // ranks.sharing * sizes.d_model * sizes.d_ff // ranks.cut
+    """Numbers of the experts' matrices that a rank has: m (E / n) D F / c; without the dense part."""
+    return sizes.matrices * sizes.num_experts // ranks.sharing * sizes.d_model * sizes.d_ff // ranks.cut
 
 
 def exchanged_rows(

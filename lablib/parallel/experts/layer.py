@@ -1,4 +1,4 @@
-"""Mixture of experts: a router and E MLPs instead of one, with k of them per token; and a GPT with such layers.
+"""Mixture of experts: a router and E MLPs instead of one, with k of them per token; and a model with such layers.
 
     model = with_experts(GPT(config), num_experts=8, k=2)
     loss = next_token_loss(model(tokens), targets)
@@ -8,6 +8,8 @@
     x -> router -> routing
     x -> dispatch -> rows of expert 0 | 1 | ... -> up, GELU, down of each -> combine by weight (+ shared experts) -> y
 
+Experts of a Llama are gated, as its MLP (SwiGLU): down(silu(gate(x)) * up(x)), three matrices of D F numbers, not two.
+
 Parameters grow with E, the computation per token only with k. Shared experts process every token, with weight 1, so the
 other experts need not all learn common features; S of them are one MLP of S F.
 
@@ -15,13 +17,15 @@ Router and scores are computed at least in float32, for any dtype of the model: 
 bits of mantissa would be noise.
 
 Cost of the forward pass for N tokens, in a dtype of w bytes:
-    FLOPs       4 N (k + S) D F + 2 N D E; a dense MLP 4 N D F
-    peak bytes  weights 2 (E + S) D F w + D E w; activations 2 N k (F + D) w, for backward
+    FLOPs       4 N (k + S) D F + 2 N D E; a dense MLP 4 N D F; with gates 6 instead of 4
+    peak bytes  weights 2 (E + S) D F w + D E w; activations 2 N k (F + D) w, for backward; with gates 3 and 2 N k (2 F
+                + D) w
 Shapes: N tokens, D width, E experts, k experts per token, F hidden width of one, M rows, S shared experts.
 Source: Shazeer et al., 2017, arXiv 1701.06538, section 2; Fedus et al., "Switch Transformers", 2021, arXiv 2101.03961,
 section 2 (instead of the MLP; capacity factor; float32 router); Lepikhin et al., "GShard", 2020, arXiv 2006.16668,
-section 2.2 (every other layer); Dai et al., "DeepSeekMoE", 2024, arXiv 2401.06066, section 3.2 (shared experts).
-Simplified: GELU and no biases in experts; `routing` keeps its graph until the next forward; no dropout.
+section 2.2 (every other layer); Dai et al., "DeepSeekMoE", 2024, arXiv 2401.06066, section 3.2 (shared experts); Jiang
+et al., "Mixtral of Experts", 2024, arXiv 2401.04088, section 2.1 (SwiGLU).
+Simplified: no biases in experts; `routing` keeps its graph until the next forward; no dropout.
 """
 
 import math
@@ -37,6 +41,7 @@ from torch import Tensor, nn
 
 from lablib.errors import unknown_name
 from lablib.models.gpt import GPT
+from lablib.models.llama import Llama
 from lablib.parallel.experts.dispatch import LATEST, Drop, combine, dispatch, expert_capacity, sort_by_expert
 from lablib.parallel.experts.products import Product, loop_product
 from lablib.parallel.experts.routing import Gates, Routing, check_choices, check_weights, route, softmax_gates
@@ -60,6 +65,7 @@ class MixtureConfig:
     balanced: bool = False
     has_bias: bool = False  # whether there is a bias for the choice, which `update_bias_` changes
     product: Product = loop_product  # `loop_product`, `padded_product` or `grouped_product`
+    has_gate: bool = False  # whether experts are gated by SiLU (SwiGLU), instead of GELU
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -68,18 +74,26 @@ class MixtureConfig:
 
 
 class ExpertMLPs(nn.Module):
-    """E MLPs (up_EDF, down_EFD) without biases; `forward(rows_MD, counts)` gives each its run of rows by `product`."""
+    """E MLPs (up_EDF, down_EFD) without biases; `forward(rows_MD, counts)` gives each its run of rows by `product`.
 
-    def __init__(self, up_EDF: Tensor, down_EFD: Tensor, product: Product = loop_product):
+    `gate`: a third matrix [E, D, F], through SiLU as the gate of `up`; None: GELU.
+    """
+
+    def __init__(self, up: Tensor, down: Tensor, product: Product = loop_product, gate: Tensor | None = None):
         super().__init__()
-        self.up, self.down, self.product = nn.Parameter(up_EDF), nn.Parameter(down_EFD), product
+        self.up, self.down, self.product = nn.Parameter(up), nn.Parameter(down), product
+        self.gate = None if gate is None else nn.Parameter(gate)
 
     @property
     def num_experts(self) -> int:
         return len(self.up)
 
     def forward(self, rows_MD: Float[Tensor, "M D"], counts: tuple[int, ...]) -> Float[Tensor, "M D"]:
-        hidden_MF = F.gelu(self.product(rows_MD, self.up, counts), approximate="tanh")
+        hidden_MF = self.product(rows_MD, self.up, counts)
+        if self.gate is None:
+            hidden_MF = F.gelu(hidden_MF, approximate="tanh")
+        else:
+            hidden_MF = F.silu(self.product(rows_MD, self.gate, counts)) * hidden_MF
         return self.product(hidden_MF, self.down, counts)
 
     def extra_repr(self) -> str:
@@ -135,7 +149,7 @@ class MixtureOfExperts(nn.Module):
 
         def mlps(count: int, width: int) -> ExpertMLPs:
             up, down = drawn(0.02, count, d_model, width), drawn(residual_std, count, width, d_model)
-            return ExpertMLPs(up, down, config.product)
+            return ExpertMLPs(up, down, config.product, drawn(0.02, *up.shape) if config.has_gate else None)
 
         self.experts = mlps(config.num_experts, d_ff)
         self.shared = mlps(1, config.num_shared * d_ff) if config.num_shared else None
@@ -189,7 +203,7 @@ def _without_autocast(device_type: str) -> Any:
 
 @checked
 def with_experts(
-    model: GPT,
+    model: GPT | Llama,
     num_experts: Count,
     k: Count,
     *,
@@ -197,7 +211,7 @@ def with_experts(
     every: Count = 1,
     seed: int = 0,
     **options: Any,
-) -> GPT:
+) -> Any:
     """Replace the MLP of every `every`-th block by a mixture, in place, and return the model.
 
     Arguments:
@@ -205,7 +219,7 @@ def with_experts(
         d_ff: hidden width of an expert; None: the width of the MLP.
         every: 1 for all blocks, 2 for every other one, beginning with the second.
         seed: of the initial weights of routers and experts: N(0, 0.02), and the model's std for residual projections.
-        options: other options of `MixtureConfig`.
+        options: other options of `MixtureConfig`; `has_gate` is True for a Llama, unless it is given.
 
     Raises:
         ValueError: invalid or unknown options of `MixtureConfig`; a model that already has mixtures, or too few blocks
@@ -215,10 +229,10 @@ def with_experts(
     for name in options:
         if name not in known:
             raise unknown_name("option", name, known)
-    config = MixtureConfig(num_experts, k, **options)
+    config = MixtureConfig(num_experts, k, **{"has_gate": isinstance(model, Llama), **options})
     width = model.config.hidden_size if d_ff is None else d_ff
     if next(mixtures(model), None) is not None:
-        raise ValueError("with_experts takes a model with MLPs in its blocks: got one with mixtures; make a new GPT.")
+        raise ValueError("with_experts takes a model with MLPs in its blocks: got one with mixtures; make a new model.")
     if every > len(model.blocks):
         raise ValueError(
             f"every must be at most the number of blocks: got {every} of {len(model.blocks)}; try every=1."

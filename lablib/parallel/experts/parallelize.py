@@ -100,7 +100,8 @@ class ExpertParallel:
         return self  # a copy of a model has the same ranks
 
 
-BY_EXPERT, BY_HIDDEN = (0, 0), (2, 1)  # which dimension of up [E, D, F] and of down [E, F, D] is cut
+# Which dimension of each matrix is cut.
+BY_EXPERT, BY_HIDDEN = {"up": 0, "down": 0, "gate": 0}, {"up": 2, "down": 1, "gate": 2}
 
 
 class ExpertShards(ExpertMLPs):
@@ -109,16 +110,17 @@ class ExpertShards(ExpertMLPs):
     `whole`: all experts; their shards are copied. `cuts`: in order, BY_EXPERT or BY_HIDDEN, and the group.
     """
 
-    def __init__(self, whole: ExpertMLPs, cuts: Sequence[tuple[tuple[int, int], Group]]):
-        weights = {"up": whole.up.detach(), "down": whole.down.detach()}
-        made: dict[str, list[tuple[int, int, Group]]] = {"up": [], "down": []}
-        for dims, group in cuts:
-            for key, dim in zip(weights, dims, strict=True):
-                made[key].append((dim, weights[key].shape[dim], group))
-                weights[key] = regions.shard_of(weights[key], dim, group)
-        super().__init__(weights["up"].clone(), weights["down"].clone(), whole.product)
-        self.up.requires_grad_(whole.up.requires_grad)
-        self.down.requires_grad_(whole.down.requires_grad)
+    def __init__(self, whole: ExpertMLPs, cuts: Sequence[tuple[dict[str, int], Group]]):
+        weights, made = dict[str, Tensor](), dict[str, list[tuple[int, int, Group]]]()
+        for key, param in whole.named_parameters():
+            shard, made[key] = param.detach(), []
+            for dims, group in cuts:
+                made[key].append((dims[key], shard.shape[dims[key]], group))
+                shard = regions.shard_of(shard, dims[key], group)
+            weights[key] = shard.clone()
+        super().__init__(product=whole.product, **weights)
+        for key, param in whole.named_parameters():
+            self.get_parameter(key).requires_grad_(param.requires_grad)
         self.group, self.multiple_of = cuts[0][1], 1
         self.cuts = {key: of[0][:2] for key, of in made.items()}
         self.further_cuts = {key: of[1:] for key, of in made.items()}

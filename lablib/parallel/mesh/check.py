@@ -19,7 +19,7 @@ Cost: a model without memory, and the plan of the pipeline; some tens of millise
 Source: Narayanan et al., SC 2021, arXiv 2104.04473, section 3; Llama Team, 2024, arXiv 2407.21783, section 3.3.2 (four
 axes); Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596, section 5.2 (experts).
 Simplified: a GPT or a Llama; micro-batches have equal numbers of sequences, context ranks equal numbers of tokens. With
-experts a GPT without sequence parallelism, each layer a mixture; tensor ranks cut each expert.
+experts no sequence parallelism, each layer a mixture; tensor ranks cut each expert.
 """
 
 from dataclasses import dataclass, field, replace
@@ -130,17 +130,15 @@ class Combination:
         return {
             name: replace(style, uneven=self.uneven_vocabulary) if isinstance(style, tensor_plans.Vocabulary) else style
             for name, style in plan.items()
-            if not (self.num_experts and name.startswith("blocks.*.mlp."))  # `ExpertParallel` cuts mixtures
+            if not (self.num_experts and f"{name}.".startswith("blocks.*.mlp."))  # `ExpertParallel` cuts mixtures
         }
 
     def model(self, seed: int = 0, **options: Any) -> GPT | Llama:
         """The whole model, with its experts; `options` as in `model_of`."""
-        model = model_of(self.config, seed=seed, **options)
-        if isinstance(model, GPT) and self.num_experts:
-            return with_experts(
-                model, self.num_experts, self.num_active, seed=seed, balanced=options.get("device") == "meta"
-            )
-        return model
+        model, is_meta = model_of(self.config, seed=seed, **options), options.get("device") == "meta"
+        if not self.num_experts:
+            return model
+        return with_experts(model, self.num_experts, self.num_active, seed=seed, balanced=is_meta)
 
     def size(self, axis: str) -> int:
         """Ranks along an axis; 1 if the mesh does not have it."""
@@ -212,11 +210,10 @@ class Combination:
                     f"num_experts={ranks}, or data={self.replicas} without the axis."
                 )
             return
-        if isinstance(self.config, LlamaConfig) or self.sequence_parallel:
-            got = "sequence_parallel=True" if self.sequence_parallel else "a Llama"
+        if self.sequence_parallel:
             raise ValueError(
-                "experts combine with data, expert, tensor, context and pipeline ranks of a GPT, without sequence "
-                f"parallelism: got {self.num_experts} experts with {got}; leave one of them out."
+                "experts combine with data, expert, tensor, context and pipeline ranks, without sequence parallelism: "
+                f"got {self.num_experts} experts with sequence_parallel=True; leave one of them out."
             )
         d_ff, tensor = self.config.hidden_size, self.size(TENSOR)
         check_experts(self.num_experts, self.num_active, self.size(EXPERT), d_ff=d_ff, tensor_ranks=tensor)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lablib.models import GPT, GPTConfig, next_token_loss
+from lablib.models import GPT, GPTConfig, Llama, LlamaConfig, next_token_loss
 from lablib.parallel import (
     MixtureConfig,
     MixtureOfExperts,
@@ -41,6 +41,24 @@ def mlp(x: Tensor, up_DF: Tensor, down_FD: Tensor) -> Tensor:
 def test_one_expert_is_an_mlp(product: Any):
     mixture, x = mixture_of(1, 1, product=product), drawn(2, 5, 16)
     torch.testing.assert_close(mixture(x), mlp(x, mixture.experts.up[0], mixture.experts.down[0]))
+
+
+@pytest.mark.parametrize("product", [loop_product, padded_product])
+def test_a_gated_expert_is_the_mlp_of_a_llama(product: Any):
+    """Mixtral 2024, equation 2; down(silu(gate(x)) * up(x))."""
+    config = LlamaConfig(1, 16, 2, 16, 8, 8)
+    mlp: Any = Llama(config, dtype=torch.float64).blocks[0].mlp
+    model, x = with_experts(Llama(config, dtype=torch.float64), 1, 1, product=product), drawn(2, 5, 16)
+    mixture = model.blocks[0].mlp
+    mixture.experts.load_state_dict({key: getattr(mlp, key).weight.T[None] for key in ("gate", "up", "down")})
+    torch.testing.assert_close(mixture(x), mlp(x))
+
+
+def test_parameters_are_those_of_the_published_mixtral():
+    """93,405,585,408 bytes in 16 bits: total_size in model.safetensors.index.json of mistralai/Mixtral-8x7B-v0.1."""
+    config = LlamaConfig(32, 4096, 32, 32000, 32768, 14336, num_kv_heads=8)
+    model = with_experts(Llama(config, dtype=torch.bfloat16, device="meta"), 8, 2)
+    assert sum(param.nbytes for param in model.parameters()) == 93_405_585_408
 
 
 @pytest.mark.parametrize("k", [2, 4])

@@ -120,8 +120,10 @@ def test_loss_gradients_norm_and_parameters_are_those_of_one_device(sizes: Any, 
         ({"data": 2, "pipeline": 2, "context": 2, "tensor": 2}, {"sequence_parallel": True}),
         pytest.param({"pipeline": 2, "tensor": 2}, {"schedule": "zb-v", "tied_head": True}, marks=SLOWER),
         ({"context": 2}, {"attention": ulysses_attention, "tied_head": True}),
+        ({"expert": 2, "tensor": 2, "pipeline": 2}, {"num_experts": 4}),
+        ({"expert": 2, "data": 2}, {"num_experts": 4, "zero_stage": 3, "recompute": "full"}),
     ],
-    ids=["all axes", "zb-v", "ulysses"],
+    ids=["all axes", "zb-v", "ulysses", "experts", "experts at stage 3"],
 )
 def test_a_llama_has_the_gradients_of_one_device(sizes: Any, options: Any):
     options = dict(options)
@@ -162,9 +164,9 @@ def test_drawn_meshes_give_the_gradients_of_one_device(data: Any):
     while math.prod(sizes.values()) > 12:
         sizes[max(sizes, key=lambda axis: sizes[axis])] = 1
     context, tensor = sizes["context"], sizes["tensor"]
-    config = GPTConfig(
+    config = data.draw(st.sampled_from([GPTConfig, LlamaConfig]))(
         num_layers=data.draw(st.integers(2, 4)),
-        d_model=12,
+        d_model=24,
         num_heads=tensor * data.draw(st.integers(1, 2)) if tensor < 3 else 3,
         vocab_size=data.draw(st.integers(3, 14)),
         max_seq_len=48,
@@ -225,20 +227,22 @@ def sent(how: Combination, model: Any, *axes: str) -> list[float]:
     """Bytes of a step from rank 0 in its group along each axis; a sum over two ranks counts as a ring's."""
 
     def program() -> None:
-        CombinedStep(how, partial(torch.optim.SGD, lr=0.1), model=model)(*batch(CONFIG, 8, 16))
+        CombinedStep(how, partial(torch.optim.SGD, lr=0.1), model=model)(*batch(how.config, 8, 16))
 
     transfers = launch(program, ranks=8).traffic.transfers
     sizes = [(one.ranks, one.tensor_bytes if one.name == "all_reduce" else one.sent_bytes[0]) for one in transfers]
     return [sum(size for ranks, size in sizes if ranks == how.mesh.group_of(0, axis)) for axis in axes]
 
 
-def test_the_bytes_sent_for_experts_are_the_closed_forms():
+@pytest.mark.parametrize("config", [CONFIG, LLAMA], ids=["gpt", "llama"])
+def test_the_bytes_sent_for_experts_are_the_closed_forms(config: Any):
     """Rows and counts; gradients and parameters of experts over data; the choices' weights over tensor ranks."""
-    ranks, sizes = ExpertRanks(2, data=2, tensor=2), ExpertSizes(32, 8, 12, 4, 2, element_bytes=8)
-    dense = Combination(CONFIG, Mesh(data=4, tensor=2), 8, 16)
-    how = Combination(CONFIG, Mesh(data=2, expert=2, tensor=2), 8, 16, num_experts=4)
-    form, (of_mlps,), model = expert_sent_bytes(sizes, ranks), sent(dense, moved(dense), "tensor"), GPT(CONFIG).double()
-    rows, experts, tensor = sent(how, with_experts(model, 4, 2, balanced=True), "expert", "data", "tensor")
+    ranks, has_gate = ExpertRanks(2, data=2, tensor=2), config is LLAMA
+    sizes = ExpertSizes(32, 8, 12, 4, 2, element_bytes=8, has_gate=has_gate)
+    dense = Combination(config, Mesh(data=4, tensor=2), 8, 16)
+    how = Combination(config, Mesh(data=2, expert=2, tensor=2), 8, 16, num_experts=4)
+    form, (of_mlps,), model = expert_sent_bytes(sizes, ranks), sent(dense, moved(dense), "tensor"), model_of(config)
+    rows, experts, tensor = sent(how, with_experts(model.double(), 4, 2, balanced=True), "expert", "data", "tensor")
     assert rows == CONFIG.num_layers * (form["rows"] + form["counts"])
     assert experts == CONFIG.num_layers * expert_weights(sizes, ranks) * sizes.element_bytes
     assert tensor - of_mlps == CONFIG.num_layers * (form["tensor"] - 2 * 32 * 8 * 8)  # f and g of an MLP
@@ -414,7 +418,7 @@ def of(mesh: Mesh | None = None, batch_size: Any = 8, seq_len: Any = 16, **optio
             "zero_stage must be 1 with pipeline ranks, .* got 3 with 2 stages; try zero_stage=1",
         ),
         (lambda: of(Mesh(expert=2)), "got 2 ranks and num_experts=0; try num_experts=2, or data=2 without the axis"),
-        (lambda: of(config=LLAMA, num_experts=2), "combine with data, expert, tensor, .* got 2 experts with a Llama"),
+        (lambda: of(Mesh(tensor=2), num_experts=2, sequence_parallel=True), "got 2 experts with sequence_parallel=Tr"),
         (lambda: of(Mesh(expert=2), num_experts=3), "got 3 experts on 2 ranks; try 1 rank, or 4 experts"),
     ],
 )
