@@ -1,10 +1,12 @@
 """Checks of lab 17: a failing run. Trainings stop at random steps; times, failures and streams are drawn at random."""
 
 import io
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isnan, nan
 from numbers import Real
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,10 +19,13 @@ from lablib.course.checks.comparison import difference, is_array, plain_number
 from lablib.course.checks.draw import Draw
 from lablib.course.checks.expect import RuleBroken
 from lablib.course.checks.formatting import short_repr
-from lablib.course.checks.rules import not_from_lablib
-from lablib.errors import LaunchError
+from lablib.course.checks.rules import not_from_lablib, same_calls
+from lablib.errors import LaunchError, RankError, RankKilledError
+from lablib.faults import CorruptGradient, KillRank
 from lablib.precision import LossScaler, ScaleRule
 from lablib.studies.faulty_script import NO_BOUND, SCRIPT, Symptom, symptoms
+from lablib.train import parse_config
+from lablib.train.run import run as run_training
 
 RANKS = 2
 ROOM_BYTES = 6_000  # for the state of a generator that the run does not use
@@ -546,3 +551,218 @@ def _run_script(repairs: Mapping[int, str], seed: int, config: Mapping[str, floa
         cause = error.__cause__ or error
         said = f"{type(cause).__name__}: {cause}"
         raise RuleBroken("the repaired script runs", said, "no error; lines have the numbers of the listing") from None
+
+
+# ---- exercise 5 ----
+
+
+@exercise(
+    "Collect together",
+    hints=[
+        "Which one number about all ranks does the decision need? Which collective gives it?",
+        "Each rank knows whether it is over the limit: 0 or 1. The maximum over all ranks is 1 if any is.",
+        "x = torch.tensor(float(garbage_bytes > limit_bytes)); dist.all_reduce(x, op=dist.ReduceOp.MAX); x.item() > 0",
+    ],
+)
+def must_collect(expect: Expect, must_collect: Callable[..., Any]) -> None:
+    not_from_lablib(must_collect)
+    draw = expect.draw
+    for ranks in (draw.integer(2, 4), draw.integer(5, 8)):
+        limit = draw.integer(10**6, 10**9)
+        made = [[draw.integer(1, limit // 100) for _ in range(ranks)] for _ in range(10)]
+        made[draw.integer(1, 3)][draw.integer(0, ranks - 1)] += 2 * limit  # one rank alone
+        part = 2 * limit // 3
+        # No garbage; much in all, little on each; the limit; above it.
+        made += [[each] * ranks for each in (2 * limit, part, limit - part, 1)]
+
+        def steps(made: list[list[int]] = made, limit: int = limit) -> list[tuple[int, Any]]:
+            garbage, found = 0, []
+            for step in made:
+                garbage += step[dist.get_rank()]
+                answer = must_collect(garbage, limit)
+                found.append((garbage, answer))
+                garbage = 0 if answer else garbage
+            return found
+
+        with same_calls("with any garbage on each rank"):
+            run = expect.launch(steps, ranks=ranks)
+        for step, here in enumerate(zip(*run.values, strict=True)):
+            garbage, answers = zip(*here, strict=True)
+            where = f"(after step {step}; garbage of the ranks in MB: {', '.join(f'{g / 1e6:.4g}' for g in garbage)})"
+            expect.equal(f"an answer is returned {where}", any(one is ... for one in answers), False)
+            if not all(isinstance(one, bool | int | float) for one in answers):
+                raise RuleBroken("each rank returns True or False", short_repr(answers[0]), "True or False")
+            said = [bool(one) for one in answers]
+            expect.that(f"all ranks decide the same {where}", len(set(said)) == 1, f"{said}", "one answer")
+            is_over = max(garbage) > limit
+            rule = f"they collect where a rank has more than {limit / 1e6:.4g} MB, and only there {where}"
+            expect.equal(rule, said[0], is_over)
+        expect.measured.clear()
+        given_bytes = sum(one.tensor_bytes for one in run.traffic.transfers if 0 in one.ranks)
+        expect.budget("bytes of a rank's communication per step", given_bytes / len(made), 8, "B")
+    expect.that("all ranks collect where one is over the limit", True, "", "in all steps")
+
+
+# ---- exercise 6 ----
+
+
+@exercise(
+    "Diagnose a hang",
+    hints=[
+        "Look at place 0 of all lists, then at place 1. When do you stop?",
+        "Lists end at different places: let None stand for a missing call. The usual call is the one that most ranks "
+        "have; count it.",
+        "here = [one[place] if place < len(one) else None for one in calls]; usual = max(here, key=here.count)",
+    ],
+)
+def diagnose(expect: Expect, diagnose: Callable[..., Any]) -> None:
+    not_from_lablib(diagnose)
+    draw = expect.draw
+    for kind in ("all agree", "a call is left out", "other bytes", "it ends early", "one call more", "two ranks") * 3:
+        ranks, length = draw.integer(5, 9), draw.integer(4, 9)
+        names = ("all_reduce", "broadcast", "all_gather", "barrier")
+        common = [(draw.choice(names), 2 ** draw.integer(4, 20) + place) for place in range(length)]
+        calls, place, odd = (
+            [list(common) for _ in range(ranks)],
+            draw.integer(0, length - 2),
+            draw.integer(0, ranks - 1),
+        )
+        wanted: Any = (place, [odd])
+        if kind == "all agree":
+            wanted = None
+        elif kind == "a call is left out":
+            del calls[odd][place]
+        elif kind == "other bytes":
+            name, size_bytes = common[place]
+            calls[odd][place] = name, 2 * size_bytes + 1
+        elif kind == "it ends early":
+            del calls[odd][place:]
+        elif kind == "one call more":
+            calls[odd].append(("all_reduce", 3))
+            wanted = (length, [odd])
+        else:
+            other = (odd + draw.integer(1, ranks - 1)) % ranks
+            del calls[odd][place]
+            calls[other][place] = ("barrier", 1)
+            wanted = (place, sorted((odd, other)))
+        expect.measured.clear()
+        given = [list(one) for one in calls]
+        found = diagnose(given)
+        expect.equal(f"an answer is returned ({kind})", found is ..., False)
+        expect.that("the lists are not changed", given == calls, "other lists", "the same")
+        if found is not None:
+            try:
+                at, differ = found
+                found = int(at), sorted(int(each) for each in differ)
+            except (TypeError, ValueError):
+                raise RuleBroken("(place, ranks) or None is returned", short_repr(found), "such as (1, [2])") from None
+        shown = "; ".join(f"rank {r}: {', '.join(f'{n} {b}' for n, b in one)}" for r, one in enumerate(calls))
+        rule = f"the first place where ranks disagree, and who differs ({kind}; {shown})"
+        expect.that(rule, found == wanted, f"{found}", f"{wanted}")
+    expect.measured.clear()
+    expect.that("place and ranks", True, "", "right in all cases")
+
+
+# ---- exercise 7 ----
+
+SIZES: dict[str, Any] = {
+    "num_steps": 24,
+    "model": {"num_layers": 1, "d_model": 16, "num_heads": 2, "max_seq_len": 16},
+    "data": {"batch_size": 4, "seq_len": 16},
+    "monitor": {"every": 100},
+}
+CHOICES = {"checkpoint": {"every", "keep"}, "health": {"policy", "drift_every"}}
+
+
+@exercise(
+    "Settings for a night",
+    hints=[
+        "24 steps and at most 5 saves: how often? And at most 6 steps again: how rarely?",
+        "A save between the drift and the comparison keeps the wrong weight. So each save needs a comparison in its "
+        "step, which comes first. With policy stop or off, what becomes of a step with NaN?",
+        "every and drift_every 5 or 6, and equal; keep 1; policy skip.",
+    ],
+)
+def night(expect: Expect, my_settings: Mapping[str, Any]) -> None:
+    expect.equal("settings are given", my_settings is ..., False)
+    if not isinstance(my_settings, Mapping) or not all(isinstance(each, Mapping) for each in my_settings.values()):
+        raise RuleBroken("the settings are a dict of dicts", short_repr(my_settings), '{"checkpoint": {"every": 4}}')
+    given = {(section, name) for section, table in my_settings.items() for name in table}
+    allowed = {(section, name) for section, names in CHOICES.items() for name in names}
+    others = [f"{section}.{name}" for section, name in sorted(given - allowed)]
+    expect.that("only the four values are chosen", not others, ", ".join(others), "every, keep, policy, drift_every")
+    with tempfile.TemporaryDirectory() as base:
+        _nights(expect, my_settings, Path(base))
+
+
+def _nights(expect: Expect, settings: Mapping[str, Any], base: Path) -> None:
+    def config(name: str) -> Any:
+        kept = {**settings.get("checkpoint", {}), "folder": str(base / name)}
+        return parse_config({**SIZES, **settings, "checkpoint": kept})
+
+    def train(name: str, attach: Any = ()) -> list[tuple[int, float, bool]]:
+        return [(one["step"], one["loss"], one["skipped"]) for one in run_training(config(name), attach)]
+
+    try:
+        chosen, num_steps = config("whole"), SIZES["num_steps"]
+    except ValueError as error:
+        raise RuleBroken("`lab train` accepts the settings", str(error), "values in their ranges") from None
+    every, drift_every = chosen.checkpoint.every, chosen.health.drift_every
+    expect.budget("saves", -(-num_steps // every), 5, "saves")
+    expect.budget("comparisons of the replicas", num_steps // drift_every if drift_every else 0, 5, "comparisons", 1)
+    whole = expect.launch(train, "whole", ranks=RANKS)
+    losses = {step: loss for step, loss, _ in whole.values[0]}
+    files = [file for file in next((base / "whole").iterdir()).rglob("*") if file.is_file()]
+    size_bytes = sum(file.stat().st_size for file in files)
+    room_bytes = (chosen.checkpoint.keep + 1) * size_bytes
+    expect.budget("room for the newest checkpoints and the best", room_bytes, 2 * size_bytes, "B")
+
+    step_s = whole.timeline.makespan_s / num_steps
+    draw = expect.draw
+    at = draw.choice([2 * every - 0.6, draw.number(every + 1, num_steps - 1)])  # right before a save, or anywhere
+    try:
+        expect.launch(train, "killed", ranks=RANKS, faults=[KillRank(draw.integer(0, 1), at * step_s)])
+    except RankKilledError:
+        pass
+    again = expect.launch(train, "killed", ranks=RANKS, trace=False).values[0]
+    where = f"(a rank dies in step {int(at) + 1})"
+    expect.budget(f"steps computed again {where}", int(at) + 1 - again[0][0], 6, "steps")
+    _same_losses(expect, again, losses, where)
+
+    # A save without a comparison in its step, if there is one, keeps a weight that has changed just before.
+    unseen = [step for step in range(every, num_steps, every) if step % drift_every]
+    after = unseen[-1] - 1 if unseen else draw.integer(every, 3 * every)
+
+    def drift(trainer: Any) -> None:
+        def change(metrics: Mapping[str, Any]) -> None:
+            if metrics["step"] == after and dist.get_rank() == 0:
+                with torch.no_grad():
+                    next(trainer.step.model.parameters()).mul_(2.0)
+
+        trainer.on_step.append(change)  # after the save of this step
+
+    where = f"(weights on rank 0 change after step {after})"
+    try:
+        expect.launch(train, "drift", [drift], ranks=RANKS, trace=False)
+        raise RuleBroken(f"the drift is found {where}", "the run ends as if nothing had happened", "it stops")
+    except RankError:
+        again = expect.launch(train, "drift", ranks=RANKS, trace=False).values[0]
+    _same_losses(expect, again, losses, where)
+
+    bad = expect.draw.integer(3, num_steps - 3)
+    where = f"(a gradient is NaN in step {bad + 1})"
+    try:
+        ran = expect.launch(train, "nan", ranks=RANKS, faults=[CorruptGradient(1, step=bad)]).values[0]
+    except LaunchError as error:
+        said = str(error).splitlines()[0]
+        raise RuleBroken(f"the run reaches its end {where}", said, "one step without update") from None
+    skipped = [step for step, _, is_skipped in ran if is_skipped]
+    expect.equal(f"one step is without update {where}", skipped, [bad + 1])
+    expect.measured.clear()
+    expect.that("each night ends with the losses of a night without faults", True, "", "to the bit")
+
+
+def _same_losses(expect: Expect, ran: Any, losses: Mapping[int, float], where: str) -> None:
+    first = next((step for step, loss, _ in ran if loss != losses[step]), None)
+    rule = f"the run goes on with the losses of a night without faults {where}"
+    expect.that(rule, first is None, f"another loss in step {first}", "the same, to the bit")

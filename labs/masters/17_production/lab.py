@@ -527,7 +527,7 @@ check.repairs(repairs)
 # the configuration as it is used, a count of the recomputed blocks, the indices of the first batch on each rank, and
 # the loss of one batch of padding alone.
 
-# %% [markdown] tags=["further"] minutes=6
+# %% [markdown] tags=["further"] minutes=14
 # ## Further: garbage collection
 #
 # Python's garbage collector stops a process now and then, each rank at another time. A step waits for the last rank.
@@ -572,7 +572,38 @@ my_guess_delayed.reveal([100 * (1 - (1 - often) ** 8), 100 * often])
 # (Megatron-LM: `--manual-gc`; torchtitan: `gc_freq`). Any random pause, of the file system for example, has
 # the same effect.
 
-# %% [markdown] tags=["further"] minutes=6
+# %% [markdown]
+# ### Exercise 5: collect together
+#
+# Automatic collection is off, so garbage stays until `gc.collect()`. Collecting after every so many steps is too late
+# for a rank that makes a lot of it. Write the decision after a step. All ranks collect in the same step, and only
+# where some rank has more than `limit_bytes` of garbage. One all-reduce of at most 8 bytes per step is allowed.
+
+
+# %% tags=["exercise"]
+def must_collect(garbage_bytes, limit_bytes):
+    """Whether this rank must call gc.collect() now: the same on all ranks, True or False.
+
+    garbage_bytes: of this rank, different on each. limit_bytes: the same on all.
+    """
+    ### BEGIN SOLUTION
+    is_over = torch.tensor(float(garbage_bytes > limit_bytes))
+    dist.all_reduce(is_over, op=dist.ReduceOp.MAX)
+    return is_over.item() > 0
+    ### END SOLUTION
+
+
+# %%
+def one_decision():
+    return must_collect([10, 90, 20, 30][dist.get_rank()], 80)
+
+
+try_out(one_decision, ranks=4)  # True on each
+
+# %% tags=["check"] points=2
+check.must_collect(must_collect)
+
+# %% [markdown] tags=["further"] minutes=15
 # ## Further: a hang
 #
 # A well-meant rule: skip a step if its loss is NaN. The loss is NaN on rank 1 alone. How many ranks are done?
@@ -634,6 +665,166 @@ except LinkDownError as error:
 # %% [markdown]
 # All ranks wait, also those with healthy wires, in the same line. The simulator names the link; NCCL would only time
 # out, on every rank. So large runs watch the error counters of links, and test all links before they start.
+
+# %% [markdown]
+# ### Exercise 6: diagnose a hang
+#
+# A flight recorder gives, for each rank, its communication calls in order. Find the first place where the ranks
+# disagree, and the ranks that differ there from most others. A rank without a call in this place differs, too.
+
+# %% [markdown]
+#     calls    rank 0: all_reduce 4 KB, broadcast 1 KB, all_reduce 4 KB
+#              rank 1: all_reduce 4 KB, all_reduce 4 KB
+#              rank 2: all_reduce 4 KB, broadcast 1 KB, all_reduce 4 KB
+#     Place 1: rank 1 differs. In place 2 it has no call, but the cause came before.
+
+
+# %% tags=["exercise"]
+def diagnose(calls):
+    """(place, ranks): the first place where ranks disagree, from 0, and those that differ.
+
+    calls: a list for each rank of pairs (operation, bytes), such as ("all_reduce", 4096).
+    More than half of the ranks agree in each place. None: all ranks made the same calls.
+    """
+    ### BEGIN SOLUTION
+    for place in range(max(map(len, calls))):
+        here = [one[place] if place < len(one) else None for one in calls]
+        usual = max(here, key=here.count)
+        if differ := [rank for rank, call in enumerate(here) if call != usual]:
+            return place, differ
+    return None
+    ### END SOLUTION
+
+
+# %%
+both, less = [("all_reduce", 4096), ("broadcast", 1024)], [("all_reduce", 4096)]
+try_out(diagnose, [both + less, less + less, both + less])  # by hand: (1, [1])
+try_out(diagnose, [both, less, both])  # by hand: (1, [1]), as a call is missing
+
+# %% tags=["check"] points=2
+check.diagnose(diagnose)
+
+# %% [markdown] tags=["further"] minutes=20
+# ## Further: a night with the course's trainer
+#
+# `lab train` runs the trainer of `lablib.train`, which has none of the eight faults. It saves and resumes (exercise 1),
+# skips steps with NaN, compares the weights of the replicas every few steps, and measures the seconds of waiting. Here
+# it trains a small GPT for 24 steps on two ranks.
+
+# %%
+import tempfile
+
+from lablib.train import parse_config
+from lablib.train.run import run
+
+SIZES = {
+    "num_steps": 24,
+    "model": {"num_layers": 1, "d_model": 16, "num_heads": 2, "max_seq_len": 16},
+    "data": {"batch_size": 4, "seq_len": 16},
+    "monitor": {"every": 8, "communication": True},
+}
+
+
+base = tempfile.TemporaryDirectory()
+
+
+def production(name, settings, changes=()):
+    """As `lab train`; resumes a run of this name. changes: functions that get the trainer."""
+    kept = settings["checkpoint"] | {"folder": f"{base.name}/{name}"}
+    run(parse_config(SIZES | settings | {"checkpoint": kept}), changes)
+
+
+# %% [markdown]
+# Rank 1 is three times as slow from the middle on. The step of a run like this takes 1.3 ms: which number of the lines
+# shows the slow rank?
+
+# %%
+from lablib.labs.lab17 import SlowRank
+
+settings = {"checkpoint": {"every": 4}, "health": {"policy": "skip", "drift_every": 8}}
+slow = [SlowRank(1, 3.0, from_s=0.016)]
+try_out(production, "slow", settings, ranks=2, cluster=cluster, faults=slow)
+
+# %% [markdown]
+# Rank 0 waits: its seconds grow, and the loss is the same. Now the disk is full from step 14 on: `RLIMIT_FSIZE` limits
+# the bytes of each file that this process writes. From which step does the second launch go on?
+
+# %%
+my_guess_disk = lab17.guess("step from which it goes on", None, interactive, "count")
+
+# %%
+import resource
+
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+
+def full_disk(trainer):
+    def after(metrics):
+        if metrics["step"] == 14:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
+
+    trainer.on_step.append(after)
+
+
+try:
+    try_out(production, "full disk", settings, [full_disk], ranks=2, cluster=cluster)
+finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+try_out(production, "full disk", settings, ranks=2, cluster=cluster)
+my_guess_disk.reveal(12)
+
+# %% [markdown]
+# The save of step 16 failed, and the one of step 12 is unchanged: a new checkpoint gets its name only when all of its
+# files are written. Now the weights of the first layer double on rank 0 after step 10, and the replicas are compared
+# every 8 steps. The run stops in step 16. Is its newest checkpoint a good one?
+
+
+# %%
+def drift(trainer):
+    def after(metrics):
+        if metrics["step"] == 10 and dist.get_rank() == 0:
+            with torch.no_grad():
+                next(trainer.step.model.parameters()).mul_(2.0)
+
+    trainer.on_step.append(after)
+
+
+try_out(production, "drift", settings, [drift], ranks=2, cluster=cluster)
+try_out(production, "drift", settings, ranks=2, cluster=cluster)
+
+# %% [markdown]
+# No: it goes on after step 12 with other losses than above, those of rank 0's wrong weights. The checkpoint of step 12
+# was saved before the comparison in step 16, and of replicas rank 0's is saved. How must the two intervals relate?
+
+# %% [markdown]
+# ### Exercise 7: settings for a night
+#
+# Choose four values, for 24 steps, so that each of these nights ends with the losses of a night without faults:
+#
+# - a rank dies, and at most 6 steps are computed again, with at most 5 saves;
+# - weights on rank 0 drift, with at most 5 comparisons;
+# - a gradient on rank 1 is NaN: only that step has no update, and at the end the loss is a number.
+#
+# `keep` is the number of newest checkpoints; the one with the lowest loss is kept, too. The folder has room for two
+# checkpoints. `policy` is of steps with NaN: "off", "skip", "roll_back" or "stop".
+
+# %% tags=["exercise"]
+### BEGIN SOLUTION
+my_settings = {
+    "checkpoint": {"every": 5, "keep": 1},
+    "health": {"policy": "skip", "drift_every": 5},
+}
+### END SOLUTION
+
+# %%
+try_out(production, "mine", my_settings, ranks=2, cluster=cluster)
+
+# %% tags=["check"] points=3
+check.night(my_settings)
+
+# %% [markdown]
+# The comparison must come with each save, or before it: `drift_every` divides `every`. Rare saves lose more steps, and
+# frequent ones cost time and bytes.
 
 # %% [markdown] minutes=2
 # ## Summary

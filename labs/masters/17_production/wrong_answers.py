@@ -116,6 +116,11 @@ def _repairs(*without, **changed):
     return f"repairs = { ({number: text for number, text in REPAIRS.items() if number not in without} | changed)!r}"
 
 
+def _night(every=5, keep=1, policy="skip", drift_every=5):
+    checkpoint, health = {"every": every, "keep": keep}, {"policy": policy, "drift_every": drift_every}
+    return f"my_settings = { ({'checkpoint': checkpoint, 'health': health})!r}"
+
+
 WRONG_ANSWERS = {
     "exact_resume": [
         ("weights alone", _resume(*(set(SAVED) - {"model"})), "scheduler, scaler, steps"),
@@ -602,6 +607,215 @@ def alert(samples, limit, hold_s, clear_s):
         ("another name", _repairs(line_44="tokens += batch.numel() * num_ranks"), "NameError"),
         ("a list", "repairs = [11, 25, 26, 34, 42, 43, 44, 47]", "repairs are a dict"),
     ],
+    "must_collect": [
+        (
+            "each rank for itself",
+            """
+def must_collect(garbage_bytes, limit_bytes):
+    return garbage_bytes > limit_bytes
+""",
+            "all ranks decide the same",
+        ),
+        (
+            "only if all are over the limit",
+            """
+def must_collect(garbage_bytes, limit_bytes):
+    is_over = torch.tensor(float(garbage_bytes > limit_bytes))
+    dist.all_reduce(is_over, op=dist.ReduceOp.MIN)
+    return is_over.item() > 0
+""",
+            "they collect where a rank has more than",
+        ),
+        (
+            "the sum of all ranks against the limit",
+            """
+def must_collect(garbage_bytes, limit_bytes):
+    total = torch.tensor(float(garbage_bytes))
+    dist.all_reduce(total)
+    return total.item() > limit_bytes
+""",
+            "they collect where a rank has more than",
+        ),
+        (
+            "a call only where it is over",
+            """
+def must_collect(garbage_bytes, limit_bytes):
+    if garbage_bytes > limit_bytes:
+        dist.all_reduce(torch.ones(1))
+        return True
+    return False
+""",
+            "every rank makes the same calls",
+        ),
+        (
+            "at the limit, too",
+            """
+def must_collect(garbage_bytes, limit_bytes):
+    is_over = torch.tensor(float(garbage_bytes >= limit_bytes))
+    dist.all_reduce(is_over, op=dist.ReduceOp.MAX)
+    return is_over.item() > 0
+""",
+            "they collect where a rank has more than",
+        ),
+        (
+            "all numbers to all ranks",
+            """
+def must_collect(garbage_bytes, limit_bytes):
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, garbage_bytes)
+    return max(found) > limit_bytes
+""",
+            "bytes of a rank's communication per step",
+        ),
+        (
+            "always",
+            """
+def must_collect(garbage_bytes, limit_bytes):
+    return True
+""",
+            "they collect where a rank has more than",
+        ),
+        (
+            "the library decides",
+            """
+from lablib.train.health import worst_of_ranks
+def must_collect(garbage_bytes, limit_bytes):
+    x = torch.tensor(float(garbage_bytes > limit_bytes))
+    return worst_of_ranks(x, x)[0] > 0
+""",
+            "your own code",
+        ),
+        (
+            "a tensor",
+            """
+def must_collect(garbage_bytes, limit_bytes):
+    is_over = torch.tensor(float(garbage_bytes > limit_bytes))
+    dist.all_reduce(is_over, op=dist.ReduceOp.MAX)
+    return is_over
+""",
+            "each rank returns True or False",
+        ),
+    ],
+    "diagnose": [
+        (
+            "the shortest list",
+            """
+def diagnose(calls):
+    fewest = min(map(len, calls))
+    return fewest, [rank for rank, one in enumerate(calls) if len(one) == fewest]
+""",
+            "the first place where ranks disagree",
+        ),
+        (
+            "as far as the shortest list",
+            """
+def diagnose(calls):
+    for place in range(min(map(len, calls))):
+        here = [one[place] for one in calls]
+        usual = max(here, key=here.count)
+        if differ := [rank for rank, call in enumerate(here) if call != usual]:
+            return place, differ
+    return None
+""",
+            "the first place where ranks disagree",
+        ),
+        (
+            "rank 0 is always right",
+            """
+def diagnose(calls):
+    for place in range(max(map(len, calls))):
+        here = [one[place] if place < len(one) else None for one in calls]
+        if differ := [rank for rank, call in enumerate(here) if call != here[0]]:
+            return place, differ
+    return None
+""",
+            "the first place where ranks disagree",
+        ),
+        (
+            "names only",
+            """
+def diagnose(calls):
+    for place in range(max(map(len, calls))):
+        here = [one[place][0] if place < len(one) else None for one in calls]
+        usual = max(here, key=here.count)
+        if differ := [rank for rank, call in enumerate(here) if call != usual]:
+            return place, differ
+    return None
+""",
+            "the first place where ranks disagree",
+        ),
+        (
+            "the last place",
+            """
+def diagnose(calls):
+    found = None
+    for place in range(max(map(len, calls))):
+        here = [one[place] if place < len(one) else None for one in calls]
+        usual = max(here, key=here.count)
+        if differ := [rank for rank, call in enumerate(here) if call != usual]:
+            found = place, differ
+    return found
+""",
+            "the first place where ranks disagree",
+        ),
+        (
+            "one rank only",
+            """
+def diagnose(calls):
+    for place in range(max(map(len, calls))):
+        here = [one[place] if place < len(one) else None for one in calls]
+        usual = max(here, key=here.count)
+        for rank, call in enumerate(here):
+            if call != usual:
+                return place, [rank]
+    return None
+""",
+            "two ranks",
+        ),
+        (
+            "the lists are used up",
+            """
+def diagnose(calls):
+    place = 0
+    while any(calls):
+        here = [one.pop(0) if one else None for one in calls]
+        usual = max(here, key=here.count)
+        if differ := [rank for rank, call in enumerate(here) if call != usual]:
+            return place, differ
+        place += 1
+    return None
+""",
+            "the lists are not changed",
+        ),
+        (
+            "an empty list where all agree",
+            """
+def diagnose(calls):
+    for place in range(max(map(len, calls))):
+        here = [one[place] if place < len(one) else None for one in calls]
+        usual = max(here, key=here.count)
+        if differ := [rank for rank, call in enumerate(here) if call != usual]:
+            return place, differ
+    return 0, []
+""",
+            "all agree",
+        ),
+    ],
+    "night": [
+        ("rare saves", _night(every=12, drift_every=12), "steps computed again"),
+        ("frequent saves", _night(every=2, drift_every=6), "5 saves"),
+        ("frequent comparisons", _night(drift_every=1), "5 comparisons"),
+        ("no comparison", _night(drift_every=0), "comparisons of the replicas"),
+        ("saves between the comparisons", _night(every=5, drift_every=6), "another loss in step"),
+        ("fewer comparisons than saves", _night(every=5, drift_every=10), "another loss in step"),
+        ("two newest checkpoints", _night(keep=2), "room for the newest checkpoints"),
+        ("the run stops at NaN", _night(policy="stop"), "the run reaches its end"),
+        ("NaN is not looked for", _night(policy="off"), "the run reaches its end"),
+        ("no such policy", _night(policy="ignore"), "`lab train` accepts the settings"),
+        ("a text", 'my_settings = "every=5"', "the settings are a dict of dicts"),
+        ("another section", 'my_settings = {"optimizer": {"lr": 0.0}}', "only the four values are chosen"),
+        ("a list", 'my_settings = [{"checkpoint": {"every": 5}}]', "the settings are a dict of dicts"),
+    ],
 }
 
 RIGHT_ANSWERS = {
@@ -917,5 +1131,43 @@ def alert(samples, limit, hold_s, clear_s):
                 "scaler.step(optimizer)\nscaler.update()",
             ).replace("42: 'loss = F.cross_entropy(logits_BTV.float().flatten(0, 1), labels) / 1.0', ", ""),
         ),
+    ],
+    "must_collect": [
+        (
+            "the largest garbage, in float64",
+            """
+def must_collect(garbage_bytes, limit_bytes):
+    most = torch.tensor([garbage_bytes], dtype=torch.float64)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return bool(most > limit_bytes)
+""",
+        ),
+        (
+            "a count of ranks over the limit",
+            """
+def must_collect(garbage_bytes, limit_bytes):
+    over = torch.zeros(1, dtype=torch.int64) + int(garbage_bytes > limit_bytes)
+    dist.all_reduce(over)
+    return int(over)
+""",
+        ),
+    ],
+    "diagnose": [
+        (
+            "with zip_longest and Counter, a tuple of ranks",
+            """
+from collections import Counter
+from itertools import zip_longest
+def diagnose(calls):
+    for place, here in enumerate(zip_longest(*calls)):
+        usual, count = Counter(here).most_common(1)[0]
+        if count < len(here):
+            return [place, tuple(rank for rank, call in enumerate(here) if call != usual)]
+""",
+        ),
+    ],
+    "night": [
+        ("six steps", _night(every=6, drift_every=6)),
+        ("rolls back at NaN that comes again and again", _night(policy="roll_back")),
     ],
 }
