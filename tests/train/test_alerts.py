@@ -1,7 +1,7 @@
 """Alerts: at the edges, flapping, missing data, and against a brute-force evaluator."""
 
 from collections.abc import Sequence
-from math import inf, nan
+from math import inf, nan, nextafter
 from typing import Any
 
 import pytest
@@ -60,6 +60,19 @@ def test_the_rules_of_training_have_these_thresholds_and_minutes():
         ("synchronization_s", "above", 5, 5),
         ("node_failure_share", "above", 0.05, 1),
     }
+
+
+@pytest.mark.parametrize("rule", TRAINING_RULES, ids=lambda rule: rule.metric)
+def test_a_rule_of_training_fires_just_beyond_its_threshold_at_its_duration_and_not_before(rule: AlertRule):
+    beyond = nextafter(rule.threshold, inf if rule.when == "above" else -inf)
+    times_s = [rule.for_s * quarter / 4 for quarter in range(20)]
+    assert states(rule, [(time_s, beyond) for time_s in times_s[:5]]) == ["pending"] * 4 + ["firing"]
+    assert states(rule, [(time_s, beyond) for time_s in (*times_s[:4], rule.for_s - 1e-6)]) == ["pending"] * 5
+    assert set(states(rule, [(time_s, rule.threshold) for time_s in times_s])) == {"inactive"}
+    for interruption in (rule.threshold, None):  # flapping, and missing data
+        values = [interruption if place % 4 == 3 else beyond for place in range(20)]
+        found = states(rule, list(zip(times_s, values, strict=True)))
+        assert found == ["pending", "pending", "pending", "inactive"] * 5
 
 
 def naive_states(rule: AlertRule, samples: list[tuple[float, float | None]], stale_s: float) -> list[str]:

@@ -19,42 +19,15 @@ def config_of(values: dict[str, Any], ranks: int = 1, **tables: Any) -> TrainCon
 
 
 def test_a_whole_file_has_deepspeeds_meaning():
-    config = config_of(
-        {
-            "train_batch_size": 64,
-            "train_micro_batch_size_per_gpu": 4,
-            "gradient_clipping": 0.5,
-            "steps_per_print": 7,
-            "wall_clock_breakdown": True,
-            "optimizer": {"type": "Adam", "params": {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-6}},
-            "scheduler": {
-                "type": "WarmupLR",
-                "params": {
-                    "warmup_min_lr": 1e-4,
-                    "warmup_max_lr": 1e-3,
-                    "warmup_num_steps": 20,
-                    "warmup_type": "linear",
-                },
-            },
-            "zero_optimization": {
-                "stage": 2,
-                "overlap_comm": True,
-                "contiguous_gradients": True,
-                "reduce_bucket_size": 2e8,
-                "allgather_bucket_size": 2e8,
-                "cpu_offload": False,
-            },
-            "fp16": {
-                "enabled": True,
-                "loss_scale": 0,
-                "initial_scale_power": 12,
-                "loss_scale_window": 500,
-                "hysteresis": 3,
-                "min_loss_scale": 2,
-            },
-        },
-        ranks=8,
-    )
+    values: dict[str, Any] = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0.5}
+    values |= {"steps_per_print": 7, "wall_clock_breakdown": True}
+    values["optimizer"] = {"type": "Adam", "params": {"lr": 3e-4, "betas": [0.9, 0.95], "eps": 1e-6}}
+    warmup = {"warmup_min_lr": 1e-4, "warmup_max_lr": 1e-3, "warmup_num_steps": 20, "warmup_type": "linear"}
+    values["scheduler"] = {"type": "WarmupLR", "params": warmup}
+    stage = {"stage": 2, "overlap_comm": True, "contiguous_gradients": True, "cpu_offload": False}
+    values["zero_optimization"] = {**stage, "reduce_bucket_size": 2e8, "allgather_bucket_size": 2e8}
+    scale = {"loss_scale": 0, "initial_scale_power": 12, "loss_scale_window": 500, "hysteresis": 3, "min_loss_scale": 2}
+    config = config_of({**values, "fp16": {"enabled": True, **scale}}, ranks=8)
     assert (config.data.batch_size, config.data.micro_batch) == (64, 4)
     optimizer, precision = config.optimizer, config.precision
     assert (optimizer.name, optimizer.lr, optimizer.betas, optimizer.eps) == ("adamw", 1e-3, (0.9, 0.95), 1e-6)
@@ -134,11 +107,8 @@ def test_auto_is_the_value_of_the_other_sources():
     assert (config.data.batch_size, config.data.micro_batch) == (12, None)
     assert (config.optimizer.lr, config.optimizer.weight_decay, config.optimizer.betas) == (5e-4, 0.3, (0.8, 0.9))
     assert (config.optimizer.num_warmup, config.optimizer.schedule_steps, config.optimizer.max_norm) == (9, 30, 2)
-    assert (config.parallel.bucket_bytes, config.precision.products, config.precision.master) == (
-        1000,
-        "bfloat16",
-        True,
-    )
+    assert (config.parallel.bucket_bytes, config.precision.products) == (1000, "bfloat16")
+    assert config.precision.master
 
 
 @pytest.mark.parametrize(

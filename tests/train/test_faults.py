@@ -91,7 +91,7 @@ def assert_survives(folder: Path, kills: list[str], straight: list[torch.Tensor]
 
 
 def test_killed_at_a_step_and_in_a_save_nothing_is_lost_but_steps_since_the_last_checkpoint(tmp_path, straight):
-    assert_survives(tmp_path, drawn_kills(0, 2), straight)
+    assert_survives(tmp_path, drawn_kills(0, 3), straight)
 
 
 @pytest.mark.thorough

@@ -181,6 +181,22 @@ def test_drawn_shards_of_spread_experts_have_the_gradients_of_one_device(stage: 
     assert_is_one_device(train.parse_config(tables), replicas * expert)
 
 
+UNITS = [[], ["parallel.zero_stage=3"], ["parallel.zero_stage=3", "parallel.library=torch"], ["parallel.tensor=2"]]
+
+
+@pytest.mark.parametrize("overrides", UNITS, ids=lambda one: " ".join(one))
+def test_each_layer_is_recomputed_and_gathered_by_itself(overrides: list[str]):
+    """No policy by names of classes, which could match none without an error."""
+    corpus, layers = text(), [*overrides, "model.num_layers=4"]
+    configs = [config_of(*layers, f"memory.recompute={one}") for one in ("none", "full")]
+    kept, recomputed = (launch(curve, config, corpus, 1, ranks=2) for config in configs)
+    peaks = [max(run.memory.curve(0)[1]["activation"]) for run in (kept, recomputed)]
+    flops = [sum(span.flops for span in run.timeline.select(0, "compute")) for run in (kept, recomputed)]
+    assert peaks[1] < peaks[0] / 2 and flops[1] > 1.1 * flops[0]
+    num_gathers = sum("gather" in transfer.name for transfer in kept.traffic.transfers)
+    assert num_gathers >= (2 * 4 if configs[0].parallel.zero_stage == 3 else 0)
+
+
 # ---- curves ----
 
 
