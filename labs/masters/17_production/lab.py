@@ -708,8 +708,8 @@ check.diagnose(diagnose)
 # ## Further: a night with the course's trainer
 #
 # `lab train` runs the trainer of `lablib.train`, which has none of the eight faults. It saves and resumes (exercise 1),
-# skips steps with NaN, compares the weights of the replicas every few steps, and measures the seconds of waiting. Here
-# it trains a small GPT for 24 steps on two ranks.
+# skips steps with NaN, and measures the seconds of waiting. Ranks that hold the same weights are *replicas*; every few
+# steps it compares them. Here it trains a small GPT for 24 steps on two ranks.
 
 # %%
 import tempfile
