@@ -125,6 +125,7 @@ from .tensor.plan import (
     LLAMA_PLAN as LLAMA_PLAN,
     LLAMA_SEQUENCE_PLAN as LLAMA_SEQUENCE_PLAN,
     Column as Column,
+    OfExperts as OfExperts,
     OnTokens as OnTokens,
     Row as Row,
     SharedInput as SharedInput,

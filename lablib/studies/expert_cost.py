@@ -105,13 +105,14 @@ def mixture_step(
     model = nn.Sequential(MixtureOfExperts(config, sizes.d_model, sizes.d_ff, dtype=dtype))
     group = mesh.group("expert") if ranks.cuts_experts else mesh.group("expert", "tensor")
     tensor_group = mesh.group("tensor") if ranks.tensor > 1 else None
-    ExpertParallel(group, tensor_group, cuts_experts=ranks.cuts_experts).parallelize(model, broadcasts=False)
+    cuts = {"cuts_experts": ranks.cuts_experts, "cuts_sequence": ranks.cuts_sequence}
+    ExpertParallel(group, tensor_group, **cuts).parallelize(model, broadcasts=False)
     if parts is not None:
         overlap_experts(model, parts)
     if counts is not None:
         mixture: Any = model[0]
         mixture._routed = partial(_routed_by_counts, mixture, counts)
-    x = torch.empty(sizes.tokens, sizes.d_model, dtype=dtype, requires_grad=True)
+    x = torch.empty(sizes.tokens // ranks.sequence_parts, sizes.d_model, dtype=dtype, requires_grad=True)
     grad = torch.empty_like(x, requires_grad=False)
     return lambda: model(x).backward(grad)
 

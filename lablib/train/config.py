@@ -272,9 +272,6 @@ class TrainConfig(Checked):
             raise _broken("model.num_experts", rule, model.num_experts, 2 * axes.expert)
         if axes.expert > 1 and axes.library == "torch":
             raise _broken("parallel.library", "lablib with expert ranks", "torch", "lablib")
-        if model.num_experts and axes.sequence_parallel:
-            rule = "false with experts, which combine with data, expert, tensor, context and pipeline ranks"
-            raise _broken("parallel.sequence_parallel", rule, "true", "false")
         if rate.fused and rate.name == "sgd" and axes.library == "torch" and axes.zero_stage:
             rule = "false for sgd with fully_shard, as torch has no fused SGD of sharded parameters"
             raise _broken("optimizer.fused", rule, "true", "false")

@@ -38,6 +38,7 @@ RANKS = [
     ExpertRanks(2, data=2, tensor=2),
     ExpertRanks(2, data=2, tensor=2, cuts_experts=False),
     ExpertRanks(1, tensor=2),
+    ExpertRanks(2, tensor=2, cuts_sequence=True),
 ]
 DTYPES = {2: torch.bfloat16, 4: torch.float32, 8: torch.float64}
 
@@ -55,14 +56,17 @@ def mixture_on(sizes: ExpertSizes, ranks: ExpertRanks, balanced: bool, multiply:
     model = nn.Sequential(MixtureOfExperts(config, sizes.d_model, sizes.d_ff, dtype=dtype))
     group = mesh.group("expert") if ranks.cuts_experts else mesh.group("expert", "tensor")
     tensor_group = mesh.group("tensor") if ranks.tensor > 1 else None
-    parallel = ExpertParallel(group, tensor_group, cuts_experts=ranks.cuts_experts)
+    cuts = {"cuts_experts": ranks.cuts_experts, "cuts_sequence": ranks.cuts_sequence}
+    parallel = ExpertParallel(group, tensor_group, **cuts)
     return parallel.parallelize(model, broadcasts=False), mesh
 
 
 def step(sizes: ExpertSizes, ranks: ExpertRanks, balanced: bool) -> list[int]:
     model, mesh = mixture_on(sizes, ranks, balanced)
     generator = torch.Generator().manual_seed(dist.get_rank() // ranks.tensor)
-    x = torch.randn(sizes.tokens, sizes.d_model, generator=generator).to(DTYPES[sizes.element_bytes])
+    x = torch.randn(sizes.tokens // ranks.sequence_parts, sizes.d_model, generator=generator).to(
+        DTYPES[sizes.element_bytes]
+    )
     y = model(x.requires_grad_())
     y.backward(torch.ones_like(y, requires_grad=False))
     average_expert_gradients(model, mesh.group("data"), mesh.group("data", "expert"))
@@ -111,7 +115,9 @@ def test_a_real_routing_sends_what_its_counts_say(ranks: ExpertRanks):
 def kept(sizes: ExpertSizes, ranks: ExpertRanks) -> tuple[int, int]:
     """Bytes that autograd saves, without x and the weights; numbers of the experts' weights."""
     model, _ = mixture_on(sizes, ranks, True)
-    x = torch.zeros(sizes.tokens, sizes.d_model, dtype=DTYPES[sizes.element_bytes], requires_grad=True)
+    x = torch.zeros(
+        sizes.tokens // ranks.sequence_parts, sizes.d_model, dtype=DTYPES[sizes.element_bytes], requires_grad=True
+    )
     known = {tensor.untyped_storage().data_ptr() for tensor in (x, *model.parameters())}
     alive: list[torch.Tensor] = []
     found: dict[int, int] = {}
@@ -135,10 +141,9 @@ def kept(sizes: ExpertSizes, ranks: ExpertRanks) -> tuple[int, int]:
         (RANKS[0], 2, 1, 4, False),
         (RANKS[2], 2, 1, 2, True),
         (RANKS[3], 2, 1, 4, False),
-        *(
-            pytest.param(*one, marks=THOROUGH)
-            for one in product((RANKS[2], RANKS[3], RANKS[4]), (1, 2), (0, 1), (2, 4), (False, True))
-        ),
+        (RANKS[5], 2, 1, 2, True),
+        (RANKS[5], 2, 1, 4, False),
+        *(pytest.param(*one, marks=THOROUGH) for one in product(RANKS[2:], (1, 2), (0, 1), (2, 4), (False, True))),
     ],
 )
 def test_what_is_kept_for_backward_is_what_autograd_saves(

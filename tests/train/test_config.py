@@ -137,10 +137,6 @@ def test_a_head_is_tied_by_default_in_a_gpt_and_not_in_a_llama():
         (["parallel.pipeline=2", "parallel.zero_stage=2"], "parallel.zero_stage must be 0 or 1 with pipeline ranks"),
         (["parallel.expert=2", "model.num_experts=3"], "model.num_experts must be a multiple of 2 expert ranks: got 3"),
         (["parallel.expert=2", "model.num_experts=4", "parallel.library=torch"], "try parallel.library=lablib"),
-        (
-            ["model.num_experts=4", "parallel.tensor=2", "parallel.sequence_parallel=true"],
-            "sequence_parallel must be false with experts, which combine with data, expert, tensor",
-        ),
         (["precision.master=true"], "precision.master must be false without a ZeRO stage"),
         (["optimizer.fused=true", "optimizer.name=lion"], "optimizer.fused must be false for lion"),
         (["model.num_kv_heads=2"], 'model.num_kv_heads must be none without model.family="llama": got 2; try'),

@@ -114,7 +114,7 @@ SPREAD |= {"expert=2 zero_stage=3": 4, "expert=2 pipeline=2": 4, "expert=2 zero_
 LLAMA = "family=llama num_kv_heads=2 head_dim=4", {"zero_stage=3": 3, "tensor=2": 2, "pipeline=2": 2}
 
 
-MIXTRAL = f"{LLAMA[0]} num_experts=4", {"expert=2 zero_stage=3": 4, "expert=2 tensor=2": 4}
+MIXTRAL = f"{LLAMA[0]} num_experts=4", {"expert=2 zero_stage=3": 4, "expert=2 tensor=2 sequence_parallel=true": 4}
 OTHERS = [LLAMA, ("num_experts=4", SPREAD), MIXTRAL]
 
 

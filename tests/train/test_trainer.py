@@ -141,6 +141,7 @@ def assert_is_one_device(config: train.TrainConfig, ranks: int) -> None:
         pytest.param([*LLAMA, "model.num_experts=4"], 2, marks=SLOWER),
         ([*LLAMA, "model.num_experts=4", "parallel.expert=2"], 4),
         ([*LLAMA, "model.num_experts=4", "parallel.expert=2", "parallel.tensor=2", "parallel.context=2"], 8),
+        (["model.num_experts=4", "parallel.expert=2", "parallel.tensor=2", "parallel.sequence_parallel=true"], 4),
     ],
     ids=lambda one: " ".join(one) if isinstance(one, list) else str(one),
 )

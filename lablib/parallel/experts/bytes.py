@@ -6,6 +6,8 @@ Sent by a rank in one step, with n = e ranks that share the experts (e t if they
     rows        2 (out + in) D w                        to the experts and back; backward their gradients
     tensor      cut    2 (t-1)/t (2 N D w + N k v)      y is summed; backward the gradients of x and of the weights
                 whole  (t-1)/t (2 N D w + N k v)        y is gathered; backward the gradients of x and of the weights
+                (t-1)/t (N E v + 2 D E w)               more with sequence parallelism: the router's logits, and its
+                                                        gradient
     gradients   2 (d e - 1)/(d e) (D E + m S D F/c) w   router and shared experts, over all ranks with other tokens
                 2 (d - 1)/d m (E/n) D F/c w             experts, over ranks with the same ones; c = t if cut, else 1
 
@@ -20,8 +22,9 @@ Kept for backward in addition to x, with R rows for a rank's experts and N/p tok
                                                         the gate, and the product
     outputs of experts  N/p k (D + 1) w                 with their weights (k v, not k w, if w = v)
     router              N (E v + 8 k)                   scores and choices; (k + 2) N v to normalize weights, if k > 1
-                        (N + E) D v                     input and matrix in 32 bits, unless they already are
-    shared              2 N S F/c w                     gated: 4 N S F/c w
+                        (N + E) D v                     input and matrix in 32 bits, unless they already are; with
+                                                        sequence parallelism N/t of the input
+    shared              2 N S F/c w                     gated: 4 N S F/c w; with sequence parallelism x of all N, N D w
 
 A dense MLP of the same FLOPs keeps 2 N k F w, the same as hidden; the k copies of D numbers, twice, are additional.
 
@@ -73,6 +76,12 @@ class ExpertRanks(Checked):
     data: Count = 1
     tensor: Count = 1
     cuts_experts: bool = True  # whether tensor ranks cut each expert; otherwise each is whole on one of them
+    cuts_sequence: bool = False  # whether there is sequence parallelism; only with cut experts
+
+    @property
+    def sequence_parts(self) -> int:
+        """Ranks that divide the tokens of one rank outside of the mixture."""
+        return self.tensor if self.cuts_sequence and self.cuts_experts else 1
 
     @property
     def sharing(self) -> int:
@@ -110,6 +119,8 @@ def expert_sent_bytes(
     )
     gradients = 2 * (everyone - 1) * dense * width // everyone + 2 * (d - 1) * expert_weights(sizes, ranks) * width // d
     counts_bytes, tensor = 8 * (n - 1) * sizes.num_experts // n, 2 * tensor if ranks.cuts_experts else tensor
+    router = sizes.num_experts * (sizes.tokens * max(4, width) + 2 * row)
+    tensor += (ranks.sequence_parts - 1) * router // t
     return {"counts": counts_bytes, "rows": 2 * (out + back) * row, "tensor": tensor, "gradients": gradients}
 
 
@@ -122,8 +133,9 @@ def expert_kept_bytes(sizes: ExpertSizes, ranks: ExpertRanks) -> int:
     hidden = (4 if sizes.has_gate else 2) * (received + n * sizes.num_shared) * sizes.d_ff * width // ranks.cut
     outputs = own * k * row + (own * k * width if is_narrow else n * k * v)
     router = n * sizes.num_experts * v + 8 * n * k + ((n * k + 2 * n) * v if k > 1 else 0)
-    router += (n + sizes.num_experts) * sizes.d_model * v if is_narrow else 0
-    return received * row + hidden + outputs + router
+    router += (n // ranks.sequence_parts + sizes.num_experts) * sizes.d_model * v if is_narrow else 0
+    inputs = received + n * (ranks.sequence_parts > 1 and sizes.num_shared > 0)
+    return inputs * row + hidden + outputs + router
 
 
 def expert_weights(sizes: ExpertSizes, ranks: ExpertRanks) -> int:

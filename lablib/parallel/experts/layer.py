@@ -118,7 +118,7 @@ class MixtureOfExperts(nn.Module):
 
     routing: Routing | None
     bias_E: Tensor | None
-    needs_all_tokens = True  # on tensor ranks: sequence parallelism is refused (`tensor/plan.py`)
+    needs_all_tokens = True  # on tensor ranks: plans with sequence parallelism must name it (`tensor/plan.py`)
 
     @checked
     def __init__(
@@ -162,11 +162,9 @@ class MixtureOfExperts(nn.Module):
 
     def route(self, x_ND: Float[Tensor, "N D"]) -> Routing:
         """The experts of each token."""
-        config, dtype = self.config, torch.promote_types(x_ND.dtype, torch.float32)
-        with _without_autocast(x_ND.device.type):
-            logits_NE = F.linear(x_ND.to(dtype), self.router.weight.to(dtype))
+        config = self.config
         return route(
-            logits_NE,
+            self.logits(x_ND, self.router.weight),
             config.k,
             gates=config.gates,
             normalized=config.normalized,
@@ -176,6 +174,12 @@ class MixtureOfExperts(nn.Module):
             groups_of_token=config.groups_of_token,
             balanced=config.balanced,
         )
+
+    def logits(self, x_ND: Float[Tensor, "N D"], weight_ED: Float[Tensor, "E D"]) -> Float[Tensor, "N E"]:
+        """The router's."""
+        dtype = torch.promote_types(x_ND.dtype, torch.float32)
+        with _without_autocast(x_ND.device.type):
+            return F.linear(x_ND.to(dtype), weight_ED.to(dtype))
 
     def mix(self, x_ND: Float[Tensor, "N D"], routing: Routing) -> Float[Tensor, "N D"]:
         """The weighted sum of the outputs of the chosen experts, plus the shared experts."""

@@ -10,16 +10,21 @@ tokens, and experts are either
     whole   on one rank each: experts spread over "expert" and "tensor" together; a tensor rank takes its 1 / T of the
             tokens, and y is gathered. Fewer bytes are sent, and products are not narrower
 
+With sequence parallelism a tensor rank has n = N / T tokens outside of the mixture. It computes the router's logits of
+these, so each token is seen once; x and logits of all N are gathered, cut experts work as above, and the sum of y is
+reduce-scattered. So does Megatron's MoEAllGatherTokenDispatcher, also along its expert axis; here tokens are sent.
+
 Cost for R expert ranks, T tensor ranks, N tokens, w bytes per number, in addition to `experts/parallel.py`:
     time_s      a pass: cut: an all-reduce of N D w; whole: an all-gather of N D w
     peak bytes  weights 2 E / (R T) D F w, both ways
-    sent bytes  a pass: cut: 2 (T-1)/T N D w; whole: (T-1)/T N D w. `experts/bytes.py` has all, to the byte
+    sent bytes  a pass: cut: 2 (T-1)/T N D w, also with sequence parallelism; whole: (T-1)/T N D w. `experts/bytes.py`
+                has all, to the byte
 Shapes: N tokens of this rank, n = N / T of them if experts are whole, D width, E experts, F hidden, f = F / T if cut,
 k choices.
 Source: Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596, section 5.2 (expert with data and tensor
 parallelism); Singh et al., "A Hybrid Tensor-Expert-Data Parallelism Approach", 2023, arXiv 2303.06318, section 4
-(tokens that tensor ranks send twice).
-Simplified: tensor ranks have whole sequences (no sequence parallelism).
+(tokens that tensor ranks send twice); NVIDIA/Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py.
+Simplified: sequence parallelism only with cut experts; a capacity then drops the tokens of the last tensor rank first.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -40,6 +45,7 @@ from lablib.parallel.experts.parallel import expert_parallel
 from lablib.parallel.experts.routing import Routing
 from lablib.parallel.tensor import regions
 from lablib.parallel.tensor.regions import Group
+from lablib.parallel.tensor.sequence_parallel import gather_sequence, scatter_sequence
 from lablib.signature import check_type
 
 
@@ -56,12 +62,25 @@ class ExpertParallel:
             tensor parallelism, the ranks of both axes.
         tensor_group: ranks that all have the same tokens; None: no tensor parallelism.
         cuts_experts: whether each expert is cut over `tensor_group`; otherwise each is whole on one rank.
+        cuts_sequence: whether tensor ranks have different tokens outside of the mixtures: sequence parallelism.
+
+    ValueError: sequence parallelism with whole experts.
     """
 
-    def __init__(self, group: Group = None, tensor_group: Group = None, *, cuts_experts: bool = True):
+    def __init__(
+        self,
+        group: Group = None,
+        tensor_group: Group = None,
+        *,
+        cuts_experts: bool = True,
+        cuts_sequence: bool = False,
+    ):
         check_type("ExpertParallel: group", group, dist.ProcessGroup | None)
         check_type("ExpertParallel: tensor_group", tensor_group, dist.ProcessGroup | None)
+        if cuts_sequence and not cuts_experts:
+            raise ValueError("sequence parallelism needs cut experts: got cuts_experts=False; try cuts_experts=True.")
         self.group, self.tensor_group, self.cuts_experts = group, tensor_group, cuts_experts
+        self.cuts_sequence = cuts_sequence and tensor_group is not None
 
     def parallelize(self, model: nn.Module, *, broadcasts: bool = True) -> Any:
         """Keep only this rank's experts, in place, and return the model.
@@ -149,15 +168,26 @@ class ParallelMixture(MixtureOfExperts):
                 self.shared = ExpertShards(mixture.shared, [(BY_HIDDEN, parallel.tensor_group)])
         self.experts = ExpertShards(mixture.experts, cuts)
 
-    def mix(self, x_ND: Float[Tensor, "N D"], routing: Routing) -> Float[Tensor, "N D"]:
+    def logits(self, x_ND: Float[Tensor, "n D"], weight_ED: Float[Tensor, "E D"]) -> Float[Tensor, "N E"]:
+        """Of all tokens; with sequence parallelism each tensor rank computes those of its own."""
+        group = self.parallel.tensor_group
+        if not self.parallel.cuts_sequence:
+            return super().logits(x_ND, weight_ED)
+        logits_nE = super().logits(x_ND, regions.copy_to_ranks(weight_ED, group))
+        return regions.gather_from_ranks(logits_nE, 0, len(x_ND) * dist.get_world_size(group), group)
+
+    def mix(self, x_ND: Float[Tensor, "n D"], routing: Routing) -> Float[Tensor, "n D"]:
         tensor_group = self.parallel.tensor_group
         if tensor_group is None:
             return self._with_shared(x_ND, self._routed(x_ND, routing))
         if self.parallel.cuts_experts:
-            # f at every input of the region, g at its output, the sum over tensor ranks.
-            x_ND = regions.copy_to_ranks(x_ND, tensor_group)
+            # f at every input of the region, g at its output, the sum over tensor ranks; with cut sequences f' and g'.
+            enter, leave = regions.copy_to_ranks, regions.reduce_from_ranks
+            if self.parallel.cuts_sequence:
+                enter, leave = gather_sequence, scatter_sequence
+            x_ND = enter(x_ND, tensor_group)
             routing = replace(routing, weights_Nk=regions.copy_to_ranks(routing.weights_Nk, tensor_group))
-            return regions.reduce_from_ranks(self._with_shared(x_ND, self._routed(x_ND, routing)), tensor_group)
+            return leave(self._with_shared(x_ND, self._routed(x_ND, routing)), tensor_group)
         y_nD = self._routed(regions.scatter_to_ranks(x_ND, 0, tensor_group), _own_part(routing, tensor_group))
         return self._with_shared(x_ND, regions.gather_from_ranks(y_nD, 0, len(x_ND), tensor_group))
 

@@ -19,7 +19,7 @@ Cost: a model without memory, and the plan of the pipeline; some tens of millise
 Source: Narayanan et al., SC 2021, arXiv 2104.04473, section 3; Llama Team, 2024, arXiv 2407.21783, section 3.3.2 (four
 axes); Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596, section 5.2 (experts).
 Simplified: a GPT or a Llama; micro-batches have equal numbers of sequences, context ranks equal numbers of tokens. With
-experts no sequence parallelism, each layer a mixture; tensor ranks cut each expert.
+experts each layer is a mixture, and tensor ranks cut each expert.
 """
 
 from dataclasses import dataclass, field, replace
@@ -126,12 +126,15 @@ class Combination:
             False: (tensor_plans.GPT_PLAN, tensor_plans.GPT_SEQUENCE_PLAN),
             True: (tensor_plans.LLAMA_PLAN, tensor_plans.LLAMA_SEQUENCE_PLAN),
         }
-        plan = plans[isinstance(self.config, LlamaConfig)][self.sequence_parallel]
-        return {
+        whole = plans[isinstance(self.config, LlamaConfig)][self.sequence_parallel]
+        plan = {
             name: replace(style, uneven=self.uneven_vocabulary) if isinstance(style, tensor_plans.Vocabulary) else style
-            for name, style in plan.items()
+            for name, style in whole.items()
             if not (self.num_experts and f"{name}.".startswith("blocks.*.mlp."))  # `ExpertParallel` cuts mixtures
         }
+        if self.num_experts and self.sequence_parallel:
+            plan["blocks.*.mlp"] = tensor_plans.OfExperts()
+        return plan
 
     def model(self, seed: int = 0, **options: Any) -> GPT | Llama:
         """The whole model, with its experts; `options` as in `model_of`."""
@@ -210,11 +213,6 @@ class Combination:
                     f"num_experts={ranks}, or data={self.replicas} without the axis."
                 )
             return
-        if self.sequence_parallel:
-            raise ValueError(
-                "experts combine with data, expert, tensor, context and pipeline ranks, without sequence parallelism: "
-                f"got {self.num_experts} experts with sequence_parallel=True; leave one of them out."
-            )
         d_ff, tensor = self.config.hidden_size, self.size(TENSOR)
         check_experts(self.num_experts, self.num_active, self.size(EXPERT), d_ff=d_ff, tensor_ranks=tensor)
 

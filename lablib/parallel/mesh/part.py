@@ -83,7 +83,9 @@ class ModelPart(nn.Module):
             parallelize(self, group, plan, broadcasts=False)
         # ---- expert ----
         if how.size(EXPERT) * how.size(TENSOR) > 1 and any(mixtures(self)):
-            ExpertParallel(experts, group if how.size(TENSOR) > 1 else None).parallelize(self, broadcasts=False)
+            tensor_group = group if how.size(TENSOR) > 1 else None
+            parallel = ExpertParallel(experts, tensor_group, cuts_sequence=how.sequence_parallel)
+            parallel.parallelize(self, broadcasts=False)
         if context is not None and 0 in units and isinstance(model, GPT):
             tensor_group = group if how.sequence_parallel else None
             self.position_embedding = ContextPositions(self.position_embedding, context, tensor_group)

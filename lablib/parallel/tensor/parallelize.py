@@ -57,7 +57,7 @@ def parallelize(
     shared: dict[nn.Parameter, nn.Parameter] = {}
     entrances: dict[nn.Module, Entrance] = {}
     for match in matches:
-        if isinstance(match.style, plans.SharedInput):
+        if isinstance(match.style, plans.SharedInput | plans.OfExperts):
             continue
         new = _made(match, group, entrances).train(match.module.training)
         for key, param in match.module.named_parameters(recurse=False):
@@ -78,7 +78,7 @@ def _made(match: plans.Match, group: Group, entrances: dict[nn.Module, Entrance]
         if isinstance(module, nn.Embedding):
             return VocabularyEmbedding(module, group, style.region, pads=pads)
         return VocabularyHead(module, group, style.region, gathers=style.gathers, pads=pads)  # pyright: ignore
-    assert isinstance(module, nn.Linear) and not isinstance(style, plans.SharedInput)
+    assert isinstance(module, nn.Linear) and isinstance(style, plans.Column | plans.Row)
     features = module.out_features if isinstance(style, plans.Column) else module.in_features
     multiple_of = 1 if style.units is None else features // getattr(match.owner, style.units)
     if isinstance(style, plans.Row):

@@ -9,6 +9,7 @@ A pattern is a module's name, in which `*` matches one part: "blocks.*.mlp.up". 
     SharedInput()   any module: the common input of its columns (queries, keys, values) enters the region only once
     Vocabulary()    an Embedding or the head's Linear, by words
     OnTokens()      a norm or the position embedding, on this rank's tokens (sequence parallelism)
+    OfExperts()     a mixture of experts in a plan with sequence parallelism: `ExpertParallel` cuts it afterwards
 
 The plans of a GPT of L layers (`LLAMA_PLAN`, `LLAMA_SEQUENCE_PLAN` for a Llama, with the same communication):
 `GPT_PLAN`, with f and g: 2 L + 1 all-reduces forward (one more for the embedding), and
@@ -86,7 +87,12 @@ class OnTokens:
     """A LayerNorm, an RMSNorm or a position embedding of this rank's tokens."""
 
 
-Style = Column | Row | SharedInput | Vocabulary | OnTokens
+@dataclass(frozen=True, slots=True)
+class OfExperts:
+    """A mixture of experts, left as it is for `ExpertParallel(..., cuts_sequence=True)`."""
+
+
+Style = Column | Row | SharedInput | Vocabulary | OnTokens | OfExperts
 Plan = Mapping[str, Style]
 Names = Mapping[nn.Module, list[str]]
 
@@ -196,6 +202,7 @@ def _check_style(match: Match, ranks: int) -> None:
         SharedInput: (nn.Module,),
         Vocabulary: (nn.Embedding, nn.Linear),
         OnTokens: (nn.LayerNorm, nn.RMSNorm, nn.Embedding),
+        OfExperts: (nn.Module,),
     }
     if not isinstance(module, kinds[type(style)]):
         allowed = " or a ".join(kind.__name__ for kind in kinds[type(style)])
@@ -256,19 +263,22 @@ def _cut_of(style: Style | None, key: str) -> object:
 
 def _check_regions(names: Names, styles: Mapping[nn.Module, Style]) -> None:
     """Check that all regions cut the sequence, or none; if they do, that every layer with parameters is in the plan."""
-    cuts = {style.region.cuts_sequence for style in styles.values() if not isinstance(style, OnTokens | SharedInput)}
+    cuts = {style.region.cuts_sequence for style in styles.values() if isinstance(style, Column | Row | Vocabulary)}
     if len(cuts) > 1:
         raise ValueError("the regions of a plan must all cut the sequence or none of them: got both; see GPT_PLAN.")
     if cuts != {True}:
         if any(isinstance(style, OnTokens) for style in styles.values()):
             raise ValueError("OnTokens is for sequence parallelism: no region of the plan cuts the sequence.")
         return
+    within = tuple(f"{names[module][0]}." for module, style in styles.items() if isinstance(style, OfExperts))
     for module, its in names.items():
-        if getattr(module, "needs_all_tokens", False):
+        if getattr(module, "needs_all_tokens", False) and module not in styles:
             raise ValueError(
                 f"a mixture of experts sees all tokens of its tensor ranks, and sequence parallelism cuts them: got "
-                f"{its[0]!r} in a plan that does; try GPT_PLAN."
+                f"{its[0]!r} in a plan that does; try OfExperts() for it, and ExpertParallel(..., cuts_sequence=True)."
             )
+        if its[0].startswith(within):
+            continue
         if module not in styles and any(True for _ in module.parameters(recurse=False)):
             raise ValueError(
                 f"with sequence parallelism every layer with parameters must be in the plan, or its gradient would be "

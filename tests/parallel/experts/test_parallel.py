@@ -16,12 +16,16 @@ from lablib.errors import ValueNeededError
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.parallel import (
     GPT_PLAN,
+    GPT_SEQUENCE_PLAN,
     SCORE,
+    SEQUENCE,
     DataParallel,
     ExpertMLPs,
     ExpertParallel,
     ExpertReduce,
     Mesh,
+    OfExperts,
+    Vocabulary,
     average_expert_gradients,
     balancing_loss,
     check_experts,
@@ -214,14 +218,18 @@ def test_a_gpt_on_a_mesh_of_data_and_experts_has_the_gradients_of_one_device(way
         torch.testing.assert_close(grads, expected[1], **EXACT)
 
 
-def tensor_step(mesh: Mesh, cuts_experts: bool, **options: Any) -> tuple[float, dict[str, Tensor]]:
+def tensor_step(mesh: Mesh, cuts_experts: bool, cuts_sequence: bool, **options: Any) -> tuple[float, dict[str, Tensor]]:
     plan = {
-        name: style for name, style in GPT_PLAN.items() if "mlp" not in name and name not in ("head", "token_embedding")
+        name: style
+        for name, style in (GPT_SEQUENCE_PLAN if cuts_sequence else GPT_PLAN).items()
+        if ".mlp." not in name and (cuts_sequence or name not in ("head", "token_embedding"))
     }
+    if cuts_sequence:
+        plan |= {"blocks.*.mlp": OfExperts(), "head": Vocabulary(SEQUENCE, gathers=True)}
     tensor, data, everyone = mesh.group("tensor"), mesh.group("data"), mesh.group("data", "expert")
     group = mesh.group("expert") if cuts_experts else mesh.group("expert", "tensor")
     model: Any = parallelize(gpt(**options), tensor, plan)
-    ExpertParallel(group, tensor, cuts_experts=cuts_experts).parallelize(model)
+    ExpertParallel(group, tensor, cuts_experts=cuts_experts, cuts_sequence=cuts_sequence).parallelize(model)
     replica = DataParallel(model, data, reduce=ExpertReduce(model, everyone))
     at = mesh.coordinates(dist.get_rank())
     number = at["data"] * mesh.sizes["expert"] + at["expert"]
@@ -232,15 +240,15 @@ def tensor_step(mesh: Mesh, cuts_experts: bool, **options: Any) -> tuple[float, 
     return loss.item(), grads_of(model) | {"norm": gradient_norm(model, tensor)}
 
 
-@pytest.mark.parametrize("cuts_experts", [True, False])
+@pytest.mark.parametrize("cuts", [(True, False), (False, False), (True, True)])
 @pytest.mark.parametrize("sizes", [(1, 2, 2), (2, 1, 2), (2, 2, 2)])
 def test_a_gpt_on_a_mesh_with_tensor_parallelism_has_the_gradients_of_one_device(
-    cuts_experts: bool, sizes: tuple[int, int, int]
+    cuts: tuple[bool, bool], sizes: tuple[int, int, int]
 ):
-    """Experts cut over the tensor ranks, or whole on one of them; shared experts beside."""
+    """Experts cut over the tensor ranks, or whole on one of them; sequences cut or whole; shared experts."""
     mesh = Mesh(data=sizes[0], expert=sizes[1], tensor=sizes[2])
     expected = whole_gpt(8, num_shared=1)
-    for _, grads in launch(partial(tensor_step, num_shared=1), mesh, cuts_experts, ranks=mesh.num_ranks).values:
+    for _, grads in launch(partial(tensor_step, num_shared=1), mesh, *cuts, ranks=mesh.num_ranks).values:
         torch.testing.assert_close(grads, expected[1], **EXACT)
 
 
@@ -390,6 +398,7 @@ def test_what_does_not_fit_is_refused_on_the_rank():
         ExpertParallel(None, tensor, cuts_experts=False).parallelize(model)(batch(1)[0])
 
     refused: list[tuple[Any, str]] = [
+        (lambda: ExpertParallel(cuts_experts=False, cuts_sequence=True), "needs cut experts: got cuts_experts=False"),
         (uneven, "got 4 experts on 3 ranks; try 2 ranks, or 6 experts"),
         (plain, "for a model with mixtures: got none; call with_experts first"),
         (twice, "spread already: call parallelize once"),
