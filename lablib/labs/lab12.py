@@ -21,7 +21,7 @@ from lablib.hardware import find_cluster
 from lablib.launch import launch
 from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
 from lablib.parallel.tensor.mlp import mlp_sent_bytes
-from lablib.parallel.tensor.regions import all_gather_single, all_reduced, reduce_scatter_single, with_gradient
+from lablib.parallel.tensor.regions import all_gather_dim, all_reduced, reduce_scatter_single, with_gradient
 from lablib.phases import phase
 from lablib.reconcile import reconcile
 from lablib.run import Run
@@ -130,9 +130,7 @@ def same(x: Tensor) -> Tensor:
 
 def gathered(x: Tensor) -> Tensor:
     """All ranks' rows, in the order of the ranks."""
-    rows = x.new_empty(dist.get_world_size() * len(x), *x.shape[1:])
-    all_gather_single(rows, x.contiguous())
-    return rows
+    return all_gather_dim(x, 0, dist.get_world_size() * len(x))
 
 
 def scattered(x: Tensor) -> Tensor:

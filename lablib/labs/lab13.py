@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -19,6 +19,7 @@ from lablib.figures.chart import ROWS, Axis, Panel, bars, chart, line
 from lablib.figures.style import LOOKS
 from lablib.launch import launch
 from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
+from lablib.phases import phase
 from lablib.pipeline import (
     Plan,
     equal_memory,
@@ -31,10 +32,11 @@ from lablib.pipeline import (
     simulate,
 )
 from lablib.pipeline.equal_memory import Afforded
-from lablib.pipeline.executor import cut, cut_at, flops_of, units_of
+from lablib.pipeline.executor import Pipeline, cut, cut_at, flops_of, units_of
 from lablib.pipeline.plan import Action
 from lablib.reconcile import reconcile
-from lablib.signature import checked
+from lablib.run import Run
+from lablib.signature import Range, checked
 from lablib.text.units import format_quantity, plural
 from lablib.widgets import bubble_simulator
 
@@ -56,21 +58,26 @@ def figure_question() -> go.Figure:
     return chart("A model that four GPUs hold together", panel, sentence, columns, pixels=150, showlegend=False)
 
 
-def check_sizes(ranks: int, microbatches: int) -> None:
-    """Bounds of the lab's parameters."""
-    if not 2 <= ranks <= 8:
-        raise ValueError(f"ranks must be 2 to 8: got {ranks}.")
-    if not 1 <= microbatches <= 32:
-        raise ValueError(f"microbatches must be 1 to 32: got {microbatches}.")
-
-
 def meta_model() -> GPT:
     """The lab's model, with shapes and no values."""
     return GPT(CONFIG, device="meta", dtype=torch.bfloat16)
 
 
-def table_of_stages(ranks: int) -> pd.DataFrame:
-    """Layers, parameters and FLOPs of each stage."""
+def run_plan(plan: Plan, cluster: str) -> Run:
+    """A step of the lab's model by the executor, with shapes instead of values."""
+    tokens = [torch.zeros(1, CONFIG.max_seq_len, dtype=torch.long)] * plan.num_microbatches
+
+    def step() -> None:
+        with phase("setup"):
+            pipeline = Pipeline(plan, cut(meta_model(), plan.num_pieces), next_token_loss)
+        pipeline.step(tokens, tokens)
+
+    return launch(step, ranks=plan.num_stages, cluster=cluster, fidelity="shapes")
+
+
+@checked
+def table_of_stages(ranks: Annotated[int, Range(ge=2, le=8)], microbatches: Annotated[int, Range(ge=1, le=32)]) -> Any:
+    """Layers, parameters and FLOPs of each stage; checks the lab's parameters."""
     rows = {}
     for number, piece in enumerate(cut(meta_model(), ranks)):
         rows[f"stage {number}"] = {

@@ -13,7 +13,6 @@ import pandas as pd
 import plotly.graph_objects as go
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from lablib.batches.clipping import clip_grad_norm_
 from lablib.course import checks_for, guess, try_out
@@ -253,12 +252,6 @@ def explore_intervals(save_s: float, restart_s: float, interactive: bool) -> Any
 # ---- who notices ----
 
 
-def hash_of_weights(model: nn.Module) -> int:
-    """A number that two models share only if their parameters are equal to the bit."""
-    weights = torch.cat([param.detach().flatten() for param in model.parameters()])
-    return hash(weights.cpu().numpy().tobytes())
-
-
 def watched(training: Callable[..., Any], drift: bool) -> list[tuple[float, float, int]]:
     """Loss, norm of the gradient and hash of the weights after each of 20 steps of a `Training`, on this rank.
 
@@ -272,7 +265,8 @@ def watched(training: Callable[..., Any], drift: bool) -> list[tuple[float, floa
         with phase(f"step {step}"):
             loss = run.step()
         norm = clip_grad_norm_(run.model.parameters(), inf).item()  # only measured
-        told.append((loss, norm, hash_of_weights(run.model)))
+        weights = torch.cat([param.detach().flatten() for param in run.model.parameters()])
+        told.append((loss, norm, hash(weights.cpu().numpy().tobytes())))  # equal hashes: equal to the bit
     return told
 
 

@@ -327,6 +327,8 @@ def run_row(expect: Expect, run_row: Callable[..., Any]) -> None:
     cases += [("1F1B", p, 12, lambda stage, p, m: _row_of(schedules.one_f_one_b(p, m), stage))]
     cases += [("backwards in any order", 3, each, lambda stage, p, m: _any_order(draw, m)) for each in (3, m, 11)]
     cases += [("all of the model on one stage", 1, m, lambda stage, p, m: _any_order(draw, m))]
+    many = draw.integer(130, 140)  # all in flight at once
+    cases += [("GPipe, many micro-batches", 2, many, lambda stage, p, m: _row_of(schedules.gpipe(p, m), stage))]
     for name, p, m, row_of in cases:
         expect.measured.clear()  # the report shows the last row
         stages = [_Stage(draw, number, p, m) for number in range(p)]

@@ -23,7 +23,7 @@ cluster: str = "dgx-h100"  # pcie-a100 | dgx-a100 | dgx-h100 | hgx-h200
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
 
-# %% [markdown] minutes=8
+# %% [markdown] minutes=7
 # ## Stages
 #
 # A stage holds consecutive layers. Stage 0 reads the text; each stage sends its output, the *activations*, to the next;
@@ -51,29 +51,17 @@ check
 # small as possible. The embedding has almost none, the head more than one block.
 
 # %%
-lab13.check_sizes(ranks, microbatches)
-lab13.table_of_stages(ranks)
+lab13.table_of_stages(ranks, microbatches)
 
 # %% [markdown]
 # Now run one batch. A *plan* has a row of actions for each stage; `schedules.gpipe(ranks, 1)` is the plan for one
-# batch. `launch` simulates the GPUs of `cluster`, with shapes instead of values. `measured_costs` reads the seconds of
-# each action from the run; from them `replay` computes the step and its idle share.
-
+# batch. `run_plan` does a step of the model by it on the simulated GPUs of `cluster`, with shapes instead of values.
+# `measured_costs` reads the seconds of each action from the run; from them `replay` computes the step and its idle
+# share.
 
 # %%
-def program(plan):
-    def run_plan():
-        with phase("setup"):
-            whole = GPT(lab13.CONFIG, device="meta", dtype=torch.bfloat16)
-            pipeline = Pipeline(plan, cut(whole, plan.num_pieces), next_token_loss)
-        tokens = torch.zeros(1, 1024, dtype=torch.long)
-        pipeline.step([tokens] * plan.num_microbatches, [tokens] * plan.num_microbatches)
-
-    return launch(run_plan, ranks=plan.num_stages, cluster=cluster, fidelity="shapes")
-
-
 one = schedules.gpipe(ranks, 1)
-costs = lab13.measured_costs(program(one).timeline, one)
+costs = lab13.measured_costs(lab13.run_plan(one, cluster).timeline, one)
 lab13.show(lab13.picture(one, costs, "One batch through all stages"))
 my_guess_one.reveal(100 * replay(one, costs).bubble_fraction)
 
@@ -183,10 +171,8 @@ one_by_one = schedules.one_f_one_b(ranks, microbatches)
 lab13.show(
     lab13.picture(one_by_one, title=f"1F1B, {ranks} stages, {microbatches} micro-batches")
 )
-for plan in (gpipe, one_by_one):
-    done = replay(plan)
-    print(f"{plan.name}: {done.makespan_s:.0f} s, bubble {done.bubble_fraction:.1%}", end=", ")
-    print(f"holds {done.in_flight}")
+for plan, done in ((gpipe, replay(gpipe)), (one_by_one, replay(one_by_one))):
+    print(f"{plan.name}: bubble {done.bubble_fraction:.1%}, holds {done.in_flight}")
 
 # %% [markdown]
 # The bubble is the same: the last stage works without a pause, between the same fill and the same drain. But stage 0
@@ -200,7 +186,7 @@ for plan in (gpipe, one_by_one):
 # averaged over the micro-batches, and computes the time of the step.
 
 # %%
-run = program(one_by_one)
+run = lab13.run_plan(one_by_one, cluster)
 costs = lab13.measured_costs(run.timeline, one_by_one)
 expected, happened = replay(one_by_one, costs), lab13.executed(run.timeline, one_by_one)
 print(f"replayed: {lab13.format_quantity(expected.makespan_s, 's')}")
@@ -266,7 +252,7 @@ check.run_row(run_row)
 # executor above. But GPipe's stage 0 has all micro-batches in flight, so its peak is higher; both peaks include weights
 # and gradients.
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=5
 # ## Fill the bubble
 #
 # Backward computes two things. The stage before waits for the gradient of the *input*, I. Only the optimizer needs the
@@ -281,8 +267,7 @@ split = schedules.zb_h1(ranks, microbatches)
 # %%
 lab13.show(lab13.picture(split, title=f"ZB-H1, {ranks} stages, {microbatches} micro-batches"))
 rows = {}
-for plan in (one_by_one, split):
-    done = replay(plan)
+for plan, done in ((one_by_one, replay(one_by_one)), (split, replay(split))):
     idle = [round(done.makespan_s - busy, 3) for busy in done.busy_s]
     rows[plan.name] = {"step (s)": done.makespan_s, "idle (s)": idle, "holds": done.in_flight}
 my_guess_idle.reveal(rows[split.name]["idle (s)"][0])
@@ -296,7 +281,7 @@ lab13.in_rows(rows)
 # of 3 (p - 1). Stage 0 holds no more than before; the later stages do. The rest can be filled, too, but costs memory
 # ("Further: the rest of the bubble").
 
-# %% [markdown] minutes=9
+# %% [markdown] minutes=8
 # ## The bubble simulator
 #
 # Now try it. Give the last stage more work ("1 1 1 2" in the field of F), slow the messages, set a limit of memory (one
@@ -763,7 +748,7 @@ lab13.print_text(f"{recorded}")
 #
 # </details>
 
-# %% [markdown] minutes=1
+# %% [markdown] minutes=2
 # ## Summary
 #
 # - A stage waits until the first micro-batch arrives (fill) and until the last gradient has gone back (drain). With

@@ -480,6 +480,27 @@ def run_row(actions, stage, send, recv):
             "",
         ),
         (
+            "keeps the numbers modulo 16",
+            """
+def run_row(actions, stage, send, recv):
+    held = {}
+    for action in actions:
+        kind, number = action[0], int(action[1:]) % 16
+        received = recv(action)
+        if kind == "F":
+            x = received.requires_grad_(received.is_floating_point())
+            y = stage(action, x)
+            held[number] = x, y
+            send(action, y.detach())
+        else:
+            x, y = held.pop(number)
+            y.backward(received)
+            if x.grad is not None:
+                send(action, x.grad)
+""",
+            "GPipe, many micro-batches",
+        ),
+        (
             "begins backward with ones, not with the received gradient",
             """
 def run_row(actions, stage, send, recv):
@@ -1782,6 +1803,18 @@ def bubble(forward_s, backward_s, num_microbatches):
     return 1 - num_microbatches * times.mean(1).sum() / step
 """,
         ),
+        (
+            "the mean of the idle shares of the stages",
+            """
+def bubble(forward_s, backward_s, num_microbatches):
+    m, total = num_microbatches, 0.0
+    for times in [forward_s, backward_s]:
+        slowest = sorted(times)[-1]
+        total += slowest * m + (sum(times) - slowest)
+    shares = [1 - m * (f + b) / total for f, b in zip(forward_s, backward_s)]
+    return sum(shares) / len(shares)
+""",
+        ),
     ],
     "one_f_one_b": [
         (
@@ -1810,6 +1843,18 @@ def one_f_one_b(stage, num_stages, num_microbatches):
     ahead = list(islice(forwards, num_stages - stage - 1))
     turns = zip_longest(forwards, [f"B{i}" for i in range(num_microbatches)])
     return ahead + [each for each in chain.from_iterable(turns) if each]
+""",
+        ),
+        (
+            "sorted by places in the row",
+            """
+def one_f_one_b(stage, num_stages, num_microbatches):
+    ahead = num_stages - stage
+    places = {}
+    for i in range(num_microbatches):
+        places[f"F{i}"] = i if i < ahead else 2 * i - ahead + 0.5
+        places[f"B{i}"] = ahead + 2 * i
+    return sorted(places, key=places.get)
 """,
         ),
     ],

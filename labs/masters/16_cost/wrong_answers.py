@@ -476,5 +476,27 @@ def explain(wrong, better, step_s):
     return rest(dict(wrong))
 """,
         ),
+        (
+            "a loop with a best so far, and a tuple of pairs",
+            """
+def explain(wrong, better, step_s):
+    pairs, plan = (), {**wrong}
+    before = step_s(plan)
+    while plan != better:
+        best = None
+        for name, value in better.items():
+            if plan[name] == value:
+                continue
+            trial = plan.copy()
+            trial[name] = value
+            after = step_s(trial)
+            if best is None or after < best[0]:
+                best = after, name, trial
+        after, name, plan = best
+        pairs += ((name, before - after),)
+        before = after
+    return pairs
+""",
+        ),
     ],
 }
