@@ -194,6 +194,118 @@ def _traces(draw: Draw) -> Iterator[tuple[str, list[int], int]]:
         yield "drawn at random", drawn, max(1, draw.integer(60, 160))
 
 
+# ---- Stop and go on -------------------------------------------------------------------------------------------------
+
+
+@exercise(
+    "Stop and go on",
+    hints=[
+        "After one run, which places of the order are used? And of which list are the parts of the second run places?",
+        "Keep a list of the remaining samples, in the epoch's order. For each run: split it into the parts of the "
+        "ranks, and take the first `used` samples of each part out of the list. The next run starts from that list.",
+        "Rank r of a run with W ranks had `left[r::W]`, and used `[:used]` of it. Collect these samples of all ranks "
+        "before you make the new list. In the end deal it: `left[r::ranks]`.",
+    ],
+)
+def resume(expect: Expect, resume: Callable[..., list[list[int]]]) -> None:
+    not_from_lablib(resume)
+    for rule, order, runs, ranks in _stops(expect.draw):
+        expect.measured.clear()
+        call = observe(resume, order, runs, ranks)
+        if call.changed:
+            name = ("the order", "the list of runs")[call.changed[0]]
+            raise RuleBroken(f"{name} stays as it was ({rule})", "it changed", "as it was: work on a copy")
+        _expect_parts(expect, call.value, order, runs, ranks, rule)
+
+
+Runs = list[list[tuple[int, int]]]
+
+
+def _expect_parts(expect: Expect, saw: Any, order: list[int], runs: Runs, ranks: int, rule: str) -> None:
+    where = f"{rule}; order {order}, runs {runs}, {plural(ranks, 'ranks')}"
+    if not isinstance(saw, list | tuple) or not all(isinstance(part, list | tuple) for part in saw):
+        raise RuleBroken(f"a list for each rank is returned ({where})", short_repr(saw), "a list of lists")
+    expect.equal(f"there is a list for each rank ({where})", len(saw), ranks)
+    if not all(isinstance(sample, Integral) for part in saw for sample in part):
+        raise RuleBroken(f"the lists hold samples of the order ({where})", short_repr(saw), "their numbers")
+    left = _left(order, runs)
+    given = Counter(sample for part in saw for sample in part)
+    lost, again = [s for s in left if not given[s]], [s for s in given if s not in left]
+    expect.that(f"no sample is lost ({where})", not lost, saw=f"lost: {lost}", expected="each unused sample once")
+    expect.that(f"no sample is used again ({where})", not again, saw=f"again: {again}", expected="only unused samples")
+    twice = [sample for sample, count in given.items() if count > 1]
+    expect.that(f"no sample is dealt twice ({where})", not twice, saw=f"twice: {twice}", expected="each once")
+    wanted = [left[rank::ranks] for rank in range(ranks)]
+    rule = f"place i of the remaining samples, in the epoch's order, goes to rank i mod {ranks} ({where})"
+    expect.equal(rule, [list(part) for part in saw], wanted)
+
+
+def _left(order: Sequence[int], runs: Runs) -> list[int]:
+    """Remaining samples, from the rank and place in its part of each sample."""
+    left = list(order)
+    for run in runs:
+        ranks = len(run)
+        left = [s for place, s in enumerate(left) if place // ranks >= run[place % ranks][1]]
+    return left
+
+
+def _stops(draw: Draw) -> Iterator[tuple[str, list[int], Runs, int]]:
+    """Rule that a case tests, the order, the runs, the number of ranks that go on."""
+
+    def order(num: int) -> list[int]:
+        return draw.shuffled(list(range(num)))
+
+    yield "no run so far", order(6), [], 2
+    yield "one rank, one more goes on", order(6), [[(2, 2)]], 1
+    yield "one rank, samples loaded and not used", order(6), [[(4, 2)]], 1
+    yield "two ranks used as many, two go on", order(8), [[(2, 2), (2, 2)]], 2
+    yield "two ranks used as many, three go on", order(9), [[(2, 2), (2, 2)]], 3
+    yield "two ranks used as many, one goes on", order(8), [[(3, 2), (4, 2)]], 1
+    yield "three ranks, each at another place", order(12), [[(2, 1), (1, 0), (4, 3)]], 2
+    yield "the first rank is ahead", order(8), [[(4, 3), (2, 1)]], 2
+    yield "the last rank is ahead", order(8), [[(1, 0), (3, 3)]], 3
+    yield "nothing was used, much was loaded", order(7), [[(3, 0), (3, 0)]], 2
+    yield "samples that are no multiple of the ranks", order(7), [[(2, 1), (2, 1), (1, 1)]], 2
+    yield "all was used", order(5), [[(3, 3), (2, 2)]], 2
+    yield "more ranks than samples left", order(5), [[(2, 2), (2, 1)]], 4
+    yield "two runs, the second used more", order(10), [[(2, 0), (2, 2)], [(2, 2), (2, 1)]], 2
+    yield "two runs, the same ranks", order(10), [[(2, 1), (2, 2)], [(2, 1), (1, 1)]], 2
+    yield "two runs, other ranks", order(12), [[(3, 2), (2, 1)], [(2, 1), (1, 1), (1, 0)]], 2
+    yield "three runs", order(14), [[(2, 1), (2, 2)], [(2, 1), (1, 1), (1, 1)], [(4, 3)]], 3
+    yield "a run that used nothing, between two", order(9), [[(1, 1), (2, 1)], [(1, 0)], [(2, 2), (2, 1)]], 2
+    numbers = [37 * number + 100 for number in order(8)]
+    yield "sample numbers that differ from places", numbers, [[(3, 2), (3, 1)]], 2
+    yield "no run so far, one rank", order(6), [], 1
+    yield "no run so far, three ranks", order(7), [], 3
+    yield "no run so far, more ranks than samples", order(3), [], 5
+    same = order(8)
+    yield "two ranks, the first ahead", same, [[(3, 2), (2, 1)]], 2
+    yield "the same order, the second ahead", same, [[(2, 1), (3, 3)]], 2
+    yield "four runs", order(20), [[(2, 1), (3, 2)], [(2, 2)], [(1, 1), (1, 0), (2, 2)], [(2, 1), (2, 2)]], 2
+    yield "six ranks", order(16), [[(1, 1)] * 6], 6
+    yield "the same order and run, three go on", same, [[(3, 2), (2, 1)]], 3
+    yield "the same order, as many by the other", same, [[(3, 1), (2, 2)]], 2
+    yield "the same order and first run, a second one", same, [[(3, 2), (2, 1)], [(1, 1)]], 2
+    yield "the same order and first run, another second one", same, [[(3, 2), (2, 1)], [(1, 0)]], 2
+    yield "the same run twice", order(9), [[(2, 1), (1, 1)], [(2, 1), (1, 1)]], 2
+    yield "much was used", order(14), [[(6, 6), (5, 4)]], 2
+    yield "the middle of three ranks is behind", order(9), [[(2, 2), (2, 1), (2, 2)]], 2
+    yield "five runs", order(14), [[(1, 1)], [(2, 2)], [(1, 1), (1, 0)], [(2, 1)], [(1, 1), (1, 1)]], 2
+    for _ in range(30):
+        num, runs = draw.integer(6, 20), []
+        samples = order(num)
+        left = num
+        for _ in range(draw.integer(1, 3)):
+            ranks = draw.integer(1, 4)
+            parts = [len(range(rank, left, ranks)) for rank in range(ranks)]
+            used = [min(part, draw.integer(0, 3)) for part in parts]
+            runs.append(
+                [(min(part, count + draw.integer(0, 2)), count) for part, count in zip(parts, used, strict=True)]
+            )
+            left -= sum(used)
+        yield "drawn at random", samples, runs, draw.integer(1, 4)
+
+
 # ---- Find the bugs in an order ---------------------------------------------------------------------------------------
 
 
@@ -328,118 +440,6 @@ def _deliveries(draw: Draw) -> Iterator[tuple[str, Delivered, int]]:
         if draw.integer(0, 7) == 0:
             epochs[-1][-1] = list(epochs[-1][0])
         yield "drawn at random", epochs, num + (draw.integer(0, 3) == 0)
-
-
-# ---- Stop and go on -------------------------------------------------------------------------------------------------
-
-
-@exercise(
-    "Stop and go on",
-    hints=[
-        "After one run, which places of the order are used? And of which list are the parts of the second run places?",
-        "Keep a list of the remaining samples, in the epoch's order. For each run: split it into the parts of the "
-        "ranks, and take the first `used` samples of each part out of the list. The next run starts from that list.",
-        "Rank r of a run with W ranks had `left[r::W]`, and used `[:used]` of it. Collect these samples of all ranks "
-        "before you make the new list. In the end deal it: `left[r::ranks]`.",
-    ],
-)
-def resume(expect: Expect, resume: Callable[..., list[list[int]]]) -> None:
-    not_from_lablib(resume)
-    for rule, order, runs, ranks in _stops(expect.draw):
-        expect.measured.clear()
-        call = observe(resume, order, runs, ranks)
-        if call.changed:
-            name = ("the order", "the list of runs")[call.changed[0]]
-            raise RuleBroken(f"{name} stays as it was ({rule})", "it changed", "as it was: work on a copy")
-        _expect_parts(expect, call.value, order, runs, ranks, rule)
-
-
-Runs = list[list[tuple[int, int]]]
-
-
-def _expect_parts(expect: Expect, saw: Any, order: list[int], runs: Runs, ranks: int, rule: str) -> None:
-    where = f"{rule}; order {order}, runs {runs}, {plural(ranks, 'ranks')}"
-    if not isinstance(saw, list | tuple) or not all(isinstance(part, list | tuple) for part in saw):
-        raise RuleBroken(f"a list for each rank is returned ({where})", short_repr(saw), "a list of lists")
-    expect.equal(f"there is a list for each rank ({where})", len(saw), ranks)
-    if not all(isinstance(sample, Integral) for part in saw for sample in part):
-        raise RuleBroken(f"the lists hold samples of the order ({where})", short_repr(saw), "their numbers")
-    left = _left(order, runs)
-    given = Counter(sample for part in saw for sample in part)
-    lost, again = [s for s in left if not given[s]], [s for s in given if s not in left]
-    expect.that(f"no sample is lost ({where})", not lost, saw=f"lost: {lost}", expected="each unused sample once")
-    expect.that(f"no sample is used again ({where})", not again, saw=f"again: {again}", expected="only unused samples")
-    twice = [sample for sample, count in given.items() if count > 1]
-    expect.that(f"no sample is dealt twice ({where})", not twice, saw=f"twice: {twice}", expected="each once")
-    wanted = [left[rank::ranks] for rank in range(ranks)]
-    rule = f"place i of the remaining samples, in the epoch's order, goes to rank i mod {ranks} ({where})"
-    expect.equal(rule, [list(part) for part in saw], wanted)
-
-
-def _left(order: Sequence[int], runs: Runs) -> list[int]:
-    """Remaining samples, from the rank and place in its part of each sample."""
-    left = list(order)
-    for run in runs:
-        ranks = len(run)
-        left = [s for place, s in enumerate(left) if place // ranks >= run[place % ranks][1]]
-    return left
-
-
-def _stops(draw: Draw) -> Iterator[tuple[str, list[int], Runs, int]]:
-    """Rule that a case tests, the order, the runs, the number of ranks that go on."""
-
-    def order(num: int) -> list[int]:
-        return draw.shuffled(list(range(num)))
-
-    yield "no run so far", order(6), [], 2
-    yield "one rank, one more goes on", order(6), [[(2, 2)]], 1
-    yield "one rank, samples loaded and not used", order(6), [[(4, 2)]], 1
-    yield "two ranks used as many, two go on", order(8), [[(2, 2), (2, 2)]], 2
-    yield "two ranks used as many, three go on", order(9), [[(2, 2), (2, 2)]], 3
-    yield "two ranks used as many, one goes on", order(8), [[(3, 2), (4, 2)]], 1
-    yield "three ranks, each at another place", order(12), [[(2, 1), (1, 0), (4, 3)]], 2
-    yield "the first rank is ahead", order(8), [[(4, 3), (2, 1)]], 2
-    yield "the last rank is ahead", order(8), [[(1, 0), (3, 3)]], 3
-    yield "nothing was used, much was loaded", order(7), [[(3, 0), (3, 0)]], 2
-    yield "samples that are no multiple of the ranks", order(7), [[(2, 1), (2, 1), (1, 1)]], 2
-    yield "all was used", order(5), [[(3, 3), (2, 2)]], 2
-    yield "more ranks than samples left", order(5), [[(2, 2), (2, 1)]], 4
-    yield "two runs, the second used more", order(10), [[(2, 0), (2, 2)], [(2, 2), (2, 1)]], 2
-    yield "two runs, the same ranks", order(10), [[(2, 1), (2, 2)], [(2, 1), (1, 1)]], 2
-    yield "two runs, other ranks", order(12), [[(3, 2), (2, 1)], [(2, 1), (1, 1), (1, 0)]], 2
-    yield "three runs", order(14), [[(2, 1), (2, 2)], [(2, 1), (1, 1), (1, 1)], [(4, 3)]], 3
-    yield "a run that used nothing, between two", order(9), [[(1, 1), (2, 1)], [(1, 0)], [(2, 2), (2, 1)]], 2
-    numbers = [37 * number + 100 for number in order(8)]
-    yield "sample numbers that differ from places", numbers, [[(3, 2), (3, 1)]], 2
-    yield "no run so far, one rank", order(6), [], 1
-    yield "no run so far, three ranks", order(7), [], 3
-    yield "no run so far, more ranks than samples", order(3), [], 5
-    same = order(8)
-    yield "two ranks, the first ahead", same, [[(3, 2), (2, 1)]], 2
-    yield "the same order, the second ahead", same, [[(2, 1), (3, 3)]], 2
-    yield "four runs", order(20), [[(2, 1), (3, 2)], [(2, 2)], [(1, 1), (1, 0), (2, 2)], [(2, 1), (2, 2)]], 2
-    yield "six ranks", order(16), [[(1, 1)] * 6], 6
-    yield "the same order and run, three go on", same, [[(3, 2), (2, 1)]], 3
-    yield "the same order, as many by the other", same, [[(3, 1), (2, 2)]], 2
-    yield "the same order and first run, a second one", same, [[(3, 2), (2, 1)], [(1, 1)]], 2
-    yield "the same order and first run, another second one", same, [[(3, 2), (2, 1)], [(1, 0)]], 2
-    yield "the same run twice", order(9), [[(2, 1), (1, 1)], [(2, 1), (1, 1)]], 2
-    yield "much was used", order(14), [[(6, 6), (5, 4)]], 2
-    yield "the middle of three ranks is behind", order(9), [[(2, 2), (2, 1), (2, 2)]], 2
-    yield "five runs", order(14), [[(1, 1)], [(2, 2)], [(1, 1), (1, 0)], [(2, 1)], [(1, 1), (1, 1)]], 2
-    for _ in range(30):
-        num, runs = draw.integer(6, 20), []
-        samples = order(num)
-        left = num
-        for _ in range(draw.integer(1, 3)):
-            ranks = draw.integer(1, 4)
-            parts = [len(range(rank, left, ranks)) for rank in range(ranks)]
-            used = [min(part, draw.integer(0, 3)) for part in parts]
-            runs.append(
-                [(min(part, count + draw.integer(0, 2)), count) for part, count in zip(parts, used, strict=True)]
-            )
-            left -= sum(used)
-        yield "drawn at random", samples, runs, draw.integer(1, 4)
 
 
 # ---- The document mask ----------------------------------------------------------------------------------------------

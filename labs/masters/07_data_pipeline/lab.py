@@ -7,7 +7,7 @@
 # batches come too slowly, the most expensive part of the machine does nothing. You will find out why it waits and what
 # helps, and check the data that arrives: every sample once, in an order that changes, also after a stop.
 #
-# **Prerequisites.** Lab 00. **Time.** 60 minutes, without the folded sections, called *further*.
+# **Prerequisites.** Lab 00. **Time.** 58 minutes, without the folded sections, called *further*.
 
 # %%
 from lablib.labs import lab07
@@ -30,7 +30,7 @@ my_guess_alone = lab07.guess("time that the device waits", None, interactive, "%
 
 # %%
 import torch
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DataLoader
 
 from lablib.data.loading.loader import Loader
 from lablib.data.loading.loader_timeline import run_loop
@@ -104,25 +104,9 @@ my_guess_copies.reveal(times_ms.values())
 # %% [markdown]
 # A stream does one thing after another, so in the stream of the steps a pinned copy saves nothing here. But it allows a
 # separate stream, drawn above, where each copy except the first is hidden behind the step before. (A real pageable copy
-# is also slower itself.) In torch:
-#
-# - `DataLoader(..., pin_memory=True)`;
-# - the next batch's `.to(device, non_blocking=True)` inside `with torch.cuda.stream(own):`, before this step is waited
-#   for;
-# - before the batch is used, `torch.cuda.current_stream().wait_stream(own)`, or a step reads a batch that is only
-#   partly copied;
-# - then `batch.record_stream(torch.cuda.current_stream())`, or its memory may be given to the next copy while a step
-#   reads it.
-#
-# When does it matter? When C is a large part of a step. Suppose that the *link* between host and device carries 25 of
-# the 31.5 GB/s that PCIe 4.0 x16 has on paper:
+# is also slower itself; torch's calls for both are in a *further* section.)
 
-# %%
-tokens_us, images_us = (1e6 * size / 25e9 for size in (8192 * 8, 256 * 3 * 224**2 * 4))
-print(f"8,192 tokens of 8 bytes: {tokens_us:,.0f} us, and some us for the start of any copy")
-print(f"256 images of 3 x 224 x 224 numbers of 4 bytes: {images_us:,.0f} us")
-
-# %% [markdown] minutes=5
+# %% [markdown] minutes=6
 # ## Exercise 1: how many workers?
 #
 # Each load takes L, each copy C, each step S. How often does the device need a batch, if copy and step follow one
@@ -154,7 +138,7 @@ lab07.try_out(fewest_workers, 250, 40, 100, own_stream=True, most=2)
 # %% tags=["check"] points=2
 check.fewest_workers(fewest_workers)
 
-# %% [markdown] minutes=6
+# %% [markdown] minutes=4
 # ## Jitter
 #
 # Real loads differ: a large image, a busy disk. Such *jitter* is given here as standard deviation over mean; times are
@@ -255,7 +239,7 @@ lab07.loader_calculator(interactive=interactive)
 #
 # </details>
 
-# %% [markdown] minutes=6
+# %% [markdown] minutes=5
 # ## Order
 #
 # A loader must be right as well as fast. Neighbouring batches should differ only by chance, so samples are *shuffled*.
@@ -282,7 +266,9 @@ my_guess_classes.reveal([classes["buffer 1,000"], classes["buffer 5,000"]])
 #
 # With several *ranks* (processes with a device each) every rank makes the same order from a seed and the epoch's
 # number, and takes its part: of W ranks, rank r takes the places r, r + W, and so on. No communication is needed.
-# Guess: if each of 4 ranks shuffled with a different seed, how many of 1,000 samples would no rank get?
+# (torch's `DistributedSampler` does this. It does not count epochs: without `sampler.set_epoch(epoch)` before each the
+# order never changes.) Guess: if each of 4 ranks shuffled with a different seed, how many of 1,000 samples would no
+# rank get?
 
 # %%
 my_guess_lost = lab07.guess("of 1,000 that no rank gets", None, interactive, "samples")
@@ -297,61 +283,8 @@ for name, seeds in {"one seed": [0, 0, 0, 0], "a seed for each rank": [0, 1, 2, 
 my_guess_lost.reveal(len(seen.lost))
 print(f"by chance 1000 x (1 - 1/4)^4 = {1000 * 0.75**4:.0f}")
 
-# %% [markdown] minutes=7
-# ## Exercise 3: find the bugs in an order
-#
-# Bugs in the order raise no error: the loss still falls. They show in the *delivered* samples: the sample numbers that
-# each rank got in each epoch. Write a detector for three of them:
-#
-# - `"lost"`: some epoch has a sample that no rank got;
-# - `"repeated"`: in some epoch a sample came more than once, to one rank or to several;
-# - `"stale"`: in two epochs, adjacent or not, some rank got the same samples in the same order.
-
-
-# %% tags=["exercise"]
-def order_bugs(delivered, num_samples):
-    """Set of the bugs found, from "lost", "repeated", "stale"; empty if there are none.
-
-    delivered: delivered[epoch][rank] is a list of sample numbers, in order; not changed.
-    Samples are 0 to num_samples - 1; all epochs have the same ranks; each rank gets two or
-    more.
-    """
-    ### BEGIN SOLUTION
-    from collections import Counter
-
-    bugs = set()
-    for epoch in delivered:
-        counts = Counter(sample for part in epoch for sample in part)
-        if len(counts) < num_samples:
-            bugs.add("lost")
-        if max(counts.values()) > 1:
-            bugs.add("repeated")
-    for parts in zip(*delivered, strict=True):  # of one rank, epoch by epoch
-        if len({tuple(part) for part in parts}) < len(parts):
-            bugs.add("stale")
-    return bugs
-    ### END SOLUTION
-
-
-# %%
-# Try it on torch's DistributedSampler, two ranks, two epochs. What does this loop forget?
-samplers = [DistributedSampler(range(8), num_replicas=2, rank=rank) for rank in range(2)]
-delivered = [[list(sampler) for sampler in samplers] for epoch in range(2)]
-print(delivered)
-lab07.try_out(order_bugs, delivered, 8)
-lab07.try_out(order_bugs, [[[0, 1], [2, 3]], [[3, 1], [0, 1]]], 4)  # lost (2), repeated (1)
-
-# %% tags=["check"] points=2
-check.order_bugs(order_bugs)
-
-# %% [markdown]
-# torch's sampler shuffles from its seed plus the epoch, but does not count epochs: call `sampler.set_epoch(epoch)`
-# before each. By default it also *pads*: if the number of samples is not a multiple of the number of ranks, it repeats
-# some, so that all ranks have the same number of steps. Ranks add up their gradients in every step: the others would
-# wait for a rank with one step fewer.
-
-# %% [markdown] minutes=8
-# ## Exercise 4: stop and go on
+# %% [markdown] minutes=13
+# ## Exercise 3: stop and go on
 #
 # A run stops in the middle of an epoch and goes on, perhaps with another number of ranks. It resumes *exactly* if over
 # the whole epoch each sample is used once. What must be saved? Not the samples *loaded*: workers are ahead, and batches
@@ -420,7 +353,7 @@ seen = count_seen(had + rest, 40)
 print(f"of 40 samples lost: {len(seen.lost)}, more than once: {len(seen.repeated)}")
 lab07.show_source(ResumableSampler.load_state_dict, after=check.resume)
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=5
 # ## Reconcile: predicted and measured
 #
 # Now torch's own `DataLoader` on this machine. A load is a sleep of 20 ms in a real worker process, a step a sleep of
@@ -452,6 +385,86 @@ table.round(2)
 # message to the worker adds time, as the next batch is ordered only when one is taken. On a busy machine waking a
 # process takes longer. Real loads also slow each other down, which sleeps do not: ten workers that decode on two cores
 # are not as fast as on ten.
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: copies in torch
+#
+# This section adds the calls that hide a copy behind a step, and how much a copy takes of it. In torch:
+#
+# - `DataLoader(..., pin_memory=True)`;
+# - the next batch's `.to(device, non_blocking=True)` inside `with torch.cuda.stream(own):`, before this step is waited
+#   for;
+# - before the batch is used, `torch.cuda.current_stream().wait_stream(own)`, or a step reads a batch that is only
+#   partly copied;
+# - then `batch.record_stream(torch.cuda.current_stream())`, or its memory may be given to the next copy while a step
+#   reads it.
+#
+# When does it matter? When C is a large part of a step. Suppose that the *link* between host and device carries 25 of
+# the 31.5 GB/s that PCIe 4.0 x16 has on paper:
+
+# %%
+tokens_us, images_us = (1e6 * size / 25e9 for size in (8192 * 8, 256 * 3 * 224**2 * 4))
+print(f"8,192 tokens of 8 bytes: {tokens_us:,.0f} us, and some us for the start of any copy")
+print(f"256 images of 3 x 224 x 224 numbers of 4 bytes: {images_us:,.0f} us")
+
+# %% [markdown] tags=["further"] minutes=11
+# ## Further: bugs in an order
+#
+# This section adds a detector for wrong orders, and tries it on torch's sampler.
+#
+# ### Exercise 4: find the bugs in an order
+#
+# Bugs in the order raise no error: the loss still falls. They show in the *delivered* samples: the sample numbers that
+# each rank got in each epoch. Write a detector for three of them:
+#
+# - `"lost"`: some epoch has a sample that no rank got;
+# - `"repeated"`: in some epoch a sample came more than once, to one rank or to several;
+# - `"stale"`: in two epochs, adjacent or not, some rank got the same samples in the same order.
+
+
+# %% tags=["exercise"]
+def order_bugs(delivered, num_samples):
+    """Set of the bugs found, from "lost", "repeated", "stale"; empty if there are none.
+
+    delivered: delivered[epoch][rank] is a list of sample numbers, in order; not changed.
+    Samples are 0 to num_samples - 1; all epochs have the same ranks; each rank gets two or
+    more.
+    """
+    ### BEGIN SOLUTION
+    from collections import Counter
+
+    bugs = set()
+    for epoch in delivered:
+        counts = Counter(sample for part in epoch for sample in part)
+        if len(counts) < num_samples:
+            bugs.add("lost")
+        if max(counts.values()) > 1:
+            bugs.add("repeated")
+    for parts in zip(*delivered, strict=True):  # of one rank, epoch by epoch
+        if len({tuple(part) for part in parts}) < len(parts):
+            bugs.add("stale")
+    return bugs
+    ### END SOLUTION
+
+
+# %%
+# Try it on torch's DistributedSampler, two ranks, two epochs. What does this loop forget?
+from torch.utils.data import DistributedSampler
+
+samplers = [DistributedSampler(range(8), num_replicas=2, rank=rank) for rank in range(2)]
+delivered = [[list(sampler) for sampler in samplers] for epoch in range(2)]
+print(delivered)
+lab07.try_out(order_bugs, delivered, 8)
+lab07.try_out(order_bugs, [[[0, 1], [2, 3]], [[3, 1], [0, 1]]], 4)  # lost (2), repeated (1)
+
+# %% tags=["check"] points=2
+check.order_bugs(order_bugs)
+
+# %% [markdown]
+# torch's sampler shuffles from its seed plus the epoch, but does not count epochs: call `sampler.set_epoch(epoch)`
+# before each. By default it also *pads*: if the number of samples is not a multiple of the number of ranks, it repeats
+# some, so that all ranks have the same number of steps. Ranks add up their gradients in every step: the others would
+# wait for a rank with one step fewer.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: from text to tokens
@@ -776,15 +789,15 @@ if StatefulDataLoader:
             except AssertionError:
                 print(f"two workers, then {workers}: an AssertionError")
 
-# %% [markdown] minutes=1
+# %% [markdown] minutes=2
 # ## Summary
 #
 # - The device waits if loading is slower on average: only more workers or quicker loads help. The fewest workers: L
 #   divided by the device's time per batch (S + C, or the larger of S and C), rounded up.
 # - It waits if loads jitter: batches loaded ahead help, at the price of host memory, if workers can get ahead.
 # - It waits for workers that start again in each epoch (keep them), and for copies (pin memory, use a separate stream).
-# - One seed on all ranks plus the epoch's number: each sample once, in an order that changes. Bugs raise no error, so
-#   check the delivered samples.
+# - One seed on all ranks plus the epoch's number: each sample once, in an order that changes. A wrong order raises no
+#   error, so count the samples that the ranks got (further: a detector).
 # - To resume exactly, save which samples of the common order the loop has used, and deal the rest again.
 
 # %% [markdown]
