@@ -232,18 +232,18 @@ lab08.show(lab08.figure_timeline(ring, ranks=[0, 1], title="Ring all-reduce: two
 # %% [markdown]
 # Each rank has a lane for sending and one for receiving (in the *world*, the group of all ranks), and both are full
 # from start to end. The cell above and all later ones run lablib's own ring, whether you have solved the exercise or
-# not.
-
-# %% [markdown]
-# Are fewer bytes possible? For each element, the other n − 1 parts must be sent to the rank that completes its sum,
-# directly or as partial sums, and the sum to n − 1 ranks. That is 2(n − 1) S in total, if ranks do the adding. The
-# star sends as many, half of them from rank 0. The ring spreads them evenly (Patarasuk and Yuan, 2009).
+# not. Are fewer bytes possible than the star's?
 
 # %%
 my_best_mb.reveal(2 * (8 - 1) * 8)
 for n in (8, 1000):
     total_mb, each_mb, first_mb = 2 * (n - 1) * 8, f"{2 * (n - 1) * 8 / n:.4g}", (n - 1) * 8
     print(f"{n} ranks: {total_mb} MB; ring: {each_mb} from each; star: {first_mb} from rank 0")
+
+# %% [markdown]
+# No: for each element, the other n − 1 parts must be sent to the rank that completes its sum, directly or as partial
+# sums, and the sum to n − 1 ranks. That is 2(n − 1) S in total, if ranks do the adding. The star sends as many, half of
+# them from rank 0. The ring spreads them evenly (Patarasuk and Yuan, 2009).
 
 # %% [markdown] minutes=11
 # ## A tree
