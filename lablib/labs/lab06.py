@@ -18,7 +18,7 @@ from torch import Tensor
 from lablib.calibration import this_machine
 from lablib.course import checks_for, guess, print_text, recorded_comparison, try_out
 from lablib.figures import figure_lines, figure_roofline, show
-from lablib.figures.chart import TITLE_PIXELS, Axis, Panel, Series, bars, chart, check_lengths, line
+from lablib.figures.chart import TITLE_PIXELS, Axis, Panel, bars, chart, check_lengths, line
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, LOOKS, PAPER_PIXELS, TOP_PIXELS, axis, base_layout, series_look, texts
 from lablib.hardware import DEVICES
@@ -281,38 +281,34 @@ def _columns(launch: Launch, chosen: Program, grids: Sequence[_Grid]) -> dict[st
 
 @checked
 def figure_staircase(
-    sizes: Annotated[Sequence[int], NonEmpty()], seconds: Series, useful: Series, title: str
+    sizes: Annotated[Sequence[int], NonEmpty()],
+    name: str,
+    seconds: Sequence[float],
+    useful: Sequence[float],
+    title: str,
 ) -> go.Figure:
     """Above, seconds climb in steps; below, the useful share falls at each step and recovers to the next.
 
     Args:
         sizes: columns N of a product, in ascending order.
-        seconds: name -> seconds at each size, by a model or a measurement.
-        useful: the same names -> shares of the device's rate, 0 to 1.
+        name: of the device.
+        seconds: at each size, by a model or a measurement.
+        useful: shares of the device's rate, 0 to 1.
     """
-    if seconds.keys() != useful.keys():
-        raise ValueError(f"seconds and useful must have the same names: got {list(seconds)} and {list(useful)}.")
-    check_lengths(sizes, seconds)
-    check_lengths(sizes, useful)
-    stairs, shares, parts = [], [], []
-    for index, name in enumerate(seconds):
-        words = [
-            f"<b>{name}</b><br>{size:,}<br>{format_quantity(time_s, 's', 4)}<br>{share:.0%} useful"
-            for size, time_s, share in zip(sizes, seconds[name], useful[name], strict=True)
-        ]
-        percent = [100 * share for share in useful[name]]
-        stairs.append(line(index, name, sizes, seconds[name], words).styled(mode="lines", line_shape="vh"))
-        shares.append(line(index, name, sizes, percent, words).styled(mode="lines"))
-        worst, best = (choose(range(len(sizes)), key=useful[name].__getitem__) for choose in (min, max))
-        parts.append(
-            f"{name} is useful for {useful[name][worst]:.0%} at {sizes[worst]:,} and "
-            f"{useful[name][best]:.0%} at {sizes[best]:,}"
-        )
+    check_lengths(sizes, {"seconds": seconds, "useful": useful})
+    words = [
+        f"<b>{name}</b><br>{size:,}<br>{format_quantity(time_s, 's', 4)}<br>{share:.0%} useful"
+        for size, time_s, share in zip(sizes, seconds, useful, strict=True)
+    ]
+    stairs = line(0, name, sizes, seconds, words).styled(mode="lines", line_shape="vh")
+    shares = line(0, name, sizes, [100 * share for share in useful], words).styled(mode="lines")
     across = Axis("columns N", "count")
-    upper = Panel(across, Axis("time", "s", from_zero=True), stairs)
-    lower = Panel(across, Axis("useful", "%", span=(0, 100)), shares)
-    columns: dict[str, Sequence[float]] = {across.label: sizes}
-    columns |= {f"{name}, time (s)": values for name, values in seconds.items()}
-    columns |= {f"{name}, useful": values for name, values in useful.items()}
-    sentence = f"For {across.label} from {sizes[0]:,} to {sizes[-1]:,}: {'; '.join(parts)}."
+    upper = Panel(across, Axis("time", "s", from_zero=True), [stairs])
+    lower = Panel(across, Axis("useful", "%", span=(0, 100)), [shares])
+    columns: dict[str, Sequence[float]] = {across.label: sizes, f"{name}, time (s)": seconds, f"{name}, useful": useful}
+    worst, best = (choose(range(len(sizes)), key=useful.__getitem__) for choose in (min, max))
+    sentence = (
+        f"For {across.label} from {sizes[0]:,} to {sizes[-1]:,}: {name} is useful for {useful[worst]:.0%} at "
+        f"{sizes[worst]:,} and {useful[best]:.0%} at {sizes[best]:,}."
+    )
     return chart(title, [upper, lower], sentence, columns, pixels=(200, 200))

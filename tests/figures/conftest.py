@@ -131,8 +131,6 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "idle shares": figures.figure_idle_shares(
             [1, 2, 4], {"simulated": [0.3, 0.2, 0.1], "M/M/k/K": [0.4, 0.2, 0.1]}
         ),
-        "staircase": lab06.figure_staircase(
-            [128, 256, 257], {"A100": [1e-5, 1e-5, 2e-5]}, {"A100": [0.4, 0.8, 0.4]}, "stairs"
-        ),
+        "staircase": lab06.figure_staircase([128, 256, 257], "A100", [1e-5, 1e-5, 2e-5], [0.4, 0.8, 0.4], "stairs"),
         "topology": figures.figure_topology(nodes, links, "Topology", "2 GPUs, 1 switch."),
     }

@@ -199,15 +199,15 @@ def test_more_lines_than_can_be_told_apart_are_refused_and_none_is_left_out():
 # --- Lab 06 (its tiles: test_tiles.py) ---
 
 
-def test_both_panels_of_the_staircase_have_every_series_and_the_sentence_its_ends():
+def test_both_panels_of_the_staircase_have_their_line_and_the_sentence_its_ends():
     """The step is drawn where the larger size begins ("vh"), not sloping between the two."""
-    useful = {"A100": [0.4, 0.8, 0.4, 0.8]}
-    figure = lab06.figure_staircase([128, 256, 257, 512], {"A100": [1e-5, 1e-5, 2e-5, 2e-5]}, useful, "")
+    useful = [0.4, 0.8, 0.4, 0.8]
+    figure = lab06.figure_staircase([128, 256, 257, 512], "A100", [1e-5, 1e-5, 2e-5, 2e-5], useful, "")
     upper, lower = figure.data
     assert list(upper.y) == pytest.approx([10, 10, 20, 20]) and "\N{MICRO SIGN}s" in figure.layout.yaxis.title.text
     assert list(lower.y) == pytest.approx([40, 80, 40, 80]) and upper.line.shape == "vh"
     assert describe(figure) == "For columns N from 128 to 512: A100 is useful for 40% at 128 and 80% at 256."
-    assert list(table(figure)["A100, useful"]) == useful["A100"]
+    assert list(table(figure)["A100, useful"]) == useful
 
 
 # --- Lab 07 ---

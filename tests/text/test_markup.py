@@ -214,7 +214,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_blocks": lambda: lab05.figure_blocks([1.0, 100.0], {MARK: [0.01, 0.02]}),
     "figure_projection": lambda: lab05.figure_projection([1, 2, 4], {MARK: [0.5, 0.2, 0.1]}),
     "figure_schedules": lambda: lab04.figure_schedules({MARK: [0.5, 1.0]}, {MARK: [(1, 3.0), (2, 2.5)]}, MARK),
-    "figure_staircase": lambda: lab06.figure_staircase([1, 2], {MARK: [1.0, 2.0]}, {MARK: [0.5, 0.5]}, MARK),
+    "figure_staircase": lambda: lab06.figure_staircase([1, 2], MARK, [1.0, 2.0], [0.5, 0.5], MARK),
     "figure_coordinates": lambda: lab04.figure_coordinates({MARK: {32: [{MARK: 1.0}], 64: [{MARK: 1.1}]}}),
     "figure_rates": lambda: lab04.figure_rates({MARK: {32: {0.25: [3.0], 0.5: [2.0]}}}, MARK, MARK),
     "figure_packing": lambda: lab07.figure_packing({MARK: best_fit([3, 5, 2], 8)}),

@@ -7,7 +7,7 @@
 # GPU's memory (*HBM*, high-bandwidth memory), calculates on the chip, and writes numbers back. You will count the bytes
 # of kernels, and write two: a softmax, and FlashAttention.
 #
-# **Prerequisites.** Lab 01. **Time.** 60 minutes, without the folded sections, called *further*.
+# **Prerequisites.** Lab 01. **Time.** 59 minutes, without the folded sections, called *further*.
 
 # %%
 from lablib.labs import lab06
@@ -18,7 +18,7 @@ lab06.show(lab06.figure_question())
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # small sizes, a few seconds
 
-# %% [markdown] minutes=7
+# %% [markdown] minutes=8
 # ## Bytes of a chain
 #
 # An *element-wise* operator calculates each number of its result from the numbers at the same place. In *eager*
@@ -40,7 +40,6 @@ import math
 import pandas as pd
 import torch
 
-from lablib import launch
 from lablib.kernels.jit import jit, tl
 
 h100 = lab06.DEVICES["H100-80GB-SXM"]
@@ -134,7 +133,7 @@ if tl is not None:
     lab06.show(lab06.figure_tiles(launches[0], program=(3,), vector_width=8))  # in rows of 8
     print("bytes", lab06.hbm_bytes(launches))
 
-# %% [markdown] minutes=12
+# %% [markdown] minutes=8
 # ## A fused softmax
 #
 # Softmax of a row x: subtract the row's maximum, take exp, divide by the sum. As separate operators, max, subtract,
@@ -315,37 +314,11 @@ pd.DataFrame(curves, sizes).tail(2) / 1e6  # MB
 # quarter. Why not a larger B? The four tiles of q, k, v and o, B x D numbers each, must fit into the memory on the
 # chip. With room for R numbers B is at most R / 4D, so the bytes are proportional to N^2 D^2 / R.
 #
-# How much memory does a step need, for one head of one text? Standard attention keeps the softmax, N x N numbers, for
-# backward, which adds two gradients of that size. The loop keeps one number per query in addition to q, k, v and o;
-# torch's `scaled_dot_product_attention` is such a loop, called *fused* below. The simulator's *memory tracker* records
-# every allocation; here is the peak of forward and backward, in 16 bits.
+# The loop also saves memory. Standard attention keeps the softmax, N x N numbers, for backward, which adds two
+# gradients of that size. The loop keeps one number per query in addition to q, k, v and o: its memory grows with N.
+# That is why long texts need such a loop. (The first *further* section measures both.)
 
-# %%
-from torch.nn.functional import scaled_dot_product_attention
-
-
-def standard(q, k, v):
-    return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
-
-
-def step(attention, N):
-    make = {"dtype": torch.bfloat16, "requires_grad": True}
-    q, k, v = (torch.randn(1, 1, N, 64, **make) for _ in range(3))
-    attention(q, k, v).sum().backward()
-
-
-rows = {}
-for N in (1024, 4096, 16384):
-    for name, attention in (("standard", standard), ("fused", scaled_dot_product_attention)):
-        run = launch(step, attention, N, ranks=1, cluster="dgx-h100", fidelity="shapes")
-        rows.setdefault(f"{N:,} tokens", {})[f"{name} (MB)"] = run.memory.peak_bytes(0) / 1e6
-pd.DataFrame(rows).T.round(1)
-
-# %% [markdown]
-# Four times the tokens need about 16 times the memory with scores (three times N x N numbers), four times without. That
-# is why long texts need such a loop.
-
-# %% [markdown] minutes=4
+# %% [markdown] minutes=6
 # ## Reconcile: predicted and measured
 #
 # Now run the chain of the first section on this machine. `torch.compile` reads a function into a *graph* of its
@@ -392,6 +365,39 @@ lab06.print_recorded()
 # and with an expensive operator, such as tanh, a CPU may be limited by arithmetic.
 
 # %% [markdown] tags=["further"] minutes=4
+# ## Further: the memory of attention
+#
+# This section measures the memory of a step, for one head of one text. torch's `scaled_dot_product_attention` is a loop
+# as in exercise 3, called *fused* below. The simulator's *memory tracker* records every allocation; here is the peak of
+# forward and backward, in 16 bits.
+
+# %%
+from torch.nn.functional import scaled_dot_product_attention
+
+from lablib import launch
+
+
+def standard(q, k, v):
+    return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
+
+
+def step(attention, N):
+    make = {"dtype": torch.bfloat16, "requires_grad": True}
+    q, k, v = (torch.randn(1, 1, N, 64, **make) for _ in range(3))
+    attention(q, k, v).sum().backward()
+
+
+rows = {}
+for N in (1024, 4096, 16384):
+    for name, attention in (("standard", standard), ("fused", scaled_dot_product_attention)):
+        run = launch(step, attention, N, ranks=1, cluster="dgx-h100", fidelity="shapes")
+        rows.setdefault(f"{N:,} tokens", {})[f"{name} (MB)"] = run.memory.peak_bytes(0) / 1e6
+pd.DataFrame(rows).T.round(1)
+
+# %% [markdown]
+# Four times the tokens need about 16 times the memory with scores (three times N x N numbers), four times without.
+
+# %% [markdown] tags=["further"] minutes=4
 # ## Further: tiles and waves
 #
 # A matrix product is also cut in tiles of its output. The GPU's *cores*, which NVIDIA calls SMs (132 on an H100 SXM),
@@ -414,7 +420,7 @@ def sweep(rows, depth):
 def draw_steps(steps):
     seconds, useful = [one.time_s for one in steps], [one.useful for one in steps]
     title = "[rows, depth] x [depth, N]"
-    return lab06.figure_staircase(widths, {"H100": seconds}, {"H100": useful}, title)
+    return lab06.figure_staircase(widths, "H100", seconds, useful, title)
 
 
 choices = [lab06.IntChoice("rows", "Rows", (512, 1024, 2048, 4096, 8192), 4096)]
