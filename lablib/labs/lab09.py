@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from lablib import parallel
 from lablib.calibration import batch_for, this_machine
 from lablib.cost import GroupNetwork, collective_cost
 from lablib.course import checks_for, guess, print_text, recorded_comparison, show_source, try_out
@@ -161,14 +162,24 @@ def table_of_formulas(
     return in_rows(rows)
 
 
-def reconcile_here(program: Callable[[int], None], ranks: int, backend: str, repeats: int) -> Reconciliation:
-    """Predict and run a program on this machine; its argument repeats a part of the batch, so that a GPU is busy."""
+def reconcile_here(parts: Sequence[Batch], bucket_bytes: int, ranks: int, backend: str, repeats: int) -> Reconciliation:
+    """Predict and run an overlapped step on this machine, after a first step; on a GPU a part is repeated."""
+
+    def warm_step(times: int) -> None:
+        with phase("setup"):
+            gpt, inputs, targets = prepare(parts)
+            inputs, targets = inputs.repeat(times, 1), targets.repeat(times, 1)
+            replica = parallel.DataParallel(gpt, bucket_bytes=bucket_bytes)
+            next_token_loss(replica(inputs), targets).backward()
+            dist.barrier()
+        next_token_loss(replica(inputs), targets).backward()
+
     real = "nccl" if backend == "nccl" else "gloo"
     machine = this_machine(ranks=ranks, backend=real)
     times = batch_for(machine, 1, 6 * num_parameters(CONFIG) * SEQUENCES * SEQ_LEN)
     there: dict[str, Any] = {"ranks": ranks, "backend": real, "cluster": machine, "without": "setup"}
     there["fidelity"] = "shapes" if real == "nccl" else "values"
-    return reconcile(program, times, **there, repeats=repeats)
+    return reconcile(warm_step, times, **there, repeats=repeats)
 
 
 @cache
@@ -178,14 +189,6 @@ def profile_of(name: str, sequences: int, machine: str) -> StepProfile:
     tokens = torch.zeros(sequences, config.max_seq_len, dtype=torch.long, device="meta")
     shape = GPT(config, device="meta")
     return profile_step(shape, lambda gpt: next_token_loss(gpt(tokens), tokens), find_cluster(machine).device)
-
-
-def gpt2_facts() -> str:
-    """Seconds of a step of GPT-2 on one GPU, and from which bucket on there is only one."""
-    gpt2 = profile_of(GPT2, sequences=8, machine="pcie-a100")
-    forward, backward = format_quantity(gpt2.forward_s, "s"), format_quantity(gpt2.backward_s, "s")
-    size = format_quantity(gpt2.gradient_bytes, "B")
-    return f"GPT-2, one GPU, 8 sequences: forward {forward}, backward {backward}. One bucket from {size} on."
 
 
 def _efficiencies(bucket: float, sequences: int, name: str, machine: str) -> dict[str, list[float]]:

@@ -6,7 +6,7 @@
 # Several GPUs train one model, each on its own part of the batch, and must average their gradients. You write the
 # average, group its messages, send them while backward computes, and predict the time of the step.
 #
-# **Prerequisites.** Lab 08; helpful: lab 04. **Time.** 60 minutes, without the folded sections, called *further*.
+# **Prerequisites.** Lab 08; helpful: lab 04. **Time.** 59 minutes, without the folded sections, called *further*.
 
 # %%
 from lablib.labs import lab09
@@ -23,7 +23,7 @@ interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
 
 # %%
-from contextlib import nullcontext
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -34,7 +34,7 @@ from lablib.models import GPT, next_token_loss
 check = lab09.checks_for("09")
 check
 
-# %% [markdown] minutes=5
+# %% [markdown] minutes=4
 # ## A model, and a part of the batch for each rank
 #
 # A small GPT (a language model) learns the source code of Python's standard library; each byte is one *token*.
@@ -60,7 +60,7 @@ parts = lab09.parts_of_batch(ranks, cluster)
 for rank, (inputs, _) in enumerate(parts):
     print(f"rank {rank} reads {tuple(inputs.shape)}: {bytes(inputs[0, :48].tolist())}")
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=5
 # ## A prediction
 #
 # `launch` computes with real numbers on this computer; a *simulator* gives each operation the time that it would take
@@ -98,12 +98,12 @@ print(f"sent per rank: {sent_bytes / 1e6:.1f} MB, in {lab09.format_quantity(send
 my_guess_naive = lab09.guess("efficiency, exchange after backward", None, interactive, "%")
 my_guess_best = lab09.guess("efficiency, best overlap", None, interactive, "%")
 
-# %% [markdown] minutes=7
+# %% [markdown] minutes=6
 # ## Average the gradients
 #
 # The loss is a mean over sequences. So the gradient of the whole batch is the mean of the gradients of its equal
 # parts (Goyal et al., 2017, section 3). `dist.all_reduce(x)` replaces `x` on every rank by the sum over all ranks. With
-# equal gradients all replicas take the same step, and stay equal.
+# equal gradients all replicas stay equal.
 
 # %% [markdown]
 # ### Exercise 1: average the gradients
@@ -130,29 +130,28 @@ lab09.try_out(lab09.before_and_after, average_gradients, parts, **trial)
 # %% tags=["check"] points=2
 check.average_gradients(average_gradients)
 
-# %% [markdown] minutes=2
+# %% [markdown] minutes=3
 # ## The naive step on a timeline
 #
-# Now the simulator runs this step on all ranks in the simplest, the *naive* way: forward, backward, then one all-reduce
-# for each parameter.
+# Now the simulator runs this step in the *naive* way: forward, backward, then one all-reduce for each parameter.
 
 
 # %%
-def naive_step():
+def averaged_step(average):
     replica, inputs, targets = lab09.prepare(parts)
     next_token_loss(replica(inputs), targets).backward()
     with phase("average"):
-        parallel.average_gradients(replica)
+        average(replica)
 
 
-naive_run = launch(naive_step, ranks=ranks, cluster=cluster)
+naive_run = launch(averaged_step, parallel.average_gradients, ranks=ranks, cluster=cluster)
 naive = naive_run.timeline.without("setup")
 lab09.show(naive.figure(ranks=[0, 1], title="Naive: averaged after backward, one by one"))
 
 # %% [markdown]
-# All ranks do the same; two are drawn. F is forward, B backward, C communication, X the division. Each rank has two
+# Two ranks are drawn; all do the same. F is forward, B backward, C communication, X the division. Each rank has two
 # lanes: its compute and, below, `world`, the communication among all ranks. C is *exposed*: the GPU waits for it and
-# computes nothing. See how many calls there are, and how short they are.
+# computes nothing.
 
 # %%
 lab09.report("naive", naive, alone)
@@ -162,29 +161,27 @@ print(f"sending alone should take {lab09.format_quantity(send_s, 's')}")
 # %% [markdown] minutes=12
 # ## One call for each gradient
 #
-# Communication takes longer than sending the bytes should. An all-reduce must be started, and its messages cross the
-# links in several rounds: each call costs this *latency*. The gradients of vectors (*biases* and *norms*) are tiny.
-# Guess: what share of the all-reduces takes at least twice the time of its bytes?
+# Communication takes longer than sending the bytes should: each call costs *latency*, as it must be started, and its
+# messages cross the links in several rounds. The gradients of vectors (*biases* and *norms*) are tiny. Guess: what
+# share of the all-reduces takes at least twice the time of its bytes?
 
 # %%
-my_guess_latency = lab09.guess(
-    "all-reduces of at least twice the time of their bytes", None, interactive, "%"
-)
+my_guess_latency = lab09.guess("all-reduces, twice the time or more", None, interactive, "%")
 
 # %%
 my_guess_latency.reveal(100 * lab09.share_of_latency(model, cluster, ranks))
 lab09.table_of_calls(model, cluster, ranks)
 
 # %% [markdown]
-# Latency grows with the number of ranks. (Small messages go through a tree, which has fewer rounds.) Each division
-# takes time, too: it is a *kernel*, an operation of the GPU, of a few microseconds.
+# Latency grows with the number of ranks. Each division takes time, too: it is a *kernel*, an operation of the GPU, of
+# a few microseconds.
 
 # %% [markdown]
 # ### Exercise 2: plan the buckets
 #
 # A *bucket* is one buffer for many gradients, which pay latency once. Backward begins at the last layer, so go from the
-# last parameter to the first, with one bucket open. Close it only when the next gradient does not fit, and open
-# another. A gradient larger than a bucket gets a separate bucket.
+# last parameter to the first, with one bucket open. Close it when the next gradient does not fit, and open another. A
+# gradient larger than a bucket gets a separate bucket.
 
 
 # %% tags=["exercise"]
@@ -217,7 +214,7 @@ check.plan_buckets(plan_buckets)
 # %% [markdown]
 # To use a plan, gradients are copied into a bucket (*packed*), and one all-reduce averages them all; then each gradient
 # becomes a *view*, a part of its bucket's memory. Packing costs memory traffic, so it is useful only if latency costs
-# more. (Horovod calls this tensor fusion: Sergeev and Del Balso, 2018. PyTorch fills buckets of 25 MiB.)
+# more. (Horovod calls it tensor fusion: Sergeev and Del Balso, 2018. PyTorch fills buckets of 25 MiB.)
 
 # %%
 bucket_bytes = int(bucket_mb * 1e6)
@@ -226,32 +223,22 @@ for number, bucket in enumerate(parallel.plan_buckets(params, bucket_bytes)):
     sizes = [params[i].nbytes for i in bucket]
     print(f"bucket {number}: {len(bucket):2d} gradients, {sum(sizes) / 1e6:.2f} MB")
 
-
 # %%
-def bucketed_step():
-    replica, inputs, targets = lab09.prepare(parts)
-    next_token_loss(replica(inputs), targets).backward()
-    with phase("average"):
-        parallel.average_gradients_in_buckets(replica, bucket_bytes=bucket_bytes)
-
-
-bucketed_run = launch(bucketed_step, ranks=ranks, cluster=cluster)
+in_buckets = partial(parallel.average_gradients_in_buckets, bucket_bytes=bucket_bytes)
+bucketed_run = launch(averaged_step, in_buckets, ranks=ranks, cluster=cluster)
 bucketed = bucketed_run.timeline.without("setup")
 lab09.report("bucketed", bucketed, alone)
 
-# %% [markdown] minutes=17
+# %% [markdown] minutes=16
 # ## Ready before backward ends
 #
-# There are fewer calls, but all are still exposed. Yet most gradients are final long before backward ends: they could
-# be sent at that time. A *hook* is a function that *autograd*, which runs backward, calls when a gradient is final.
-# Guess: of which of the model's tensors is the gradient the last to be final?
+# There are fewer calls, but all are still exposed. Yet most gradients are final long before backward ends, and could be
+# sent then. A *hook* is a function that *autograd*, which runs backward, calls when a gradient is final. Guess: of
+# which of the model's tensors is the gradient the last to be final?
 
 # %%
-my_guess_last = lab09.guess(
-    'the last gradient ("token embedding", "first norm", "final norm" or another)',
-    None,
-    interactive,
-)
+kinds = "token embedding, first norm, final norm or another"
+my_guess_last = lab09.guess(f"the last gradient ({kinds})", None, interactive)
 
 # %%
 order = []
@@ -259,8 +246,7 @@ listener = GPT(lab09.CONFIG, seed=0)
 for name, param in listener.named_parameters():
     param.register_post_accumulate_grad_hook(lambda param, name=name: order.append(name))
 next_token_loss(listener(parts[0].inputs), parts[0].targets).backward()
-print("first:", *order[:4], sep="\n    ")
-print("last:", *order[-4:], sep="\n    ")
+print(*order[:3], "...", *order[-3:], sep="\n")
 my_guess_last.reveal(order[-1].removesuffix(".weight"))
 
 # %% [markdown]
@@ -335,8 +321,7 @@ my_guess_late.reveal(lab09.late_calls(overlapped))
 
 # %% [markdown]
 # Now C runs beneath B. The C on the right came too late to be hidden: the last bucket is complete only when backward is
-# over, and the lane may still be busy with the one before. (PyTorch's first bucket takes only 1 MiB, so that sending
-# begins early.) Compare the three, and your guess of the best.
+# over, and the lane may still be busy with the one before. Compare the three, and your guess of the best.
 
 # %%
 steps = {"naive": naive, "bucketed": bucketed, "overlapped": overlapped}
@@ -345,10 +330,10 @@ my_guess_best.reveal(100 * alone.makespan_s / overlapped.makespan_s)
 lab09.table_of_steps(steps, alone)
 
 # %% [markdown]
-# The best stays below 100% mainly because of exposed communication (the column *exposed*). The rest is packing and
-# division: two short kernels for each bucket, which make backward longer.
+# The best stays below 100% mainly because of exposed communication. The rest is packing and division: two short kernels
+# for each bucket, which make backward longer.
 
-# %% [markdown] minutes=7
+# %% [markdown] minutes=6
 # ## Predict the step
 #
 # Can the overlapped step be predicted without a cluster? Bucket i is ready `ready_s[i]` seconds after backward's start,
@@ -384,36 +369,24 @@ lab09.try_out(last_all_reduce_end, ready_s=[1.0, 2.0], bucket_s=[4.0, 1.0])
 check.last_all_reduce_end(last_all_reduce_end)
 
 # %% [markdown]
-# The library computes the time of one step of one GPU, operation by operation, and records when each gradient is ready.
-# It adds the copies of packing and, if all-reduces overlap, your rule; the other two ways need no rule, only a sum. The
-# table compares this formula with the simulator, which ran every rank.
-
-# %%
-lab09.table_of_formulas(model, parts[0], cluster, ranks, bucket_bytes, steps)
+# With the time of forward, and of backward up to each gradient, on one GPU, this rule predicts the whole step on any
+# number of ranks. (A *further* section compares that formula with the simulator.)
 
 # %% [markdown] minutes=5
 # ## Reconcile: predicted and measured
 #
-# Now a step on real processes of this computer, connected by the library *gloo* (on GPUs by NCCL). To *calibrate* is to
-# measure how fast they compute and send, once, in half a minute. `reconcile` predicts, runs several times, and
-# compares. Guess: which of forward, backward and exposed communication is furthest off, in percent?
+# Now the overlapped step on real processes of this computer, connected by the library *gloo* (on GPUs by NCCL). To
+# *calibrate* is to measure how fast they compute and send, once, in half a minute. Then the step is predicted, run
+# several times, and compared. Guess: which of forward, backward and exposed communication is furthest off, in percent?
 
 # %%
 my_guess_off = lab09.guess("furthest off (forward, backward or exposed)", None, interactive)
 
 
 # %%
-def warm_step(times):
-    with phase("setup"):
-        replica, inputs, targets = lab09.prepare(parts)
-        inputs, targets = inputs.repeat(times, 1), targets.repeat(times, 1)  # more for a GPU
-        replica = parallel.DataParallel(replica, bucket_bytes=bucket_bytes)
-        next_token_loss(replica(inputs), targets).backward()  # a warm-up
-        dist.barrier()
-    next_token_loss(replica(inputs), targets).backward()
-
-
-comparison = lab09.reconcile_here(warm_step, real_ranks, backend, repeats=3 if quick else 7)
+comparison = lab09.reconcile_here(parts, bucket_bytes, real_ranks, backend, 3 if quick else 7)
+recorded = lab09.recorded_comparison("09")
+my_guess_off.reveal("exposed")  # in the recording
 lab09.show(comparison.figure())
 lab09.print_text(comparison.reading())
 
@@ -423,21 +396,16 @@ lab09.print_text(comparison.reading())
 # the runs over their median: an error smaller than the noise has no meaning.
 
 # %%
-recorded = lab09.recorded_comparison("09")
 lab09.print_text(f"{recorded}")
-my_guess_off.reveal("exposed")  # in the recording
 rows = comparison.beside(recorded).loc[["forward", "backward", "exposed", "makespan"]]
 rows.map("{:.0f}%".format).replace("nan%", "-")
 
 # %% [markdown]
 # In the recording the errors of forward and backward are about their noise. *Exposed* is furthest off, but its noise is
-# as large, 50%: four fifths of the sending was predicted to be hidden, so every delay is exposed, and delays differ
-# from run to run. Half of the difference in makespan is time that the prediction leaves out: one rank waits for the
-# other, and Python works between operations.
-
-# %% [markdown]
-# On GPUs overlap is not quite free either. NCCL's kernels, which move the bytes, take some of the GPU's processors and
-# memory bandwidth from backward (Rashidi et al., 2021). The simulator does not model this, so real overlap saves less.
+# as large, 50%: four fifths of the sending was predicted to be hidden, so every delay is exposed. Half of the
+# difference in makespan is time that the prediction leaves out: one rank waits for the other, and Python works between
+# operations. On GPUs NCCL's kernels, which move the bytes, also take some of the GPU's processors and memory bandwidth
+# from backward (Rashidi et al., 2021). The simulator leaves this out, so real overlap saves less.
 
 # %% [markdown] tags=["further"] minutes=2
 # ## Further: the code of a hook
@@ -449,11 +417,22 @@ rows.map("{:.0f}%".format).replace("nan%", "-")
 # %%
 lab09.show_source(parallel.DataParallel._on_gradient, after=check.overlap)
 
+# %% [markdown] tags=["further"] minutes=2
+# ## Further: the formula of a step
+#
+# This section compares your rule, as a part of a formula for the whole step, with the simulator, which ran every rank.
+# The library computes the time of one step of one GPU, operation by operation, and records when each gradient is ready.
+# It adds the copies of packing and, if all-reduces overlap, your rule; the other two ways need only a sum.
+
+# %%
+lab09.table_of_formulas(model, parts[0], cluster, ranks, bucket_bytes, steps)
+
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: efficiency against ranks
 #
-# Now the formula alone, up to 64 GPUs, for this lab's model and for GPT-2 with its 124 million parameters. Guess: from
-# which size of a bucket on does overlap save nothing for GPT-2? Then change bucket and batch below, and find out.
+# This section uses the formula alone, up to 64 GPUs, for this lab's model and for GPT-2 with its 124 million
+# parameters. Guess: from which size of a bucket on does overlap save nothing for GPT-2? Then change bucket and batch
+# below, and find out.
 
 # %%
 my_guess_bucket = lab09.guess(
@@ -461,8 +440,10 @@ my_guess_bucket = lab09.guess(
 )
 
 # %%
-print(lab09.gpt2_facts())
-my_guess_bucket.reveal(lab09.profile_of(lab09.GPT2, 8, "pcie-a100").gradient_bytes / 1e6)
+gpt2 = lab09.profile_of(lab09.GPT2, sequences=8, machine="pcie-a100")
+seconds = [lab09.format_quantity(time_s, "s") for time_s in (gpt2.forward_s, gpt2.backward_s)]
+print("GPT-2, one GPU, 8 sequences: forward {}, backward {}".format(*seconds))
+my_guess_bucket.reveal(gpt2.gradient_bytes / 1e6)  # then there is only one
 lab09.explore_scaling(interactive)
 
 # %% [markdown]
@@ -527,6 +508,9 @@ check.accumulate(accumulate)
 
 
 # %%
+from contextlib import nullcontext
+
+
 def four_micro_batches(is_lazy):
     tiny = GPT(lab09.model_config("tiny", max_seq_len=lab09.SEQ_LEN), seed=0)
     replica, device = parallel.DataParallel(tiny), torch.get_default_device()
@@ -691,13 +675,13 @@ lab09.explore_buckets(interactive)
 #
 # </details>
 
-# %% [markdown] minutes=1
+# %% [markdown] minutes=2
 # ## Summary
 #
 # - The mean of the gradients of equal parts is the gradient of the whole batch. Divide once.
 # - In an all-reduce each rank sends 2(n-1)/n of the gradient's bytes, in one piece or in many.
 # - Buckets reduce the cost of latency. Hooks start them during backward, so that at best only the last one is exposed.
-# - One profile and one rule, `end = max(end, ready) + seconds`, predict the step for any number of ranks.
+# - One rule, `end = max(end, ready) + seconds`, predicts the step for any number of ranks.
 
 # %% [markdown]
 # ### Sources
