@@ -7,7 +7,7 @@
 # fast as their other units multiply 32-bit numbers. So nearly all large models are trained in 16 bits. But 16 bits
 # represent fewer numbers than 32. Which numbers are lost, and which methods compensate?
 #
-# **Prerequisites.** Lab 00; helpful: lab 01. **Time.** 57 minutes, without the folded sections, called *further*.
+# **Prerequisites.** Lab 00; helpful: lab 01. **Time.** 58 minutes, without the folded sections, called *further*.
 
 # %%
 from lablib.labs import lab02
@@ -210,7 +210,7 @@ for name, run in runs.items():
 # rounded to zero adds nothing to the change of its weight, and the other gradients have few digits. (A *nat* is the
 # unit of a loss with the natural logarithm.)
 
-# %% [markdown] minutes=14
+# %% [markdown] minutes=15
 # ## Too small for FP16: scale the loss
 #
 # Backward is linear: a loss that is S times as large has gradients S times as large. On the axis above they all move to

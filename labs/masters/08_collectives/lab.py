@@ -21,7 +21,7 @@ cluster: str = "dgx-h100"  # the simulated machine
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # fewer sizes, a few seconds
 
-# %% [markdown] minutes=5
+# %% [markdown] minutes=4
 # ## The task
 #
 # A *rank* is one process of a distributed program, with its own GPU. A *collective* is a call that all ranks make
@@ -90,7 +90,7 @@ my_guess_half.reveal(nvlink.latency_s * nvlink.bandwidth_bytes_per_s)
 # time on latency. Far below that size all messages cost the same, α; far above it the bytes dominate, S β. This lab is
 # about which of the two you pay.
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=5
 # ## A star
 #
 # Two calls are enough to build any collective: `dist.send` and `dist.recv`, *point to point* from one rank to another.
@@ -124,7 +124,7 @@ lab08.show(lab08.figure_traffic(star_run.traffic, ranks, title="Star: bytes sent
 # The load is unequal: all 2(n − 1) messages pass through rank 0, one after another, while the other links are idle.
 # With twice the ranks on one machine it takes about twice as long. A good all-reduce keeps all links busy all the time.
 
-# %% [markdown] minutes=14
+# %% [markdown] minutes=12
 # ## A ring
 #
 # Cut the tensor into n *chunks*, one per rank. In each step rank r sends one chunk to rank r + 1, receives another from
@@ -245,7 +245,7 @@ for n in (8, 1000):
 # sums, and the sum to n − 1 ranks. That is 2(n − 1) S in total, if ranks do the adding. The star sends as many, half of
 # them from rank 0. The ring spreads them evenly (Patarasuk and Yuan, 2009).
 
-# %% [markdown] minutes=11
+# %% [markdown] minutes=14
 # ## A tree
 #
 # For a tiny tensor latency is almost the whole cost, and the ring pays it 2(n − 1) times. A *tree* has fewer rounds:
@@ -422,7 +422,7 @@ lab08.print_text(f"{recorded.sentence()} {recorded.reading}")
 side_by_side = comparison.beside(recorded, ("predicted_s", "measured_s")).drop("exposed")
 (1000 * side_by_side).round(1).rename(columns=lambda name: name.replace("_s", ", ms,"))
 
-# %% [markdown] minutes=2
+# %% [markdown] minutes=1
 # ## Explore
 #
 # Change latency, bandwidth and ranks, and watch the crossing. Can you find a network on which the tree is faster even

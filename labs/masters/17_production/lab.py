@@ -22,7 +22,7 @@ restart_s: float = 600.0  # seconds from a failure to the first step after it, a
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # the lab is as short either way
 
-# %% [markdown] minutes=3
+# %% [markdown] minutes=2
 # ## A first guess
 #
 # Llama 3 405B, trained on up to 16,384 GPUs, had 419 unexpected interruptions in 54 days: one every 3.1 hours (Llama
@@ -38,7 +38,7 @@ guessed_interval
 # %% tags=["instructor"]
 guessed_interval.lock(60, 30)
 
-# %% [markdown] minutes=24
+# %% [markdown] minutes=26
 # ## Stop and go on
 #
 # Which state does a run have? Here is a small training. Its loader returns samples in a random order, a new one for
@@ -199,22 +199,9 @@ try_out(lab17.stop_and_go_on, Training, save, resume, ranks=2)
 check.exact_resume(save, resume)
 
 # %% [markdown]
-# Now 60 steps, a checkpoint after every 10, and three kills. Each rank writes a file, with the library's answer to
-# exercise 1. A rank may die between two files, so all resume from the last step of which *all* files are there. The
-# picture has the step that rank 0 reached, against all steps that it computed.
-
-# %%
-kills = [KillRank(1, 18 * step_s), KillRank(ranks - 1, 26 * step_s), KillRank(0, 9.5 * step_s)]
-train = lab17.train_with_files(Training, ranks)
-alone = lab17.train_to_the_end(train, [], ranks, cluster)
-log = lab17.train_to_the_end(train, kills, ranks, cluster)
-print(f"the same losses, to the bit: {dict(log) == dict(alone)}")
-lab17.show(lab17.figure_restarts(log, 60))
-
-# %% [markdown]
-# A failure costs the steps since the last complete checkpoint, here at most 10, and the time of a restart. (`lab train`
-# saves parts under the names of the whole model: a run may go on with another number of ranks.) Saving after every step
-# would lose at most one. Why not do that?
+# So each rank saves to a file now and then. (A rank may die between two files: all resume from the last step of which
+# *all* files are there.) A failure costs the steps since then, and the time of a restart. Saving after every step would
+# lose at most one. Why not do that?
 
 # %% [markdown] minutes=14
 # ## How often?
@@ -412,6 +399,24 @@ lab17.show(lab17.figure_rules(samples, limit, my_rules))
 # Held for 1 minute and ready at once, it flaps. Held for 5 minutes, it rings for the hot GPU and the hang, each 5
 # minutes late, and misses the file system. Held for 60, it misses the hot GPU, too: the hang costs 16,384 GPU hours,
 # 33,000 dollars at 2 each. (Prometheus calls the two durations `for` and `keep_firing_for`.)
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: three kills in one run
+#
+# 60 steps, a checkpoint after every 10, and three kills. Each rank writes a file, with the library's answer to
+# exercise 1. The picture has the step that rank 0 reached, against all steps that it computed.
+
+# %%
+kills = [KillRank(1, 18 * step_s), KillRank(ranks - 1, 26 * step_s), KillRank(0, 9.5 * step_s)]
+train = lab17.train_with_files(Training, ranks)
+alone = lab17.train_to_the_end(train, [], ranks, cluster)
+log = lab17.train_to_the_end(train, kills, ranks, cluster)
+print(f"the same losses, to the bit: {dict(log) == dict(alone)}")
+lab17.show(lab17.figure_restarts(log, 60))
+
+# %% [markdown]
+# A failure costs at most 10 steps here. (`lab train` saves parts under the names of the whole model: a run may go on
+# with another number of ranks.)
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: faster saves, or fewer failures?
@@ -826,7 +831,7 @@ check.night(my_settings)
 # The comparison must come with each save, or before it: `drift_every` divides `every`. Rare saves lose more steps, and
 # frequent ones cost time and bytes.
 
-# %% [markdown] minutes=2
+# %% [markdown] minutes=1
 # ## Summary
 #
 # - The state of a run is more than its weights: optimizer, schedule, scaler, place in the data, all generators.
