@@ -23,6 +23,7 @@ interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
 
 # %%
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -508,9 +509,6 @@ check.accumulate(accumulate)
 
 
 # %%
-from contextlib import nullcontext
-
-
 def four_micro_batches(is_lazy):
     tiny = GPT(lab09.model_config("tiny", max_seq_len=lab09.SEQ_LEN), seed=0)
     replica, device = parallel.DataParallel(tiny), torch.get_default_device()
