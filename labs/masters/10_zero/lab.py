@@ -90,10 +90,8 @@ my_guess_times = lab10.guess("sent per step, over data parallel", None, interact
 #
 #     N = 10, n = 4, room for 3      0 1 2 | 3 4 5 | 6 7 8 | 9
 #     N = 5,  n = 4, room for 2      0 1   | 2 3   | 4     |
-
-# %% [markdown]
-# *ZeRO*, the Zero Redundancy Optimizer, cuts in three stages. Stage 1 cuts the optimizer's 12 bytes, stage 2 also the
-# gradients' 2, stage 3 also the parameters' 2. Every rank holds the uncut kinds for all N.
+#
+# *ZeRO*, the Zero Redundancy Optimizer, has three stages. The next cell shows the bytes that each of them cuts.
 
 # %%
 rows = {}
@@ -102,6 +100,9 @@ for stage, (whole, cut) in enumerate([(16, 0), (4, 12), (2, 14), (0, 16)]):
 my_guess_smallest.reveal(16 / ranks)
 print("bytes per number")
 lab10.in_rows(rows)
+
+# %% [markdown]
+# Stage 1 cuts the optimizer's 12 bytes, stage 2 also the gradients' 2, stage 3 also the parameters' 2.
 
 # %% [markdown] minutes=13
 # ## Stage 1: each rank updates its shard
