@@ -307,19 +307,14 @@ class TrainConfig(Checked):
         if axes.pipeline > 1 and kind.defers_weights and products != "float32":
             rule = f"float32 with {axes.schedule}, which defers weight gradients"
             raise _broken("precision.products", rule, products, 'float32, or parallel.schedule="1f1b"')
-        allowed: dict[str, tuple[Any, ...]] = {
-            "parallel.library": ("lablib",),
-            "precision.master": (False,),
-            "memory.compile": (False,),
-        }
-        for name, values in allowed.items():
-            section, _, key = name.partition(".")
-            if (value := getattr(getattr(self, section), key)) not in values:
-                others = "tensor, pipeline or context ranks" + " or expert ranks and ZeRO-1" * (
-                    self.parallel.expert > 1
-                )
-                rule = f"{' or '.join(map(str, values))} with {others}"
-                raise _broken(name, rule, value, values[0])
+        others = "tensor, pipeline or context ranks" + " or expert ranks and ZeRO-1" * (axes.expert > 1)
+        for name, value, usual in (
+            ("parallel.library", axes.library, "lablib"),
+            ("precision.master", self.precision.master, False),
+            ("memory.compile", self.memory.compile, False),
+        ):
+            if value != usual:
+                raise _broken(name, f"{usual} with {others}", value, usual)
 
     @checked
     def on(self, ranks: Count) -> "TrainConfig":

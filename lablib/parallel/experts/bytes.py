@@ -49,7 +49,7 @@ from lablib.signature import Checked, Count, NonNegativeInt, check_fields, check
 class ExpertSizes:
     """Sizes of one mixture, and the tokens of a rank."""
 
-    tokens: Count  # N, of one rank along data and expert; tensor ranks have the same tokens
+    tokens: Count  # N, of one rank along data and expert; tensor ranks have the same tokens, or parts of them
     d_model: Count  # d_model, d_ff: D and F
     d_ff: Count
     num_experts: Count  # num_experts, k, num_shared: E, k and S

@@ -19,8 +19,8 @@ Cost for R expert ranks, T tensor ranks, N tokens, w bytes per number, in additi
     peak bytes  weights 2 E / (R T) D F w, both ways
     sent bytes  a pass: cut: 2 (T-1)/T N D w, also with sequence parallelism; whole: (T-1)/T N D w. `experts/bytes.py`
                 has all, to the byte
-Shapes: N tokens of this rank, n = N / T of them if experts are whole, D width, E experts, F hidden, f = F / T if cut,
-k choices.
+Shapes: N tokens of this rank, n = N / T of them if experts are whole or sequences cut, D width, E experts, F hidden, f
+= F / T if cut, k choices.
 Source: Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596, section 5.2 (expert with data and tensor
 parallelism); Singh et al., "A Hybrid Tensor-Expert-Data Parallelism Approach", 2023, arXiv 2303.06318, section 4
 (tokens that tensor ranks send twice); NVIDIA/Megatron-LM, megatron/core/transformer/moe/token_dispatcher.py.
@@ -60,7 +60,7 @@ class ExpertParallel:
     Arguments:
         group: of the ranks that share the experts, each with its own tokens; None for all. If experts are whole with
             tensor parallelism, the ranks of both axes.
-        tensor_group: ranks that all have the same tokens; None: no tensor parallelism.
+        tensor_group: ranks with the same tokens, or parts of the same sequences; None: no tensor parallelism.
         cuts_experts: whether each expert is cut over `tensor_group`; otherwise each is whole on one rank.
         cuts_sequence: whether tensor ranks have different tokens outside of the mixtures: sequence parallelism.
 
@@ -68,12 +68,7 @@ class ExpertParallel:
     """
 
     def __init__(
-        self,
-        group: Group = None,
-        tensor_group: Group = None,
-        *,
-        cuts_experts: bool = True,
-        cuts_sequence: bool = False,
+        self, group: Group = None, tensor_group: Group = None, *, cuts_experts: bool = True, cuts_sequence: bool = False
     ):
         check_type("ExpertParallel: group", group, dist.ProcessGroup | None)
         check_type("ExpertParallel: tensor_group", tensor_group, dist.ProcessGroup | None)

@@ -23,6 +23,7 @@ EXACT: Any = {"rtol": 1e-10, "atol": 1e-13}
 SLOWER = pytest.mark.thorough
 CONFIG = GPTConfig(4, 8, 4, vocab_size=12, max_seq_len=16, d_ff=12)
 LLAMA = LlamaConfig(4, 8, 4, 12, 16, 12, num_kv_heads=2, head_dim=4, rope_base=50.0)
+TIED = replace(LLAMA, tied_head=True)
 MAX_NORM = 0.1  # below the norm of the first gradient, so that clipping bites: asserted below
 Trained = tuple[float, float, dict[str, Tensor], dict[str, Tensor]]  # loss, norm, gradients, parameters later
 
@@ -105,31 +106,20 @@ def run(how: Combination, **options: Any) -> list[Any]:
         ({"expert": 2, "tensor": 2, "data": 2}, {"zero_stage": 3, "num_experts": 4}),
         ({"expert": 2, "data": 2}, {"zero_stage": 2, "num_experts": 4, "recompute": "selective"}),
         ({"pipeline": 2, "tensor": 2}, {"schedule": "zb-h1", "sequence_parallel": True, "recompute": "selective"}),
+        ({"data": 2, "pipeline": 2, "context": 2, "tensor": 2}, {"config": LLAMA, "sequence_parallel": True}),
+        pytest.param({"pipeline": 2, "tensor": 2}, {"config": TIED, "schedule": "zb-v"}, marks=SLOWER),
+        ({"context": 2}, {"config": TIED, "attention": ulysses_attention}),
+        ({"expert": 2, "tensor": 2, "pipeline": 2}, {"config": LLAMA, "num_experts": 4, "sequence_parallel": True}),
+        ({"expert": 2, "data": 2}, {"config": LLAMA, "num_experts": 4, "zero_stage": 3, "recompute": "full"}),
     ],
     ids=lambda chosen: (
-        ", ".join(f"{key}={getattr(value, '__name__', value)}" for key, value in chosen.items()) or "plain"
+        ", ".join(f"{key}={getattr(value, '__name__', str(value)[:11])}" for key, value in chosen.items()) or "plain"
     ),
 )
 def test_loss_gradients_norm_and_parameters_are_those_of_one_device(sizes: Any, options: Any):
-    how = Combination(CONFIG, Mesh(**sizes), 8, 16, num_micro_batches=2, **options)
-    assert_is_one_device(how, run(how))
-
-
-@pytest.mark.parametrize(
-    ("sizes", "options"),
-    [
-        ({"data": 2, "pipeline": 2, "context": 2, "tensor": 2}, {"sequence_parallel": True}),
-        pytest.param({"pipeline": 2, "tensor": 2}, {"schedule": "zb-v", "tied_head": True}, marks=SLOWER),
-        ({"context": 2}, {"attention": ulysses_attention, "tied_head": True}),
-        ({"expert": 2, "tensor": 2, "pipeline": 2}, {"num_experts": 4, "sequence_parallel": True}),
-        ({"expert": 2, "data": 2}, {"num_experts": 4, "zero_stage": 3, "recompute": "full"}),
-    ],
-    ids=["all axes", "zb-v", "ulysses", "experts", "experts at stage 3"],
-)
-def test_a_llama_has_the_gradients_of_one_device(sizes: Any, options: Any):
-    options = dict(options)
-    config = replace(LLAMA, tied_head=options.pop("tied_head", False))
-    how = Combination(config, Mesh(**sizes), 8, 16, num_micro_batches=2, **options)
+    how = Combination(
+        **{"config": CONFIG, **options}, mesh=Mesh(**sizes), batch_size=8, seq_len=16, num_micro_batches=2
+    )
     assert_is_one_device(how, run(how))
 
 
