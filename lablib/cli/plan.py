@@ -304,10 +304,10 @@ def _whole(name: str, text: str | None) -> Sequence[int] | None:
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """A progress bar on stderr, for long searches."""
+    """A progress bar on stderr for long searches, if stderr is a terminal."""
     from tqdm import tqdm
 
-    with tqdm(file=sys.stderr, unit=" plans", ascii=True, leave=False, delay=_BAR_AFTER_S) as bar:
+    with tqdm(file=sys.stderr, unit=" plans", ascii=True, leave=False, delay=_BAR_AFTER_S, disable=None) as bar:
 
         def progress(done: int, total: int) -> None:
             bar.total = total
