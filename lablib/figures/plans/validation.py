@@ -42,7 +42,7 @@ def figure_validation(report: ScoreReport) -> go.Figure:
     refused, rows = len(report.refused()), [one for ones in families.values() for one in ones]
     mean = f"The mean of |error| is {report.all()['mape']:.1f}%." if rows or refused else ""
     return chart(
-        "Predicted against published step time: one point a published run",
+        "Predicted against published step time: one point per published run",
         [*([_times(families)] if families else []), _errors(families, report)],
         f"{plural(len(rows), 'published runs')}, {refused} refused. {mean}".strip(),
         {
