@@ -137,7 +137,9 @@ class Run:
         """
         kept = {name: getattr(self, name) for name in _KEPT} | {"num_values": len(self.values)}
         records = plain_records(self.timeline, self.traffic, self.memory)
-        write_text(path, json.dumps({"format": _FORMAT, **kept, **records}, default=_number) + "\n")
+        write_text(
+            path, json.dumps({"format": _FORMAT, **kept, **records}, default=lambda number: number.item()) + "\n"
+        )
         return Path(path)
 
     @staticmethod
@@ -204,8 +206,3 @@ class Run:
             f"{self.timeline.makespan_s:.4g} s, "
             f"{plural(len(self.traffic), 'communications')}, {self.traffic.sent_bytes():.4g} bytes sent)"
         )
-
-
-def _number(value: Any) -> Any:
-    """Convert a number of numpy to Python's."""
-    return value.item()

@@ -138,11 +138,6 @@ def _layer_norm_backward(case: BenchmarkCase, device: torch.device) -> Callable[
     return _in_turns(backward, lambda: [_tensor(shape, case, device) for _ in range(2)], device)
 
 
-def _attention(case: BenchmarkCase, device: torch.device) -> Callable[[], Any]:
-    """Attention of [B, H, T, d], as computed by the CPU."""
-    return _on(lambda *qkv: flash_attention_for_cpu(*qkv, 0.0, True), operands=3)(case, device)
-
-
 def _attention_backward(case: BenchmarkCase, device: torch.device) -> Callable[[], Any]:
     def operands() -> list[torch.Tensor]:
         q, k, v = (_tensor(case.shape, case, device) for _ in range(3))
@@ -260,7 +255,7 @@ PROGRAMS: dict[str, Callable[[BenchmarkCase, torch.device], Callable[[], Any]]] 
     "layer_norm": _on(lambda x: F.layer_norm(x, x.shape[-1:])),
     "layer_norm backward": _layer_norm_backward,
     "sum": _on(torch.sum),
-    "attention": _attention,
+    "attention": _on(lambda *qkv: flash_attention_for_cpu(*qkv, 0.0, True), operands=3),  # of [B, H, T, d]
     "attention backward": _attention_backward,
     "matmul": _matmul,
 }

@@ -38,4 +38,4 @@ from .one_bit_adam import OneBitAdam as OneBitAdam, variance_ratio as variance_r
 from .local_sgd import LocalSGD as LocalSGD
 from .diloco import DiLoCo as DiLoCo
 from .streaming_diloco import StreamingDiLoCo as StreamingDiLoCo, layer_fragments as layer_fragments
-from .async_aggregation import StaleAverage as StaleAverage, largest_stable_rate as largest_stable_rate
+from .async_aggregation import StaleAverage as StaleAverage

@@ -9,7 +9,7 @@ step t overlaps with the next s steps of computation. Parameters change in the m
 
 Every rank applies the same gradients at the same step: replicas stay equal, no parameter server is needed, and the
 staleness is exactly s. A larger s requires a smaller rate: on a quadratic with curvature h, the rate must stay below 2
-sin(pi / (4 s + 2)) / h (2/h for s = 0, 1/h for s = 1; `largest_stable_rate`).
+sin(pi / (4 s + 2)) / h (2/h for s = 0, 1/h for s = 1).
 
 Cost for n ranks, S bytes of gradients:
     time_s      step max(compute, communication / s); synchronous at worst their sum
@@ -22,7 +22,6 @@ stability of a delayed recursion: Levin and May, "A note on difference-delay equ
 Simplified: the delay is fixed; with an asynchronous parameter server it depends on the speed of each rank.
 """
 
-import math
 from collections import deque
 
 import torch.distributed as dist
@@ -30,7 +29,7 @@ from torch import Tensor
 
 from lablib.compress.lossy_average import Bucket, Exchange, LossyAverage
 from lablib.parallel.data.overlapped import Handle, Reduce, all_reduce_average, reduce_for
-from lablib.signature import NonNegativeInt, Positive, checked
+from lablib.signature import NonNegativeInt, checked
 
 
 class StaleAverage(LossyAverage):
@@ -74,9 +73,3 @@ class StaleAverage(LossyAverage):
         for index in sorted(self._under_way):
             for _, handle in self._under_way.pop(index):
                 handle.wait()
-
-
-@checked
-def largest_stable_rate(curvature: Positive, staleness: NonNegativeInt) -> float:
-    """The rate above which gradient descent with gradients of s steps ago does not converge on h w^2 / 2."""
-    return 2 * math.sin(math.pi / (4 * staleness + 2)) / curvature

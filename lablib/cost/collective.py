@@ -67,20 +67,16 @@ def algorithms_for(name: str, net: GroupNetwork) -> dict[str, Algorithm]:
     """Algorithms of this collective that this group can run and its cluster uses. ValueError: an unknown name."""
     if not (isinstance(name, str) and isinstance(net, GroupNetwork)):
         check_types("algorithms_for", (("name", name, str), ("net", net, GroupNetwork)))
-    row = _row(name)
-    return {each.name: each for each in row.algorithms if each.fits(net)} | (
-        {each.name: each for each in row.in_the_switch if each.fits(net)} if _switches_add(net) else {}
-    )
+    row, cluster = _row(name), net.cluster
+    switches_add = cluster.uses_nvls and cluster.intra.nvls_latency_s is not None and net.size > 1
+    each_way = [*row.algorithms, *(row.in_the_switch if switches_add else ())]
+    return {each.name: each for each in each_way if each.fits(net)}
 
 
 def _row(name: str) -> Collective:
     if name not in COLLECTIVES:
         raise unknown_name("collective", name, list(COLLECTIVES))
     return COLLECTIVES[name]
-
-
-def _switches_add(net: GroupNetwork) -> bool:
-    return net.cluster.uses_nvls and net.cluster.intra.nvls_latency_s is not None and net.size > 1
 
 
 _PLAIN = (str, (int, float), GroupNetwork, str, int)

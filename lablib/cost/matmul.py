@@ -130,16 +130,12 @@ def alignment_share(rows: tuple[Numbers, ...], dtype: str, device: Device) -> Nu
     # The lowest bit set in any length: the largest power of two that divides all rows.
     bits = 0
     for row in rows:
-        bits = bits | (row if type(row) is int else _whole(row))
+        bits = bits | (row if type(row) is int else row.astype(np.int64) if is_array(row) else int(row))
     size = bytes_per_number(dtype)
     off_load, off_copy = bits & (int(device.row_alignment_bytes / size) - 1), bits & (int(_MIN_COPY_BYTES / size) - 1)
     if is_array(bits):
         return np.where(off_load == 0, 1.0, np.where(off_copy, _SHORT_LOADS, _ASYNC_LOADS))
     return 1.0 if off_load == 0 else _SHORT_LOADS if off_copy else _ASYNC_LOADS
-
-
-def _whole(row: Numbers) -> Numbers:
-    return row.astype(np.int64) if is_array(row) else int(row)
 
 
 def _least_work(m: Numbers, n: Numbers, batch: Numbers, largest: tuple[int, int], cores: int) -> Numbers:

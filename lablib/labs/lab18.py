@@ -312,7 +312,8 @@ class Capstone:
 
     def board(self) -> None:
         """Print the reports of the work folder, then the worked examples; large runs are not simulated again."""
-        for title, folder in (("Reports on this machine", _reports()), ("Worked examples", _examples())):
+        examples = find_labs_folder().parent / "examples" / "capstone"
+        for title, folder in (("Reports on this machine", _reports()), ("Worked examples", examples)):
             if any(folder.glob("*.toml")):
                 board = capstone.read_board(folder, simulate=False)
                 rows = board.rows()
@@ -358,7 +359,3 @@ def _small_bytes(config: TrainConfig) -> float:
 
 def _reports() -> Path:
     return work_folder(find_labs_folder()) / "18_reports"
-
-
-def _examples() -> Path:
-    return find_labs_folder().parent / "examples" / "capstone"

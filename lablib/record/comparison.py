@@ -47,8 +47,9 @@ class RecordedReconciliation:
 
     def sentence(self) -> str:
         """The prediction and the measurement, with machine and date."""
-        about = self.about
-        where = f"{about['machine']}, {_ranks(about['ranks'])} on {about['backend']}, {about['date']}"
+        about, count = self.about, self.about["ranks"]  # a text that is not a number is kept
+        ranks = plural(int(count), "ranks") if count.isdecimal() else f"{count} ranks"
+        where = f"{about['machine']}, {ranks} on {about['backend']}, {about['date']}"
         return f"{self.said} Recorded on {where} (torch {about['torch']}, Python {about['python']})."
 
     def table(self) -> pd.DataFrame:
@@ -74,8 +75,3 @@ def beside(here: pd.DataFrame, recorded: pd.DataFrame, columns: Sequence[str]) -
     both["name"] = both["name"] + sizes
     chosen = [f"{column} {side}" for side in ("here", "recorded") for column in columns]
     return pd.DataFrame(both.set_index("name")[chosen])
-
-
-def _ranks(count: str) -> str:
-    """Number of ranks in words; text from the file that is not a number is kept."""
-    return plural(int(count), "ranks") if count.isdecimal() else f"{count} ranks"

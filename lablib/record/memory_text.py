@@ -74,7 +74,8 @@ def too_large(memory: Memory, device: Device, fractions: Mapping[int, float]) ->
         return []
     worst = max(over, key=lambda rank: needed[rank])
     others = f" (so do {len(over) - 1} more ranks)" if len(over) > 1 else ""
-    limit = f"{_article(device.name)} {device.name} has {format_quantity(device.memory_bytes, 'B')}"
+    article = "an" if device.name[:1].upper() in "AEFHILMNORSX" else "a"
+    limit = f"{article} {device.name} has {format_quantity(device.memory_bytes, 'B')}"
     if (fraction := fractions.get(worst, 1.0)) < 1:
         allowed = format_quantity(fraction * device.memory_bytes, "B")
         limit += f", of which set_per_process_memory_fraction({fraction:g}) allows {allowed}"
@@ -82,7 +83,3 @@ def too_large(memory: Memory, device: Device, fractions: Mapping[int, float]) ->
         f"rank {worst}{others} needs {format_quantity(needed[worst], 'B')} at its peak, {limit}: "
         "a real device would stop with an out-of-memory error."
     ]
-
-
-def _article(name: str) -> str:
-    return "an" if name[:1].upper() in "AEFHILMNORSX" else "a"

@@ -241,21 +241,6 @@ def test_gradients_of_the_step_before_hide_their_communication():
     assert exposed_s[1] < 0.8 * exposed_s[0]
 
 
-@settings(max_examples=20)
-@given(curvature=st.floats(0.1, 10), staleness=st.integers(0, 4))
-def test_the_largest_stable_rate_divides_what_converges_from_what_does_not(curvature, staleness):
-    """w_{t+1} = w_t - rate h w_{t-s}, by itself."""
-
-    def end(rate: float) -> float:
-        past = [1.0] * (staleness + 1)
-        for _ in range(3000):
-            past = [*past[1:], past[-1] - rate * curvature * past[0]]
-        return max(map(abs, past))
-
-    rate = compress.largest_stable_rate(curvature, staleness)
-    assert end(0.98 * rate) < 1 < end(1.02 * rate)
-
-
 # ---- real processes ----
 
 

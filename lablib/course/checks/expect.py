@@ -143,7 +143,8 @@ class Expect:
         if not saw <= at_most + 1e-9 * abs(at_most):
             spent, most = distinguishable(in_units, saw, at_most)
             if at_most:
-                spent = f"{spent}, {distinguishable(_times, saw / at_most, 1.0)[0]} times the budget"
+                times, _ = distinguishable(lambda x, digits=4: f"{x:.{digits}g}", saw / at_most, 1.0)
+                spent = f"{spent}, {times} times the budget"
             raise RuleBroken(rule, spent, f"at most {most}")
         if not saw >= at_least - 1e-9 * abs(at_least):
             spent, least = distinguishable(in_units, saw, at_least)
@@ -193,10 +194,6 @@ class Expect:
 def _refuse_stub(saw: Any) -> None:
     if saw is Ellipsis or (isinstance(saw, list | tuple) and any(item is Ellipsis for item in saw)):
         raise NotAttempted
-
-
-def _times(factor: float, digits: int = 4) -> str:
-    return f"{factor:.{digits}g}"
 
 
 def _text(value: object) -> str:

@@ -211,10 +211,6 @@ def largest(moments: list[Moment]) -> Moment:
     return best
 
 
-def _query_columns(setup: Setup) -> Numbers:
-    return setup.model.num_heads * setup.model.head_size / setup.tensor
-
-
 def _last_weight(setup: Setup) -> Numbers:
     """Rows of the last weight of an MLP, or of all experts of a rank, which are one tensor."""
     mixture = setup.model.experts
@@ -233,8 +229,9 @@ def stage_of(setup: Setup, step: StepTimes, rank: Numbers, layers: Numbers) -> S
     recomputed = policy.working_bytes(work, kept, layers) - (policy.kind == "full") * entering
     tied = is_first * is_last * parameters.tied
     has_ring = bool(highest(setup.context) > 1) and not model.latent
-    entrance_columns = (model.num_heads + 2 * model.kv_heads) * model.head_size / setup.tensor  # Q, K and V
-    queries, all_three = (sizes.rows * n * machine.width for n in (_query_columns(setup), entrance_columns))
+    heads = model.num_heads, model.num_heads + 2 * model.kv_heads  # of Q; of Q, K and V
+    query_columns, entrance_columns = (n * model.head_size / setup.tensor for n in heads)
+    queries, all_three = (sizes.rows * n * machine.width for n in (query_columns, entrance_columns))
     around = [(step.pieces.layer.attention_bytes + all_three, queries + all_three)]
     if model.positions == "rotary":
         # Queries last: their gradient in 32 bits, its products with the angles' sines and cosines, also in 16 bits.
