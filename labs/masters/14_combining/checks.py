@@ -455,8 +455,8 @@ _FASTER = 0.97  # of the last row's step
         "What grows with the micro-batch: the rate of the products, the memory, or the bubble? All three; the rows of "
         "the table all have micro-batches of one sequence.",
         "A larger micro-batch needs memory; more stages free some. And a bubble is smaller with more chunks.",
-        "8 x 8 x 8 ranks with ZeRO-1, 12 chunks, the schedule interleaved and micro-batches of 4 sequences; with 4 "
-        "stages and 4 or more chunks, micro-batches of 2.",
+        "Keep 8 tensor ranks, ZeRO-1 and the schedule interleaved. Try 4 and 8 stages with more than 2 chunks, and "
+        "double the micro-batch as long as the plan fits.",
     ],
 )
 def faster_plan(expect: Expect, faster_plan: Callable[[], tuple[Parallel, dict[str, Any]]]) -> None:

@@ -94,7 +94,7 @@ for axis in mesh.axes:
 # So rank 5 communicates with 1 (data), 7 (pipeline) and 4 (tensor). In a program on ranks, `mesh.group("tensor")` makes
 # the process group; torch has `torch.distributed.device_mesh`.
 
-# %% [markdown] minutes=19
+# %% [markdown] minutes=16
 # ## One step on all axes
 #
 # One step combines four labs: the batch is cut in two (09), the layers run as two stages with 1F1B (13), matrices are
@@ -145,17 +145,9 @@ lab14.try_out(four_ranks, ranks=4)
 check.whole_norm(whole_norm)
 
 # %% [markdown]
-# `Combination` holds the sizes and checks them before any rank starts. `CombinedStep` is the step of one rank: it
-# runs the code of those four labs together. A size that does not divide is refused:
-
-# %%
-try:
-    parallel.Combination(lab14.SMALL, Mesh(data=2, tensor=3), batch_size=8, seq_len=16)
-except ValueError as error:
-    lab14.print_text(f"refused: {error}")
-
-# %% [markdown]
-# Do eight ranks give the same result as one device? Three steps of SGD in float64, with clipping:
+# `Combination` holds the sizes, and refuses one that does not divide, before any rank starts. `CombinedStep` is the
+# step of one rank: it runs the code of those four labs together. Do eight ranks give the same result as one device?
+# Three steps of SGD in float64, with clipping:
 
 # %%
 alone, whole = launch(lab14.three_steps, Mesh(data=1), ranks=1).values[0]
@@ -189,11 +181,11 @@ by_axis.map("{:,}".format)
 
 # %% [markdown]
 # These are calls of rank 0. Tensor sends most, 50 times as much as pipeline: it sums activations in every layer, for
-# every micro-batch. Data sends two large messages: gradients to the rank that has their optimizer state, and the new
-# parameters back (ZeRO-1). Pipeline sends only the activations at a stage's end. The bytes alone do not determine the
-# seconds: some are sent while a rank computes, for others it waits.
+# every micro-batch. Data sends gradients to the rank that has their optimizer state, and the new parameters back
+# (ZeRO-1); pipeline only the activations at a stage's end. But bytes are not seconds: some are sent while a rank
+# computes.
 
-# %% [markdown] minutes=15
+# %% [markdown] minutes=17
 # ## The order of the axes
 #
 # Inside a node links are fast, between nodes they are slow. Rank r is on node r // 8, if a node has 8 ranks. So the
@@ -259,16 +251,15 @@ for one in placed:
 # run above: this software adds up inside each node first, splits pipeline's messages over the tensor ranks, and adds
 # up gradients in 32 bits.)
 #
-# The seconds are from the *planner*. It runs nothing: it computes a step from formulas for the software of large runs
-# on real machines, with kernels and wires below their peak speed. The simulator runs our own program, on a machine
-# that always reaches its peak. Do they agree on which order is faster?
+# The seconds are from the *planner*: formulas for the software of large runs on real machines, with kernels and wires
+# below their peak speed. The simulator runs our own program, on a machine that always reaches its peak. Do they agree
+# on which order is faster?
 
 # %%
 table = {}
 for one in placed[::2]:
     simulated_s = lab14.run_on(one.mesh, cluster).timeline.without("setup").makespan_s
-    row = {"planner": one.step_time_s, "simulator": simulated_s}
-    table[", ".join(one.mesh.axes)] = row
+    table[", ".join(one.mesh.axes)] = {"planner": one.step_time_s, "simulator": simulated_s}
 lab14.in_rows(table).map(lambda seconds: lab14.format_quantity(seconds, "s"))
 
 # %% [markdown]
@@ -276,10 +267,9 @@ lab14.in_rows(table).map(lambda seconds: lab14.format_quantity(seconds, "s"))
 # alone costs a quarter to a third. **The axis that sends most, and cannot hide it, goes inside the node; an axis that
 # sends little, or can hide it, goes across.**
 #
-# (Pipeline or data across? That depends on how much each can hide. Llama 3, which sends gradients during backward, has
-# data farthest.) In the field below, order the axes by hand, from far to near. Then change the wires. How much does the
-# worst order cost on rails, and how much on an *island*, 72 GPUs all joined by NVLink? Solid lines separate nodes,
-# dotted lines the groups of the last axis.
+# (Llama 3, which sends gradients during backward, has data farthest.) In the field below, order the axes by hand, from
+# far to near. Then change the wires. How much does the worst order cost on rails, and how much on an *island*, 72 GPUs
+# all joined by NVLink? Solid lines separate nodes, dotted lines the groups of the last axis.
 
 # %%
 lab14.placement_calculator(interactive)
@@ -335,9 +325,8 @@ for number, one in enumerate(steps, 1):
     lab14.print_text(f"{number}. {one.axis}: {one.reason}")
 
 # %% [markdown]
-# Tensor first, up to the node. Then stages until it fits; then replicas. ZeRO-1 frees memory and takes no time. That
-# memory allows half the stages, which makes the bubble smaller. Two pieces on each stage (*chunks*, interleaved 1F1B
-# of lab 13) halve it again.
+# ZeRO-1 frees memory and takes no time. That memory allows half the stages, which makes the bubble smaller. Two pieces
+# on each stage (*chunks*, interleaved 1F1B of lab 13) halve it again.
 #
 # But does a run of this size need three axes? ZeRO-3 alone splits all states over the 512 GPUs, and gathers each layer
 # when it is needed (lab 10); with full recomputation (lab 03) it fits. How long does its step take, as a multiple of
@@ -348,10 +337,9 @@ my_guess_zero = lab14.guess("step of ZeRO-3 over the last row's", None, interact
 
 # %%
 zero_3, table, times = Parallel(data=512, zero_stage=3), {}, []
-for micro_batch, recompute in ((1, "none"), (1, "full"), (3, "none"), (3, "full")):
-    kind = {"micro_batch": micro_batch, "recompute": recompute}
-    one = predict("gpt3-175b", "dgx-a100", zero_3, 1536, **kind)
-    table[f"ZeRO-3, micro-batch {micro_batch}, recompute {recompute}"] = lab14.plan_row(one)
+for size, again in ((1, "none"), (1, "full"), (3, "none"), (3, "full")):
+    one = predict("gpt3-175b", "dgx-a100", zero_3, 1536, micro_batch=size, recompute=again)
+    table[f"ZeRO-3, micro-batch {size}, recompute {again}"] = lab14.plan_row(one)
     if one.fits:
         times.append(one.step_time_s / steps[-1].step_time_s)
 my_guess_zero.reveal(min(times))
@@ -540,7 +528,7 @@ lab14.print_text(f"{recorded}")
 # for a core in its middle is predicted three times as long as measured. So read the makespan, which is off by a tenth,
 # and not the rows. Calls and bytes are the same on both sides.
 
-# %% [markdown] minutes=1
+# %% [markdown] minutes=2
 # ## Summary
 #
 # - A mesh gives each rank a coordinate on each axis. A group has the ranks that differ in one coordinate; their
