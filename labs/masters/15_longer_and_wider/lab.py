@@ -8,7 +8,7 @@
 # *expert*, the many MLPs of a layer. In both, a rank needs data of other ranks in every layer. Can it compute while
 # they are sent? The answer decides where the axis may go.
 #
-# **Prerequisites.** Labs 06 and 14; helpful: lab 04. **Time.** 51 minutes, without the folded sections, called
+# **Prerequisites.** Labs 06 and 14; helpful: lab 04. **Time.** 59 minutes, without the folded sections, called
 # *further*.
 
 # %%
@@ -22,7 +22,7 @@ cluster: str = "dgx-h100"  # dgx-h100 | dgx-a100 | hgx-h200 | pcie-a100
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # the lab is as short either way
 
-# %% [markdown] minutes=14
+# %% [markdown] minutes=16
 # ## Long sequences
 #
 # In attention each token, a *query*, looks at the *keys* of all tokens up to itself, and takes a mean of their *values*
@@ -42,6 +42,7 @@ from lablib import find_cluster, launch, parallel, studies
 from lablib.course import show_source, try_out
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.parallel import Mesh
+from lablib.parallel.tensor.regions import with_gradient
 
 check = lab15.checks_for("15")
 check
@@ -135,7 +136,7 @@ for one in placed:
 # its messages at any place, so it may go across: its order with data makes no difference. Llama 3 has `Mesh(data,
 # pipeline, context, tensor)` in our notation, though it gathers keys instead of sending them round (section 3.3.2).
 
-# %% [markdown] minutes=10
+# %% [markdown] minutes=11
 # ## Equal work in a ring
 #
 # A causal mask makes queries unequal: the last token attends to all keys, the first one only to its own. Suppose that 4
@@ -208,7 +209,7 @@ for name in ("contiguous", "zigzag", "striped"):
 # The rest is the cost of rounds: partial results are written, read again and merged, and kernels start again.
 # (Keys may also be gathered, or heads exchanged: "Further: other ways to split a sequence".)
 
-# %% [markdown] minutes=20
+# %% [markdown] minutes=25
 # ## Experts
 #
 # That was one long text; now one wide layer. A *mixture of experts* has E MLPs, the experts, instead of one. A small
@@ -225,19 +226,15 @@ for name in ("contiguous", "zigzag", "striped"):
 
 
 # %%
-class Exchange(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        arrived = torch.empty_like(x, memory_format=torch.contiguous_format)
-        dist.all_to_all_single(arrived, x.contiguous())
-        return arrived
-
-    @staticmethod
-    def backward(ctx, grad):
-        return Exchange.forward(ctx, grad)
+def all_to_all(x):
+    arrived = torch.empty_like(x, memory_format=torch.contiguous_format)
+    dist.all_to_all_single(arrived, x.contiguous())
+    return arrived
 
 
-exchanged = Exchange.apply  # row block r goes to rank r; block r returned is from rank r
+def exchanged(x):
+    """Row block r goes to rank r; block r returned is from rank r. Backward: the reverse."""
+    return with_gradient(x, all_to_all, all_to_all)  # lab 12
 
 
 def sent_by_all():
@@ -337,16 +334,22 @@ my_guess_experts.reveal([2, 4])  # the ranks along data; the losses
 
 # %% [markdown]
 # How much does an expert axis cost? Each rank has 8192 tokens of width 4096, each goes to 2 of 16 experts of hidden
-# width 14,336. Must its ranks be inside a node, like tensor's, or may they be across, like data's? Simulated, one layer
-# in both passes on more and more ranks (*exposed*: not hidden behind compute):
+# width 14,336. Must its ranks be inside a node, like tensor's, or may they be across, like data's?
+
+# %%
+my_guess_place = lab15.guess(
+    'where expert ranks belong ("inside" or "across")', None, interactive
+)
+
+# %% [markdown]
+# Simulated, one layer in both passes on more and more ranks (*exposed*: not hidden behind compute):
 
 # %%
 MOE = parallel.ExpertSizes(tokens=8192, d_model=4096, d_ff=14_336, num_experts=16, k=2)
 for n in [1, 2, 4, 8, 16]:
     cost = studies.expert_cost(MOE, machine, n)
-    print(
-        f"{n:2}: compute {1e3 * cost.compute_s:.1f} ms, exposed {1e3 * cost.exposed_s:.2f} ms"
-    )
+    print(f"{n:2}: compute {1e3 * cost.compute_s:.1f}, exposed {1e3 * cost.exposed_s:.2f} ms")
+my_guess_place.reveal("inside")
 
 # %% [markdown]
 # Every layer has two exchanges in forward and two in backward, and nothing is computed during them: their time is
@@ -355,7 +358,7 @@ for n in [1, 2, 4, 8, 16]:
 # messages: send one half of the batch while the other is computed (*further*). DeepSeek-V3 has 64 expert ranks on 8
 # nodes, and no tensor axis at all.
 
-# %% [markdown] minutes=6
+# %% [markdown] minutes=4
 # ## Busy experts
 #
 # The choice of experts is learned, and nothing makes it even. Recorded: a small GPT with 8 experts, 2 for each token,
@@ -803,7 +806,7 @@ my_guess_masked.reveal()
 # chance). A mask kept from the first, random weights is worse: 2.94. Long runs decide; Hu et al. train dense at the
 # end.
 
-# %% [markdown] minutes=1
+# %% [markdown] minutes=3
 # ## Summary
 #
 # - Parts of an attention are merged by their log-sum-exp, so that keys can go round a ring during compute.
