@@ -101,7 +101,9 @@ class Reconciliation:
         predicted, measured, *repeats = (self._parts(run) for run in (self.predicted, self.measured, *self.repeats))
         makespan_s = measured[MAKESPAN].time_s
         rows = []
-        for part in sorted(predicted.keys() | measured.keys(), key=_place):
+        for part in sorted(
+            predicted.keys() | measured.keys(), key=lambda p: (KINDS.index(p.kind), p.name, p.group, p.size_bytes)
+        ):
             predicted_s, measured_s = _seconds(predicted, part), _seconds(measured, part)
             if self.shared and part.kind == "compute":
                 measured_s = min((one[part].time_s for one in repeats if part in one), default=nan)
@@ -374,10 +376,6 @@ def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
         key: float(f"{value:.4g}") if value is not None and key.endswith(("_s", "_pct")) else value
         for key, value in plain.items()
     }
-
-
-def _place(part: TimePart) -> tuple[int, str, str, float]:
-    return (KINDS.index(part.kind), part.name, part.group, part.size_bytes)
 
 
 def _title(row: Mapping[str, Any]) -> str:

@@ -158,7 +158,8 @@ class Group:
         """Queue a collective that all have joined after the earlier ones on the group's communication streams."""
         sent, received = [j.sent_bytes for j in arrived], [j.received_bytes for j in arrived]
         size_bytes = COLLECTIVES[kind].payload(sent, received, self.size)
-        if kind == "all_to_all" and len(arrived) == self.size and _is_uneven(arrived):
+        is_uneven = any(one.uneven is not None or one.sent_bytes != arrived[0].sent_bytes for one in arrived)
+        if kind == "all_to_all" and len(arrived) == self.size and is_uneven:
             cost, wires = self._exchange(arrived)
         else:
             cost = self._cost(kind, size_bytes, root)
@@ -360,10 +361,6 @@ class Group:
             self._scheduler.wake_up(rank, end_s)
         communication.end_waiters.clear()
         self._scheduler.progress()
-
-
-def _is_uneven(arrived: Sequence[Joined]) -> bool:
-    return any(j.uneven is not None or j.sent_bytes != arrived[0].sent_bytes for j in arrived)
 
 
 def _issue_s(message: Message) -> float:

@@ -84,25 +84,12 @@ class AttentionPlan:
         for document, (t, _) in enumerate(self.lengths):
             yield from _tiles(document, 0, t, t, self.tiles.queries)
 
-    def key_tiles(self) -> Iterator[Tile]:
-        """Every tile of keys."""
-        for document, (_, s) in enumerate(self.lengths):
-            yield from _tiles(document, 0, s, s, self.tiles.keys)
-
     def keys_of(self, queries: Tile) -> Iterator[Tile]:
         """The tiles of keys with a key visible to a tile of queries."""
         t, s = self.lengths[queries.document]
         # The tile's last query, stop - 1, sees the keys below stop + s - t.
         stop = min(s, queries.stop + s - t) if self.is_causal else s
         yield from _tiles(queries.document, 0, stop, s, self.tiles.keys)
-
-    def queries_of(self, keys: Tile) -> Iterator[Tile]:
-        """The tiles of queries with a query that sees a tile of keys."""
-        t, s = self.lengths[keys.document]
-        # Its first key, start, is seen by the queries from start - (s - t).
-        first = max(0, keys.start - (s - t)) if self.is_causal else 0
-        start = first // self.tiles.queries * self.tiles.queries
-        yield from _tiles(keys.document, start, t, t, self.tiles.queries)
 
     def grid(self, starts: tuple[int, ...], size: int, heads: int) -> tuple[int, int, int]:
         """Programs of a kernel: tiles of `size` of the longest document, heads, documents."""

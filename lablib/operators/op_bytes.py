@@ -124,11 +124,6 @@ def _picked(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
     return targets.numel() * scores.element_size() + _total((*others, out))
 
 
-def _filled(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
-    """nll_loss backward: the scores are not read again; their gradient is zero except for one number per row."""
-    return _total((args[0], *args[2:], out))
-
-
 def _updated(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
     """A fused optimizer step: gradients are read, and written only if they are unscaled in it."""
     written = 0 if kwargs.get("grad_scale") is not None else _total((args[1],))
@@ -147,7 +142,9 @@ _RULES: dict[str, _Rule] = {
         _scattered,
     ),
     **dict.fromkeys(("nll_loss_forward", "nll_loss2d_forward"), _picked),
-    **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), _filled),
+    **dict.fromkeys(  # the scores are not read again; their gradient is zero except for one number per row
+        ("nll_loss_backward", "nll_loss2d_backward"), lambda op, args, kwargs, out: _total((args[0], *args[2:], out))
+    ),
     # FSDP2's own shards, read and written to their place in the buffer for the gather
     "all_gather_copy_in": lambda op, args, kwargs, out: 2 * _total(args[:1]),
     **dict.fromkeys(("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"), _updated),

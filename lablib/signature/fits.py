@@ -32,7 +32,10 @@ def _test_of(hint: Any) -> Callable[[Any], bool]:
     origin, of = get_origin(hint), get_args(hint)
     if origin is Annotated:
         tests = [_test_of(of[0]), *(one.test() for one in of[1:] if isinstance(one, Bound))]
-        return _both(*tests) if len(tests) == 2 else lambda value: all(test(value) for test in tests)
+        if len(tests) > 2:
+            return lambda value: all(test(value) for test in tests)
+        first, second = tests
+        return lambda value: first(value) and second(value)
     if origin is None:
         return _simple_test(hint)
     if origin in (Union, types.UnionType):
@@ -63,10 +66,6 @@ def _test_of(hint: Any) -> Callable[[Any], bool]:
 def tests_of(function: Callable[..., Any]) -> Mapping[str, Callable[[Any], bool]]:
     """The test of each argument."""
     return {name: _test_of(hint) for name, hint in hints_of(function).items()}
-
-
-def _both(first: Callable[[Any], bool], second: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: first(value) and second(value)
 
 
 @cache

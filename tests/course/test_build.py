@@ -99,7 +99,7 @@ def test_an_assignment_has_what_its_exercises_need_and_nothing_else(lab: Lab):
     lab.master.write_text(f'{before[:head]}{slow}{before[head:]}{shown}# %% tags=["exercise"]\n{exercise}')
     cells = make_assignment(read_master(lab)).cells
     kinds = [(cell.cell_type, cell.source.splitlines()[0]) for cell in cells]
-    assert ("markdown", "# Lab 90: An example") in kinds and ("markdown", "## Exercise 1: the mean (5 min)") in kinds
+    assert ("markdown", "# Lab 90: An example") in kinds and ("markdown", "## Exercise 1: the mean (4 min)") in kinds
     assert ("code", "mean(values) if values else None") in kinds
     assert "```python\nwrong_mean = lambda values: values[0]\n```" in [cell.source for cell in cells]
     assert "train_for_an_hour" not in str(cells) and "print(f" not in str(cells)

@@ -66,8 +66,10 @@ MOVED = "# %%\n1\n\n# %%\n2\n\n" + PARAMETERS
         (swap("check.mean(mean)", "check.maen(mean)"), 44, "check 'maen' is not in checks.py: did you mean 'mean'?"),
         (swap("check.size(size_bytes)", "check.mean(size_bytes)"), 59, "'mean' is used again"),
         (swap("try_out(mean, [1.0, 2.0])", "mean([1.0])"), 44, "add a cell with `try_out(...)`"),
-        (swap(" minutes=5", ""), 27, "must state its time"),
-        (swap("minutes=5", "minutes=58"), 1, "a lab is one hour: its sections take 60.5 minutes"),
+        (swap(" minutes=4", ""), 27, "must state its time"),
+        (swap("minutes=4", "minutes=2"), 27, "takes 3 minutes or more, by its words, code and solutions: got 2;"),
+        (lambda text: text + "\n# %% [markdown] minutes=1\n# ## End\n# " + "word " * 300, 65, "takes 2 minutes"),
+        (swap("minutes=4", "minutes=58"), 1, "a lab is one hour: its sections take 61.5 minutes"),
         (
             swap("check.size(size_bytes)", "show_source(size_bytes)\ncheck.size(size_bytes)"),
             59,
@@ -130,7 +132,7 @@ def test_checks_are_found_without_running_their_file():
 
 def test_what_a_reader_may_skip_is_used_nowhere_else(lab: Lab):
     def further(text: str) -> str:
-        text = text.replace("# %% [markdown] minutes=2.5", '# %% [markdown] tags=["further"] minutes=99')
+        text = text.replace("# %% [markdown] minutes=3.5", '# %% [markdown] tags=["further"] minutes=99')
         return text + "\n# %% [markdown] minutes=1\n# ## End\n\n# %%\nprint(size_bytes)\n"
 
     [finding] = findings(lab, further)  # and 99 minutes do not count

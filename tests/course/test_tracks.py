@@ -61,12 +61,12 @@ def test_a_track_is_printed_with_the_time_at_which_each_step_ends(
     assert main(["list", "--track", "short"]) == 0
     said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert said == [
-        "Short: 0.25 hours (14 minutes), for somebody.",
+        "Short: 0.25 hours (15 minutes), for somebody.",
         "",
         "step minutes until done question or sections",
         "90 An example 7.5 0:08 0/2 What does a master look like?",
-        "90 An example 2.5 0:10 Exercise 2: a size",
-        "labs/tracks.toml 4 0:14",
+        "90 An example 3.5 0:11 Exercise 2: a size",
+        "labs/tracks.toml 4 0:15",
     ]
     assert main(["list", "--track", "shrot"]) == 2
     assert "unknown track 'shrot': did you mean 'short'?" in capsys.readouterr().err
@@ -79,8 +79,8 @@ def test_a_track_is_printed_with_the_time_at_which_each_step_ends(
         ('["90",', '["91",', "each lab must exist: got '91'; there are 90."),
         ("Exercise 2: a size", "A letter", "each section must exist: lab 90 has no 'A letter'"),
         ("labs/tracks.toml", "nowhere.md", "each page must exist: got nowhere.md"),
-        ("hours = 0.25", "hours = 0.2", "minutes must add up to the hours: got 14 for 0.2 hours; remove a step."),
-        ("hours = 0.25", "hours = 1", "minutes must add up to the hours: got 14 for 1 hours; add a step."),
+        ("hours = 0.25", "hours = 0.2", "minutes must add up to the hours: got 15 for 0.2 hours; remove a step."),
+        ("hours = 0.25", "hours = 1", "minutes must add up to the hours: got 15 for 1 hours; add a step."),
         ("hours = 0.25\n", "", "track 'short' must have audience, hours, steps, title: got title, audience, steps"),
         ("minutes = 4", "time = 4", "a track has title, audience, hours and steps"),
         ('title = "Short"', "title = ", "cannot read"),

@@ -10,8 +10,8 @@ def backward_bytes(
 ) -> dict[str, dict[str, int]]:
     """Bytes of each tensor that the three kernels of backward read or write, as `forward_bytes` of forward."""
     rows, columns = plan.starts_q[-1], plan.starts_k[-1]
-    read_keys = sum(key.stop - key.start for tile in plan.query_tiles() for key in plan.keys_of(tile))
-    read_rows = sum(tile.stop - tile.start for key in plan.key_tiles() for tile in plan.queries_of(key))
+    pairs = [(tile, key) for tile in plan.query_tiles() for key in plan.keys_of(tile)]
+    read_rows, read_keys = (sum(pair[i].stop - pair[i].start for pair in pairs) for i in (0, 1))
     each, each_kv, wide = heads * width * itemsize, kv_heads * width * itemsize, heads * max(4, itemsize)
     per_row = {"q": each, "do": each, "lse": wide, "d": wide}
     of_dq = {name: rows * size for name, size in per_row.items()}

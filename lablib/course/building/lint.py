@@ -7,7 +7,8 @@
  5  only cells tagged `exercise` hold solutions (others would reach the learner), and each can become a stub
  6  a cell tagged `check` ends in `check.name(answer)`; the name exists in the lab's file of checks, and is used once
  7  a cell between an exercise and its check tries the answer: `try_out(...)`
- 8  each section has its minutes; their sum, without sections tagged `further`, is at most 60
+ 8  each section has its minutes, at least those to read its words and code and to write its solutions;
+    their sum, without sections tagged `further`, is at most 60
  9  names bound in a section tagged `further` are used only there, since a reader may skip it
 10  every parameter but `interactive` and `quick` is used by some cell
 11  a cell's displayed value, a figure or a source, is its last line: a notebook drops the values of other lines
@@ -34,6 +35,9 @@ from lablib.text.files import read_text
 
 MAX_MINUTES = 60
 MAX_WIDTH = 96
+_WORDS_A_MINUTE, _LINES_A_MINUTE = 150, 4  # a technical text and code, read for the first time
+_MINUTES_PER_SOLUTION = 2.5  # and half a minute for each of its lines
+_SOLUTION = re.compile(r"#+ BEGIN SOLUTION$(.*?)#+ END SOLUTION$", re.DOTALL | re.MULTILINE)
 
 
 def lint(master: Master) -> list[CourseError]:
@@ -156,11 +160,30 @@ def _minutes(master: Master) -> Findings:
     for section in master.sections:
         if not section.minutes > 0:
             yield section.cells[0], f"section {section.title!r} must state its time: add `minutes=5` to its cell."
+        elif section.minutes < (least := int(sum(map(_least_minutes, section.cells)))):
+            text = f"section {section.title!r} takes {least} minutes or more, by its words, code and solutions: got "
+            yield section.cells[0], f"{text}{section.minutes:g}; state more, or move a part to a section `further`."
     if master.minutes > MAX_MINUTES:
         yield (
             None,
             f"a lab is one hour: its sections take {master.minutes:g} minutes; shorten it, or tag a section `further`.",
         )
+
+
+def _least_minutes(cell: Cell) -> float:
+    """Minutes to read a cell and to write its solution. Imports and sources are not read; a stub is read as text."""
+    solution, rest = "".join(_SOLUTION.findall(cell.source)), _SOLUTION.sub("", cell.source)
+    rest = re.split(r"^(?:#+ |\*\*)Sources", rest, flags=re.MULTILINE)[0].splitlines()
+    is_text = cell.kind != "code" or bool(solution)
+    text = [line for line in rest if is_text or line.lstrip().startswith("#")]
+    words = sum(any(map(str.isalnum, word)) for line in text for word in line.split())
+    lines = 0 if is_text else sum(map(_is_read, rest))
+    written = _MINUTES_PER_SOLUTION + sum(map(_is_read, solution.splitlines())) / 2 if solution else 0.0
+    return words / _WORDS_A_MINUTE + lines / _LINES_A_MINUTE + written
+
+
+def _is_read(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith(("#", "import ", "from "))
 
 
 def _further(master: Master) -> Findings:

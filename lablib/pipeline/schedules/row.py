@@ -35,7 +35,10 @@ class RankActions:
         steps = [self._parse(step) for step in pattern.split()]
         for _ in range(times):
             for kind, piece in steps:
-                self._add(kind, self._pop_waiting() if piece is None else piece)
+                if piece is None and self._waiting:
+                    self._add(kind, self._waiting.popleft())
+                elif piece is not None:
+                    self._add(kind, piece)
 
     def _parse(self, step: str) -> tuple[Kind, int | None]:
         kind, which = Kind(step[0]), step[1:]
@@ -44,18 +47,15 @@ class RankActions:
             return kind, None
         return kind, self._pieces[int(which or 0)]
 
-    def _add(self, kind: Kind, piece: int | None) -> None:
+    def _add(self, kind: Kind, piece: int) -> None:
         counted = _COUNTED_AS[kind]
-        if piece is None or (microbatch := self._next[counted[0], piece]) >= self._num_microbatches:
+        if (microbatch := self._next[counted[0], piece]) >= self._num_microbatches:
             return
         self.actions.append(Action(piece, kind, microbatch))
         for each in counted:
             self._next[each, piece] = microbatch + 1
         if kind is Kind.I:
             self._waiting.append(piece)
-
-    def _pop_waiting(self) -> int | None:
-        return self._waiting.popleft() if self._waiting else None
 
 
 def check_sizes(name: str, **sizes: int) -> None:

@@ -93,7 +93,10 @@ def body(func: Any) -> FunctionType | None:
 def casts_on_cpu(func: Any, values: list[Any], tree: Any) -> Mapping[int, torch.dtype]:
     """The casts of the CPU's autocast for a function's arguments: place in the flat list -> dtype."""
     with disable_current_modes(), FakeTensorMode(), torch.no_grad():
-        on_cpu = [_fake(value) if isinstance(value, Tensor) else value for value in values]
+        on_cpu = [
+            torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cpu") if isinstance(x, Tensor) else x
+            for x in values
+        ]
         args, kwargs = tree_unflatten(on_cpu, tree)
         with _Casts(on_cpu) as casts:
             try:
@@ -103,10 +106,6 @@ def casts_on_cpu(func: Any, values: list[Any], tree: Any) -> Mapping[int, torch.
                     raise
                 return {}  # it fails again with the program's arguments
     return casts.seen
-
-
-def _fake(tensor: Tensor) -> Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
 
 
 class _Casts(TorchDispatchMode):

@@ -443,7 +443,7 @@ lab00.beside_the_recorded(comparison)
 # rule "wait until the other's hand is out". On your own quiet machine, `comparison.save("recorded.json")` writes the
 # recorded comparison; put it next to this lab's master.
 
-# %% [markdown] tags=["further"] minutes=3
+# %% [markdown] tags=["further"] minutes=6
 # ## Further: compute during a send
 #
 # Here rank 0 multiplies after sending, or while it sends. The message has 16 MB, and NVLink, which connects these GPUs,
@@ -545,7 +545,7 @@ lab00.try_out(try_seeds, ranks=4, cluster=cluster)  # weights equal, data not
 # %% tags=["check"] points=2
 check.weights_and_data(weights_and_data)
 
-# %% [markdown] tags=["further"] minutes=2
+# %% [markdown] tags=["further"] minutes=4
 # ## Further: the order of the data
 #
 # Three ranks shuffle 12 examples, and each takes every third. How many different examples do they train on if each
@@ -574,7 +574,7 @@ my_guess_examples.reveal(counts)
 # %% [markdown]
 # With different seeds, ranks train on some examples twice and miss others. With one seed, each example is in one part.
 
-# %% [markdown] tags=["further"] minutes=8
+# %% [markdown] tags=["further"] minutes=13
 # ## Further: something breaks
 #
 # A correct program can stop as well. Llama 3 405B was trained on 16,384 GPUs. In 54 days the training had 419

@@ -565,7 +565,7 @@ scores = 5 * config.num_heads * seq_len / config.d_model
 print(f"bytes for each of B T D numbers: this layer {2 * kept / one_tensor:.2f};", end=" ")
 print(f"by Korthikanti's count 34 + {scores:.0f} = {34 + scores:.0f}")
 
-# %% [markdown] tags=["further"] minutes=10
+# %% [markdown] tags=["further"] minutes=24
 # ## Further: a real trace
 #
 # A *profiler* records when each operator begins and ends; the record is a *trace*. Here `torch.profiler` traces a real
@@ -704,7 +704,7 @@ my_guess_held.reveal("more" if more > 0 else "fewer" if more < 0 else "same")
 # softmax and lookups for their bytes alone, while a CPU also needs time to compute them. A trace shows what a machine
 # did; only a model of it says why.
 
-# %% [markdown] tags=["further"] minutes=5
+# %% [markdown] tags=["further"] minutes=7
 # ## Further: reconcile, predicted and measured
 #
 # Now run a step on real processes of this computer. To *calibrate* is to measure how fast they multiply and move bytes;

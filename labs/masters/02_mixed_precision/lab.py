@@ -81,7 +81,7 @@ pd.DataFrame(rows, columns).T
 # infinities, and uses their patterns for larger numbers. TF32: NVIDIA's matrix units, from the A100 on, can read FP32
 # numbers with this mantissa, if the program allows it.
 
-# %% [markdown] tags=["further"] minutes=2
+# %% [markdown] tags=["further"] minutes=5
 # ## Further: range and precision in one picture
 #
 # The figure shows the step from a number to the next, as a share of the number, at each power of two: low is precise,
@@ -466,7 +466,7 @@ pd.DataFrame(rows).T
 # GB per copy; "other" is two more copies, in backward. The speedup depends on the meaning of FP32: it is far above 3
 # without TF32, and below 1.5 with it. So neither part of the claim holds here.
 
-# %% [markdown] tags=["further"] minutes=3
+# %% [markdown] tags=["further"] minutes=6
 # ## Further: one product
 #
 # Speed also depends on the size of the products. V100 and A100 are GPUs of NVIDIA, of 2017 and 2020; a *peak* is the
@@ -555,7 +555,7 @@ lab02.try_out(quantize_blocks, torch.tensor([[1.0, 3.0, 100.0, 300.0]]), block=2
 # %% tags=["check"] points=2
 check.quantize_blocks(quantize_blocks)
 
-# %% [markdown] tags=["further"] minutes=5
+# %% [markdown] tags=["further"] minutes=8
 # ## Further: outliers and the size of a block
 #
 # Smaller blocks cost more scales. *MXFP8* and *MXFP4* (OCP, 2023) have blocks of 32, and a scale of 8 bits that is a
@@ -615,7 +615,7 @@ lab02.explore(errors, draw_errors, sliders, interactive=interactive, examples=ex
 #
 # </details>
 
-# %% [markdown] tags=["further"] minutes=7
+# %% [markdown] tags=["further"] minutes=12
 # ## Further: reconcile, predicted and measured
 #
 # Now run forward and backward on this computer, in both formats. `torch.autocast` casts the inputs of products, and
@@ -797,7 +797,7 @@ pd.DataFrame(rows).T
 # Here H helps more if more numbers share a scale. In these blocks of 16 it increases the error: the outlier affects all
 # numbers a little. NVFP4's recipe uses it in the weights' gradients alone, where it helped (NVIDIA, 2025, section 4).
 
-# %% [markdown] tags=["further"] minutes=7
+# %% [markdown] tags=["further"] minutes=9
 # ## Further: a real run in each recipe
 #
 # A linear layer has three products, one forward and two backward. *Current* scales come from the current tensor;

@@ -462,7 +462,7 @@ pd.DataFrame({way: lab03.row_of(run, moved["all kept"]) for way, run in moved.it
 # `send` copies out, `recv` back. Time in which the GPU waits for a copy is *exposed*. In backward the computing lane
 # has gaps, because `offload` fetches only two tensors ahead.
 
-# %% [markdown] tags=["further"] minutes=14
+# %% [markdown] tags=["further"] minutes=19
 # ## Further: which layers?
 #
 # Layers of a real chain differ. In a network for images the first layers keep more bytes per operation than the last.
@@ -564,7 +564,7 @@ for k in (1, 2, 3, 4, 6):
 print(f"all kept: {sum(kept):.0f} MB; the columns show the extra computing of a step")
 pd.DataFrame(rows).T
 
-# %% [markdown] tags=["further"] minutes=4
+# %% [markdown] tags=["further"] minutes=8
 # ## Further: predicted and measured
 #
 # Now a small chain on this computer, in two processes at once: first keeping everything, then with a checkpoint at

@@ -300,7 +300,7 @@ lab04.law_table(law, measured)
 # value: the noise scale gives only the order of magnitude. Small batches test the law: at 4 and 8 the three runs differ
 # by factors of 2 and more, and at 2 the law predicts more steps than in any of the three runs.
 
-# %% [markdown] tags=["further"] minutes=3
+# %% [markdown] tags=["further"] minutes=5
 # ## Further: a known noise scale
 #
 # Is the estimate right? Fit a straight line to 4,096 points in 20 dimensions, where the gradient of every point can be
@@ -333,7 +333,7 @@ pd.DataFrame(lines, index=counts).round().astype(int).rename_axis("steps average
 # estimate stays wrong for any number of steps. Signal and noise are averaged first and then divided, because a mean of
 # ratios is biased as well.
 
-# %% [markdown] tags=["further"] minutes=11
+# %% [markdown] tags=["further"] minutes=18
 # ## Further: clipping, and the cut
 #
 # Sometimes a batch has a gradient many times as long as usual, and one step along it undoes many. *Clipping* shortens
@@ -442,7 +442,7 @@ lab04.try_out(two_shards, ranks=2)
 # %% tags=["check"] points=3
 check.clip_shards(clip_shards)
 
-# %% [markdown] tags=["further"] minutes=10
+# %% [markdown] tags=["further"] minutes=14
 # ## Further: a falling rate
 #
 # Can noise also be averaged over time? With a small learning rate many steps act like one step with one large batch. So

@@ -564,7 +564,7 @@ for n in (3, 5):
 # all optimizers. Such a second look makes a false positive likelier than 5%: fix the number of seeds before the first
 # run.
 
-# %% [markdown] tags=["further"] minutes=6
+# %% [markdown] tags=["further"] minutes=12
 # ## Further: choose by a rule
 #
 # An optimizer within noise of the best may be as good, or it just has a wide interval: the noisiest optimizer would tie
@@ -636,7 +636,7 @@ for budget in (40.0, 8.0, 5.0):
     one = choose(results, budget)[0]
     lab05.print_text(f"{budget:g} bytes per parameter, {one.name}: {one.reason}")
 
-# %% [markdown] tags=["further"] minutes=4
+# %% [markdown] tags=["further"] minutes=6
 # ## Further: a guide for your model
 #
 # The need of a step differs from model to model. The simulator runs two steps with shapes alone, without numbers, and
@@ -769,7 +769,7 @@ low, middle, high = (float(factor.quantile(share)) for share in (0.05, 0.5, 0.95
 print(f"Adafactor's step over AdamW's: 90% from {low:.2f} to {high:.2f}, middle {middle:.2f}")
 print(f"{sum(v.shape):,} numbers kept for {v.numel():,}")
 
-# %% [markdown] tags=["further"] minutes=3
+# %% [markdown] tags=["further"] minutes=5
 # ## Further: the optimizer in backward
 #
 # A gradient is needed only until its weight is updated. With a hook on each weight, backward updates it at once and

@@ -472,7 +472,7 @@ if tl is not None:
             matmul(a, b, *extra, tiles=MatmulTiles(16, 16, 16))
         print(f"{name}: {lab06.hbm_bytes(launches)}")
 
-# %% [markdown] tags=["further"] minutes=15
+# %% [markdown] tags=["further"] minutes=17
 # ## Further: attention's backward
 #
 # Backward has no stored softmax P. It computes the scores of each tile again, and from them and one number kept per

@@ -490,7 +490,7 @@ with tempfile.TemporaryDirectory() as folder:
     print(tokens)
     print(repr(tokenizer.decode(tokens.block(0, 16)[0])))
 
-# %% [markdown] tags=["further"] minutes=14
+# %% [markdown] tags=["further"] minutes=24
 # ## Further: documents in blocks
 #
 # Results for padding are computed and discarded. Text comes in *documents*: here the modules of Python's standard
@@ -749,7 +749,7 @@ for loaders in (1, 2, 3):
 # %% [markdown] tags=["further"]
 # Three are enough: 250 / 100 = 2.5, as in exercise 1. Only the first load and twelve steps remain.
 
-# %% [markdown] tags=["further"] minutes=3
+# %% [markdown] tags=["further"] minutes=6
 # ## Further: torchdata
 #
 # torchdata's `StatefulDataLoader` also has a state: it counts the batches given out. It resumes exactly with the same

@@ -456,7 +456,7 @@ lab09.explore_scaling(interactive)
 #
 # </details>
 
-# %% [markdown] tags=["further"] minutes=10
+# %% [markdown] tags=["further"] minutes=12
 # ## Further: accumulate, and send once
 #
 # A batch that does not fit into memory is cut into *micro-batches*. Backward adds to the existing gradient:
@@ -568,7 +568,7 @@ lab09.in_rows(rows)
 # second copy in memory; and the copying, too, if `zero_grad(set_to_none=False)` keeps the views. Both classes keep
 # their buckets for the next step.
 
-# %% [markdown] tags=["further"] minutes=3
+# %% [markdown] tags=["further"] minutes=5
 # ## Further: the same gradient
 #
 # A fast step must also be correct. So compare raw gradients with the gradients of one GPU that reads the whole batch,
@@ -602,7 +602,7 @@ for method, wrap in METHODS.items():
     error = max(float((value - expected).abs().max()) for value in values)
     print(f"{method:12s} differs from one GPU by at most {error:.0e}")
 
-# %% [markdown] tags=["further"] minutes=6
+# %% [markdown] tags=["further"] minutes=8
 # ## Further: two nodes
 #
 # Between *nodes* (machines) links are slower than inside one. So average in three stages: add up inside each node, so

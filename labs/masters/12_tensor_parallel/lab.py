@@ -521,7 +521,7 @@ for way, plan in lab12.PLANS.items():
     off = max(float((found[name] - alone[name]).abs().max()) for name in alone)
     print(f"{way:8} loss {loss:.12f}, one device {loss_alone:.12f}; gradients off by {off:.0e}")
 
-# %% [markdown] tags=["further"] minutes=7
+# %% [markdown] tags=["further"] minutes=12
 # ## Further: random numbers
 #
 # Which random numbers must be equal on all ranks, and which must not? Equal: those for whole parameters, for the order
@@ -593,7 +593,7 @@ check.draw_shard(draw_shard)
 # %% [markdown]
 # `parallel.wrong_draws(model)` finds shards that are equal on all ranks, and whole parameters that are not.
 
-# %% [markdown] tags=["further"] minutes=4
+# %% [markdown] tags=["further"] minutes=11
 # ## Further: hide communication
 #
 # Backward of Y = X W computes two products: the gradient of X, which must be summed, and the gradient of W, which need
@@ -688,7 +688,7 @@ lab12.in_rows(fewest)
 # On 4 ranks that is many tokens at once. On 64 it is less, but 64 ranks are several nodes, and 2D sends many more
 # messages, which this count of bytes ignores.
 
-# %% [markdown] tags=["further"] minutes=3
+# %% [markdown] tags=["further"] minutes=6
 # ## Further: PyTorch's DTensor
 #
 # PyTorch works the same way: `parallelize_module` takes a plan, and makes parameters *DTensors*, tensors that record
@@ -728,7 +728,7 @@ torchs = launch(torchs_gradients, lab12.TINY_TOKENS, ranks=ranks).values[0]
 off = max(float((torchs[name].cpu() - alone[name].cpu()).abs().max()) for name in alone)
 print(f"torch's gradients, off by {off:.0e} from one device's")
 
-# %% [markdown] tags=["further"] minutes=3
+# %% [markdown] tags=["further"] minutes=9
 # ## Further: predicted and measured
 #
 # Now a step on real processes of this computer, connected by *gloo* (on GPUs by NCCL). `reconcile` predicts the

@@ -364,7 +364,7 @@ lab13.leader_board(board, max_in_flight=(3, 2, 2))
 # comes a W: 15. (By a search of all plans, the best takes 16 seconds with limits of 3, 2 and 1, 15 with 3, 2 and 3,
 # and 14 with 3 on each stage.)
 
-# %% [markdown] tags=["further"] minutes=8
+# %% [markdown] tags=["further"] minutes=15
 # ## Further: does a plan finish?
 #
 # Three stages, two micro-batches. Do these rows run to their end? If not, which stages wait for one another in a
@@ -426,7 +426,7 @@ lab13.try_out(actions_done, [["F0", "F1", "B0", "B1"], ["F0", "B0", "F1", "B1"]]
 # %% tags=["check"] points=2
 check.actions_done(actions_done)
 
-# %% [markdown] tags=["further"] minutes=6
+# %% [markdown] tags=["further"] minutes=10
 # ## Further: the weight of a micro-batch
 #
 # The loss of the batch is the *mean* over its tokens, but each micro-batch has its own mean. The sum of m means gives
@@ -488,7 +488,7 @@ lab13.try_out(loss_weights, padded)  # 2 tokens count, and 1: [2/3, 1/3]
 # %% tags=["check"] points=1
 check.loss_weights(loss_weights)
 
-# %% [markdown] tags=["further"] minutes=8
+# %% [markdown] tags=["further"] minutes=16
 # ## Further: where to cut
 #
 # The slowest stage limits the speed, so the cut matters. Below are shares of the FLOPs of the model above: embedding, a
@@ -663,7 +663,7 @@ for forward_s, input_s, weight_s, pair_s in (
 held = replay(schedules.dualpipe_v(4, 16), Costs(0.5)).in_flight
 print("micro-batches held:", held, "in pieces:", [2 * each for each in held])
 
-# %% [markdown] tags=["further"] minutes=4
+# %% [markdown] tags=["further"] minutes=6
 # ## Further: recomputation, dropout, tied weights
 #
 # The memory of a stage can be reduced in another way: keep only the input, and run forward again in backward (lab 03).
@@ -697,7 +697,7 @@ for again in (False, True):
         }
 lab13.in_rows(norms)
 
-# %% [markdown] tags=["further"] minutes=4
+# %% [markdown] tags=["further"] minutes=7
 # ## Further: predicted and measured
 #
 # Now two stages on real processes of this computer, connected by *gloo* (lab 09). To *calibrate* is to measure how fast

@@ -427,7 +427,7 @@ for verdict in studies.strategy_verdicts(rows):
 # splits the optimizer's work. *Saved* is the saved share of the fullest rank's memory: 1 - 1/n of the split part, so it
 # depends on n. A range without a model, a batch and wires has no meaning. Try others: "llama-3-8b", "pcie-a100".
 
-# %% [markdown] tags=["further"] minutes=3
+# %% [markdown] tags=["further"] minutes=6
 # ## Further: a checkpoint for another mesh
 #
 # A run stops on 4 ranks and continues on 2. Each rank has saved pieces of the whole model's tensors, with their
@@ -473,7 +473,7 @@ def all_alone():
 losses = ", ".join(f"{loss:.12f}" for loss in launch(all_alone, ranks=1).values[0])
 print("one device, without a stop:", losses)
 
-# %% [markdown] tags=["further"] minutes=3
+# %% [markdown] tags=["further"] minutes=8
 # ## Further: predicted and measured
 #
 # Now a combined step on real processes of this computer, connected by *gloo* (on GPUs by NCCL). `reconcile` predicts

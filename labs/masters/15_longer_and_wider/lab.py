@@ -432,7 +432,7 @@ pd.DataFrame(table, index=["pairs", "predicted", "measured"]).T
 # of the benchmark's kernel. For striped it is too high. We think that this is the reason: striped needs a causal kernel
 # in every round, zigzag in one, and such a kernel was slower per pair than a full one.
 
-# %% [markdown] tags=["further"] minutes=2
+# %% [markdown] tags=["further"] minutes=5
 # ## Further: balancing
 #
 # The recorded runs with and without balancing: load and dropped choices of the last 50 steps, mean of three seeds and
@@ -533,7 +533,7 @@ pd.DataFrame(table).T.map(lambda x: "does not fit" if pd.isna(x) else f"{x:.2f}"
 # sorted and sent. Its authors measured 0.63 on 128 H100: their plan had no expert axis, so all 6.9 billion were
 # gathered for each micro-batch (Muennighoff et al., 2024). Its steps are slower, but it needs fewer steps.
 
-# %% [markdown] tags=["further"] minutes=11
+# %% [markdown] tags=["further"] minutes=14
 # ## Further: a block for some tokens
 #
 # If tokens can choose among MLPs, they can also choose none. In a *mixture of depths* (Raposo et al., 2024) a block
@@ -622,7 +622,7 @@ print(f"8 best of 32: {sorted(best[32])}; no longer among 64: {lost}")
 # second loss that pushes the router's scores of chosen tokens above 0, or a small predictor of the choice. Then each
 # token is decided by its own score alone.
 
-# %% [markdown] tags=["further"] minutes=7
+# %% [markdown] tags=["further"] minutes=30
 # ## Further: two of four
 #
 # In a *2:4 sparse* matrix at most 2 of 4 neighbours in a row are not zero. GPUs of NVIDIA from Ampere on (compute

@@ -419,7 +419,7 @@ my_name = None  # such as "Ada"
 my_plan = {"nodes": 96, "tensor": 4, "pipeline": 8, "micro_batch": 1, "recompute": "full"}
 prices.leader_board(my_name, my_plan, days)
 
-# %% [markdown] tags=["further"] minutes=20
+# %% [markdown] tags=["further"] minutes=22
 # ## Further: claims in circulation
 #
 # Seven claims about large trainings that are passed on without their conditions. Each is recomputed; then comes a

@@ -24,7 +24,7 @@ print(values)
 # %% [markdown] tags=["instructor"]
 # Ask the class first what a mean is.
 
-# %% [markdown] minutes=5
+# %% [markdown] minutes=4
 # ## Exercise 1: the mean
 #
 # Write `mean`, in one pass over the values.
@@ -44,7 +44,7 @@ try_out(mean, [1.0, 2.0])
 # %% tags=["check"] points=2
 check.mean(mean)
 
-# %% [markdown] minutes=2.5
+# %% [markdown] minutes=3.5
 # ## Exercise 2: a size
 
 # %% tags=["exercise"]
