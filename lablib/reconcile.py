@@ -101,9 +101,8 @@ class Reconciliation:
         predicted, measured, *repeats = (self._parts(run) for run in (self.predicted, self.measured, *self.repeats))
         makespan_s = measured[MAKESPAN].time_s
         rows = []
-        for part in sorted(
-            predicted.keys() | measured.keys(), key=lambda p: (KINDS.index(p.kind), p.name, p.group, p.size_bytes)
-        ):
+        parts = predicted.keys() | measured.keys()
+        for part in sorted(parts, key=lambda one: (KINDS.index(one.kind), one.name, one.group, one.size_bytes)):
             predicted_s, measured_s = _seconds(predicted, part), _seconds(measured, part)
             if self.shared and part.kind == "compute":
                 measured_s = min((one[part].time_s for one in repeats if part in one), default=nan)

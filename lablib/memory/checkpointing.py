@@ -129,16 +129,8 @@ def keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> Checkpoin
 
 
 _ATEN = torch.ops.aten
-KEPT_OPERATORS = frozenset(
-    {
-        _ATEN.mm.default,
-        _ATEN.addmm.default,
-        _ATEN.bmm.default,
-        flash_attention,
-        flash_attention_for_cpu.default,
-        efficient_attention,
-    }
-)
+_PRODUCTS = (_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default)
+KEPT_OPERATORS = frozenset({*_PRODUCTS, flash_attention, flash_attention_for_cpu.default, efficient_attention})
 
 
 def checkpoint_operators(layer: Layer, x: Tensor, policy: Callable[..., CheckpointPolicy] = keep_products) -> Tensor:

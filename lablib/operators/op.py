@@ -62,17 +62,10 @@ class OpCost:
 
 # These reserve memory or read metadata: no kernel runs. (Autograd takes the view `_unsafe_view` for a new tensor.)
 _FREE = frozenset(
-    {
-        "empty",
-        "empty_strided",
-        "empty_like",
-        "new_empty",
-        "new_empty_strided",
-        "_local_scalar_dense",
-        "item",
-        "promote_types",
-        "_unsafe_view",
-    }
+    (
+        *("empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "_local_scalar_dense", "item"),
+        *("promote_types", "_unsafe_view"),
+    )
 )
 
 

@@ -53,15 +53,8 @@ def _refusal(setup: Setup) -> str:
     """The message of `Parallel` itself."""
     try:
         Parallel(
-            *(
-                setup.data,
-                setup.tensor,
-                setup.pipeline,
-                setup.context,
-                setup.expert,
-                setup.chunks,
-                setup.sequence_parallel,
-            ),
+            *(setup.data, setup.tensor, setup.pipeline, setup.context, setup.expert),
+            *(setup.chunks, setup.sequence_parallel),
             replicas=setup.replicas,
             expert_tensor=None if setup.expert_tensor == setup.tensor else setup.expert_tensor,
         )

@@ -173,19 +173,7 @@ def test_a_model_nobody_knows_is_answered_with_the_nearest(capsys: pytest.Captur
 
 def test_experts_may_be_whole_beside_split_attention(capsys: pytest.CaptureFixture):
     asked = ["plan", "--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--nodes", "4", "--batch", "64"]
-    few = [
-        "--tensor",
-        "4",
-        "--expert",
-        "8",
-        "--expert-tensor",
-        "1",
-        "--schedule",
-        "1f1b",
-        "--seq-len",
-        "4096",
-        "--json",
-    ]
+    few = "--tensor 4 --expert 8 --expert-tensor 1 --schedule 1f1b --seq-len 4096 --json".split()
     assert main([*asked, *few]) == 0
     best = json.loads(capsys.readouterr().out)["best"]
     assert {(each["expert"], each["expert_tensor"]) for each in best} == {(8, 1)}
@@ -332,19 +320,7 @@ def test_the_best_plan_is_written_and_read_back(tool, tmp_path, capsys: pytest.C
 
 def test_a_measured_step_is_explained(tmp_path, capsys: pytest.CaptureFixture):
     few = ["--tensor", "4", "--pipeline", "1", "--recompute", "none", "--zero-stage", "3", "--micro-batch", "1"]
-    asked = [
-        "plan",
-        "--model",
-        "llama-3-8b",
-        "--cluster",
-        "dgx-h100",
-        "--nodes",
-        "2",
-        "--batch",
-        "32",
-        "--context",
-        "1",
-    ]
+    asked = "plan --model llama-3-8b --cluster dgx-h100 --nodes 2 --batch 32 --context 1".split()
     assert main([*asked, *few, "--json", "--why", "4.0"]) == 0
     answer = json.loads(capsys.readouterr().out)
     step = answer["terms"][-1]

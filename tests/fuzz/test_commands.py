@@ -11,19 +11,7 @@ from lablib.cli.main import main
 from tests.fuzz.anything import NAMES, TEXTS
 from tests.fuzz.held import at_most
 
-COMMANDS = (
-    "plan",
-    "validate",
-    "list",
-    "progress",
-    "build",
-    "sim",
-    "run",
-    "calibrate",
-    "update",
-    "reset",
-    "no-such-command",
-)
+COMMANDS = "plan validate list progress build sim run calibrate update reset no-such-command".split()
 OPTIONS = (
     *("--model", "--cluster", "--nodes", "--gpus", "--batch", "--seq-len", "--precision", "--stack", "--optimizer"),
     *("--tensor", "--pipeline", "--top", "--json", "--page", "--readme", "--ranks", "--out", "--timeout", "--quick"),

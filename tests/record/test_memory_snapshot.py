@@ -207,18 +207,7 @@ def test_plain_values_come_back(value, protocol):
 
 def test_every_instruction_that_can_call_is_unknown_or_refused():
     for opcode in pickletools.opcodes:
-        if opcode.name in (
-            "REDUCE",
-            "BUILD",
-            "NEWOBJ",
-            "NEWOBJ_EX",
-            "OBJ",
-            "EXT1",
-            "EXT2",
-            "EXT4",
-            "PERSID",
-            "BINPERSID",
-        ):
+        if opcode.name in "REDUCE BUILD NEWOBJ NEWOBJ_EX OBJ EXT1 EXT2 EXT4 PERSID BINPERSID".split():
             with pytest.raises(ValueError, match="is not one of plain values"):
                 read_plain_pickle(b"\x80\x04N(" + opcode.code.encode("latin-1") + b"\x00\x00\x00\x00\n.")
 

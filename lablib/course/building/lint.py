@@ -38,6 +38,8 @@ MAX_WIDTH = 96
 _WORDS_A_MINUTE, _LINES_A_MINUTE = 150, 4  # a technical text and code, read for the first time
 _MINUTES_PER_SOLUTION = 2.5  # and half a minute for each of its lines
 _SOLUTION = re.compile(r"#+ BEGIN SOLUTION$(.*?)#+ END SOLUTION$", re.DOTALL | re.MULTILINE)
+_LINE, _COMMENT = (re.compile(pattern, re.MULTILINE) for pattern in (r"^\s*?(?!#|import |from )\S", r"^\s*#.*"))
+_WORD, _SOURCES = re.compile(r"\S*\w\S*"), re.compile(r"^(?:#+ |\*\*)Sources", re.MULTILINE)
 
 
 def lint(master: Master) -> list[CourseError]:
@@ -173,17 +175,11 @@ def _minutes(master: Master) -> Findings:
 def _least_minutes(cell: Cell) -> float:
     """Minutes to read a cell and to write its solution. Imports and sources are not read; a stub is read as text."""
     solution, rest = "".join(_SOLUTION.findall(cell.source)), _SOLUTION.sub("", cell.source)
-    rest = re.split(r"^(?:#+ |\*\*)Sources", rest, flags=re.MULTILINE)[0].splitlines()
-    is_text = cell.kind != "code" or bool(solution)
-    text = [line for line in rest if is_text or line.lstrip().startswith("#")]
-    words = sum(any(map(str.isalnum, word)) for line in text for word in line.split())
-    lines = 0 if is_text else sum(map(_is_read, rest))
-    written = _MINUTES_PER_SOLUTION + sum(map(_is_read, solution.splitlines())) / 2 if solution else 0.0
-    return words / _WORDS_A_MINUTE + lines / _LINES_A_MINUTE + written
-
-
-def _is_read(line: str) -> bool:
-    return bool(line.strip()) and not line.lstrip().startswith(("#", "import ", "from "))
+    is_code = cell.kind == "code" and not solution
+    text = "\n".join(_COMMENT.findall(rest)) if is_code else _SOURCES.split(rest)[0]
+    lines = len(_LINE.findall(rest)) if is_code else 0
+    written = _MINUTES_PER_SOLUTION + len(_LINE.findall(solution)) / 2 if solution else 0.0
+    return len(_WORD.findall(text)) / _WORDS_A_MINUTE + lines / _LINES_A_MINUTE + written
 
 
 def _further(master: Master) -> Findings:

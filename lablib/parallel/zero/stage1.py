@@ -162,7 +162,10 @@ class Zero1(Synchronizing):
         if full.dtype == unit.full.dtype:  # the bucket is the gradient; in another dtype both are kept
             for param, view in zip(unit.params, unit.layout.views(full), strict=True):
                 param.grad = view
-        now.under_way.append(start_reduction(unit, full, self._reduce_scatter, self.world_size))
+        now.under_way.append(self._start(unit, full))
+
+    def _start(self, unit: FlatUnit, full: Tensor) -> Reduction:
+        return start_reduction(unit, full, self._reduce_scatter, self.world_size)
 
     # ---- 3. backward ends ----
 

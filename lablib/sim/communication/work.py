@@ -114,6 +114,9 @@ class SimWork(dist.Work):
         self.wait()
 
     def source_rank(self) -> int:
+        return self._source_rank()
+
+    def _source_rank(self) -> int:
         """Group rank of the sender matched by a `recv` from any source."""
         return getattr(self.issued[0].event, "matched", -1)
 
