@@ -32,7 +32,7 @@ def _test_of(hint: Any) -> Callable[[Any], bool]:
     origin, of = get_origin(hint), get_args(hint)
     if origin is Annotated:
         tests = [_test_of(of[0]), *(one.test() for one in of[1:] if isinstance(one, Bound))]
-        if len(tests) > 2:
+        if len(tests) != 2:
             return lambda value: all(test(value) for test in tests)
         first, second = tests
         return lambda value: first(value) and second(value)
