@@ -9,7 +9,7 @@
  7  a cell between an exercise and its check tries the answer: `try_out(...)`
  8  each section has its minutes, at least those to read its words and code and to write its solutions;
     their sum, without sections tagged `further`, is at most 60
- 9  names bound in a section tagged `further` are used only there, since a reader may skip it
+ 9  names bound in a section tagged `further` are used only there, not in another one, since a reader may skip it
 10  every parameter but `interactive` and `quick` is used by some cell
 11  a cell's displayed value, a figure or a source, is its last line: a notebook drops the values of other lines
 12  a line of code is at most 96 characters wide: next to a file list a notebook cuts off longer lines
@@ -183,20 +183,20 @@ def _least_minutes(cell: Cell) -> float:
 
 
 def _further(master: Master) -> Findings:
-    optional = {cell for section in master.sections if section.is_further for cell in section.cells}
-    bound: dict[str, Cell] = {}
-    for cell in master.cells:
-        if cell.kind != "code":
-            continue
+    section_of = {cell: section for section in master.sections if section.is_further for cell in section.cells}
+    bound, always = dict[str, Cell](), set[str]()  # names of sections that may be skipped; names of the main path
+    for cell in (cell for cell in master.cells if cell.kind == "code"):
         binds, uses = names(cell.source)
-        if cell in optional:
-            bound |= dict.fromkeys(binds - bound.keys(), cell)
-            continue
+        section = section_of.get(cell)
         for name in sorted((uses - binds) & bound.keys()):
-            text = f"a reader may skip cells tagged `further`: this cell uses {name!r} of line {bound[name].line}."
-            yield cell, text
-        for name in binds:
-            bound.pop(name, None)
+            if section is None or (section_of[bound[name]] is not section and name not in always):
+                text = f"a reader may skip cells tagged `further`: this cell uses {name!r} of line {bound[name].line}."
+                yield cell, text
+        if section is None:
+            always |= binds
+            bound = {name: where for name, where in bound.items() if name not in binds}
+        else:
+            bound |= dict.fromkeys(binds, cell)
 
 
 def _used_parameters(master: Master) -> Findings:

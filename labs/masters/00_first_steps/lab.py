@@ -297,10 +297,7 @@ lab00.seconds_table(run)
 # %% [markdown] minutes=11
 # ## Two ranks swap a number
 #
-# Two ranks want to swap a number. Read `swap`, two cells below, before you run it. Who sends first?
-
-# %%
-my_guess_first = lab00.guess('who sends first (0, 1, "both" or "neither")', None, interactive)
+# Two ranks want to swap a number. Read `swap`. Who sends first?
 
 
 # %%
@@ -312,6 +309,10 @@ def swap():
     return inbox.item()
 
 
+# %%
+my_guess_first = lab00.guess('who sends first (0, 1, "both" or "neither")', None, interactive)
+
+# %%
 deadlock = lab00.launch_or_error(swap, ranks=2, cluster=cluster)
 my_guess_first.reveal("neither")
 
@@ -327,11 +328,8 @@ lab00.show(lab00.figure_waits(deadlock))
 # Real processes do not detect a deadlock. They hang until a time limit ends them: with NCCL ten minutes by default,
 # with gloo thirty. So try a program on the simulator first.
 #
-# In the next program only rank 0 should report the mean loss, so the whole report is under `if`. Read it, two cells
-# below, before you run it: do ranks 1 to 3 wait, or do they finish?
-
-# %%
-my_guess_others = lab00.guess('ranks 1 to 3 ("wait" or "finish")', None, interactive)
+# In the next program only rank 0 should report the mean loss, so the whole report is under `if`. Read it: do
+# ranks 1 to 3 wait, or do they finish?
 
 
 # %%
@@ -341,6 +339,10 @@ def broken_report(loss):
         return f"mean loss {loss.item() / dist.get_world_size():.2f}"
 
 
+# %%
+my_guess_others = lab00.guess('ranks 1 to 3 ("wait" or "finish")', None, interactive)
+
+# %%
 error = lab00.launch_or_error(broken_report, torch.tensor(1.0), ranks=4)
 my_guess_others.reveal("finish")
 
@@ -393,8 +395,8 @@ print(f"{machine.device.name}, measured on {machine.profile['date']}")
 
 # %% [markdown]
 # The next program has four layers. `phase` names a part of it, so that it can be left out. The prediction uses the time
-# of each operation and of each message. Which time does it lack? The **makespan** is the time from the launch to the
-# end of the last work. Is the predicted makespan too short or too long, and by how many percent?
+# of each operation and of each message. The **makespan** is the time from the launch to the end of the last work. Is
+# the predicted makespan too short or too long, and by how many percent?
 
 # %%
 my_guess_error = lab00.guess("makespan error (negative: too short)", None, interactive, "%")

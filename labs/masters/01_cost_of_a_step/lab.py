@@ -112,9 +112,9 @@ my_guess_s.reveal(step.makespan_s)
 
 # %% [markdown]
 # In each of H *heads*, of width D / H, the T queries of a sequence are multiplied with its T keys. That gives [T, T]
-# *scores*, and these multiply the values. The *MLP* multiplies by [D, F], applies the function *GELU* to each number,
-# and multiplies by [F, D]; F, its hidden width, is 4 D here. Before each of the two parts a *norm* scales each token's
-# numbers.
+# *scores*; *softmax* makes each row positive with sum 1, and the rows multiply the values. The *MLP* multiplies by [D,
+# F], applies the function *GELU* to each number, and multiplies by [F, D]; F, its hidden width, is 4 D here. Before
+# each of the two parts a *norm* scales each token's numbers.
 
 # %% [markdown]
 # ### Exercise 1: the FLOPs of a layer
@@ -413,11 +413,13 @@ lab01.try_out(activation_bytes, *batch, 4 * config.d_model, config.num_heads, Fa
 # other tensors take the most memory?
 
 # %%
-my_guess_tensors = lab01.guess("the largest other tensors", None, interactive)
+kinds = "attention, the MLP or the loss"
+my_guess_tensors = lab01.guess(f"the largest other tensors ({kinds})", None, interactive)
 
 # %%
+my_guess_bytes.reveal(run.memory.peak_bytes(0) / 1e9)
+my_guess_tensors.reveal("the loss")
 lab01.show(lab01.figure_memory(run.memory, timeline=step, rank=0))
-my_guess_tensors.reveal()
 lab01.largest_at_peak(run)
 
 # %% [markdown]
@@ -433,9 +435,8 @@ lab01.largest_at_peak(run)
 logits = sequences * seq_len * config.vocab_size
 peak = run.memory.peak_bytes(0)
 print(f"{logits:,} logits; three copies of 4 bytes: {lab01.format_quantity(12 * logits, 'B')}")
-my_guess_bytes.reveal(peak / 1e9)
 
-# %% [markdown] tags=["further"] minutes=11
+# %% [markdown] tags=["further"] minutes=15
 # ## Further: a loss in chunks
 #
 # A token's loss needs only its own V logits. So take the tokens in *chunks*: compute a chunk's logits, add up its
@@ -524,6 +525,25 @@ lab01.in_table(rows, "B", index="chunks")
 # The memory of the loss falls as 1 / chunks. The cost: the head and the loss run forward once more; each chunk adds a
 # gradient [V, D]; and products of few tokens use the GPU less well. A special kernel can keep a chunk's logits on the
 # chip, and never write them to memory (Wijmans et al., 2024).
+
+# %% [markdown]
+# ### No logits twice
+#
+# The logits of a chunk give their gradient at once: softmax minus one at the target. So the gradients of `hidden` and
+# `weight` can be computed in forward, and no product is computed twice (Hsu et al., 2024). Backward only multiplies by
+# the gradient of the loss. The cost: both gradients are in memory from forward on. The gradient of `weight` is in 4
+# bytes, so that chunks do not round it; each chunk adds to it.
+
+# %%
+from lablib.memory.linear_cross_entropy import FusedLoss, fused_linear_cross_entropy
+
+fused = simulate(chunked(8, fused_linear_cross_entropy))
+for name, one in {"chunked": runs[8], "fused": fused}.items():
+    time = lab01.format_quantity(one.timeline.without("setup").makespan_s, "s")
+    print(f"{name:8s} peak {lab01.format_quantity(one.memory.peak_bytes(0), 'B')}, step {time}")
+
+# %%
+lab01.show_source(FusedLoss, after=check.chunked_loss)
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: will it fit?
@@ -793,13 +813,12 @@ check.largest_micro_batch(largest_micro_batch)
 
 # %% [markdown]
 # Now for the lab's model and GPU. In the memory tracker each sequence takes the same memory, so two runs give the
-# largest batch. How much memory does it take, also with one more sequence, and with the loss in chunks?
+# largest batch. How much memory does it take, also with one more sequence?
 
 # %%
 few = [simulate(usual_loss, n).memory.peak_bytes(0) for n in (8, 9)]
 largest = int(8 + (device.memory_bytes - few[0]) // (few[1] - few[0]))
 held = {f"{n} sequences": simulate(usual_loss, n) for n in (largest, largest + 1)}
-held[f"{largest} sequences, the loss in 64 chunks"] = simulate(chunked(64), largest)
 for what, one in held.items():
     print(f"{what}: {lab01.format_quantity(one.memory.peak_bytes(0), 'B', 4)}")
 sizes = (num_params, config.num_layers, config.d_model, seq_len, config.vocab_size)
@@ -847,25 +866,6 @@ flops = lab01.six_n_d(174.6e9, 300e9)
 days = lab01.training_days(flops, num_devices=1024, flops_per_s=0.4 * device.peak("bfloat16"))
 print(f"{flops:.3g} FLOPs: {days:.0f} days on 1,024 {device.name}")
 print(f"at 2 dollars an hour: {1024 * days * 24 * 2 / 1e6:.1f} million dollars")
-
-# %% [markdown] tags=["further"] minutes=4
-# ## Further: no logits twice
-#
-# The logits of a chunk give their gradient at once: softmax minus one at the target. So the gradients of `hidden` and
-# `weight` can be computed in forward, and no product is computed twice (Hsu et al., 2024). Backward only multiplies by
-# the gradient of the loss. The cost: both gradients are in memory from forward on. The gradient of `weight` is in 4
-# bytes, so that chunks do not round it; each chunk adds to it.
-
-# %%
-from lablib.memory.linear_cross_entropy import FusedLoss, fused_linear_cross_entropy
-
-fused = simulate(chunked(8, fused_linear_cross_entropy))
-for name, one in {"chunked": runs[8], "fused": fused}.items():
-    time = lab01.format_quantity(one.timeline.without("setup").makespan_s, "s")
-    print(f"{name:8s} peak {lab01.format_quantity(one.memory.peak_bytes(0), 'B')}, step {time}")
-
-# %%
-lab01.show_source(FusedLoss, after=check.chunked_loss)
 
 # %% [markdown] minutes=2
 # ## Summary

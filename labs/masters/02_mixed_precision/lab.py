@@ -238,8 +238,8 @@ lab02.explore_scales(counts, axis, interactive)
 
 # %% [markdown]
 # Gradients change while a model learns. So S follows them (*dynamic* loss scaling). After an *overflow*, a gradient
-# that is infinite or NaN, skip the step and halve S. After `interval` steps in a row without overflow, double it: so S
-# stays as large as possible.
+# that is infinite or NaN, skip the step and halve S. After `interval` steps in a row without overflow, double it and
+# count from 0 again, as after an overflow: so S stays as large as possible.
 
 # %% [markdown]
 # ### Exercise 2: a loss scaler for several ranks
@@ -346,7 +346,8 @@ for order in ("unscale, clip", "clip, unscale"):
 # ## Small updates
 #
 # BF16 needs no S. Its weakness is the mantissa. A weight is a sum of many small updates. Start with a weight of 1 and
-# add 0.001 a thousand times, rounded after each update. Which value results?
+# add 0.001 a thousand times, rounded after each update. Which value results? (The
+# figure also shows a third way, explained below it.)
 
 # %%
 my_guess_weight = lab02.guess(

@@ -15,8 +15,8 @@ from lablib.labs import lab03
 lab03.show(lab03.figure_question())
 
 # %% tags=["parameters"]
-backend: str = "sim"  # sim | gloo | nccl
-real_ranks: int = 2  # processes of the comparison with this machine, 2 or more
+backend: str = "sim"  # sim | gloo | nccl: only in "Further: predicted and measured"
+real_ranks: int = 2  # processes of that comparison, 2 or more
 cluster: str = "dgx-a100"  # dgx-a100 | pcie-a100 | dgx-h100 | hgx-h200
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
@@ -123,8 +123,8 @@ print(f"a block's input: b = {lab03.format_quantity(input_bytes, 'B')}")
 
 # %% [markdown]
 # `checkpointing.run` runs a chain by a *plan*, which selects the layers to keep; the first plan keeps everything. The
-# *memory tracker* of the simulator records each allocation and when it is freed. Draw the activations against time,
-# forward and then backward. Which percentage of all memory at the peak are activations?
+# *memory tracker* of the simulator records each allocation and when it is freed. Which percentage of all memory at the
+# peak are activations?
 
 # %%
 my_guess_share = lab03.guess("share of activations at the peak", None, interactive, "%")
@@ -149,8 +149,7 @@ lab03.made_by(everything, unit)
 # %% [markdown]
 # `addmm` is a linear layer. Its output is saved by the next operator: attention's three inputs, b each, and gelu's
 # input, 4 b. Gelu's result, the input of the next linear layer, is 4 b more. Two layer norms, two sums and attention
-# add 5 b. Together a block saves a = 16 b. (Attention is *fused*: its scores, one number for each pair of tokens, are
-# never stored.)
+# add 5 b. Together a block saves a = 16 b.
 
 # %% [markdown] minutes=9
 # ## Compute activations again
@@ -251,14 +250,14 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # And the time? Backward takes as long as two forwards: for each product it computes dx and dw. One more forward makes 4
 # units instead of 3, or 33% more. It is less here: PyTorch stops the second run as soon as the last saved tensor is
-# computed again, so the last product of a segment is never repeated. So short segments are quicker as well.
+# computed again, so the last product of a segment is never repeated.
 
 # %% [markdown] minutes=16
 # ## A checkpoint of our own
 #
 # To see how `checkpoint` works, here is our own. Inside `forward` autograd is off, so no tensor of the segment is
-# saved. `backward` gets dy, computes the segment again, and passes dy through it, which also fills the gradients of the
-# segment's parameters. A function `recompute` does the second run.
+# saved. `backward` gets dy, detaches x, so that the second graph begins there, computes the segment again, and passes
+# dy through it, which also fills the gradients of the segment's parameters. A function `recompute` does the second run.
 
 
 # %%
@@ -413,19 +412,20 @@ def num_hidden(forward_s, backward_s, copy_s):
 # %%
 lab03.try_out(num_hidden, [2.0] * 3, [4.0] * 3, [3.0] * 3)  # by hand: 1
 lab03.try_out(num_hidden, [2.0] * 3, [1.0] * 3, [2.0] * 3)  # 1: the way back decides
-lab03.try_out(num_hidden, [forward_s] * 16, [backward_s] * 16, [copy_s] * 16)
 
 # %% tags=["check"] points=3
 check.num_hidden(num_hidden)
 
 # %%
 my_guess_hidden.reveal(hidden := lab03.most_hidden(forward_s, backward_s, copy_s))
+lab03.try_out(num_hidden, [forward_s] * 16, [backward_s] * 16, [copy_s] * 16)
 lab03.show_offload(hidden + 1, forward_s, backward_s, copy_s)
 
 # %% [markdown]
 # The picture has one copy more than can hide: remove the `+ 1`, and run the cell again. The last copy out ends after
 # forward. At the peak, between forward and backward, its block is still in memory, so this copy does not lower the
-# peak. On the A100s of `dgx-a100` three copies hide, with a fifth of the activations.
+# peak. On the A100s of `dgx-a100` three copies hide, with a fifth of the activations; the way back has
+# room, since backward takes longer than forward.
 
 # %% [markdown] tags=["further"] minutes=6
 # ## Further: copies in a timeline
@@ -569,7 +569,8 @@ pd.DataFrame(rows).T
 #
 # Now a small chain on this computer, in two processes at once: first keeping everything, then with a checkpoint at
 # every block. `this_machine` measures the speed of this computer, once, in half a minute; `reconcile` predicts the
-# program, runs it, and compares. On the simulated A100 checkpoints made a step 21% longer. How much longer is it here?
+# program, runs it, and compares. On the simulated A100 checkpoints made a step about a fifth longer. How much longer is
+# it here?
 
 # %%
 my_guess_here = lab03.guess("longer with checkpoints here", None, interactive, "%")
@@ -747,7 +748,7 @@ lab03.explore(lab03.ways_by_device, lab03.figure_time_memory, controls, interact
 # %% [markdown] minutes=2
 # ## Summary
 #
-# - Backward needs the tensors in the derivative: the input, the output, the weight or a mask. The rest is not kept.
+# - Backward needs the tensors in the derivative: the input, the output or the weight. The rest is not kept.
 # - Activations grow in forward and are freed in backward: without checkpoints the peak is between the two.
 # - They can be computed again: (n/k - 1) b + k a bytes instead of n a, for at most a third more computing.
 # - The second run must leave no trace: it restores the generator and all buffers.

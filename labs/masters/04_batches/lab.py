@@ -27,8 +27,9 @@ quick: bool = True  # few repeats
 #
 # `micro-batch x accumulations x data ranks = global batch`
 #
-# in sequences. A model of 1.6 billion parameters trains on 16 GPUs with a global batch of 512 sequences. Of all cuts of
-# this batch, how many times as long as the fastest does the slowest take?
+# in sequences. A model of 1.6 billion parameters trains on 16 H100 GPUs with a global batch of 512 sequences of 1,024
+# tokens. A *cut* is a choice of the three factors. Of all cuts of this batch that fit, how many times as long as the
+# fastest does the slowest take?
 
 # %%
 my_guess_cut = lab04.guess("the slowest cut over the fastest", None, interactive, "times")
@@ -158,9 +159,10 @@ whole = lab04.gradient(one_device)
 print("tokens:", [accumulation.count_tokens(one.targets) for one in micro_batches])
 
 # %% [markdown]
-# Now on `ranks` *simulated* ranks, which compute with real numbers on this computer: each takes its share of the
-# micro-batches, by the library's two ways, the exact one and the mean of means. By how much is the second gradient off,
-# in percent of the gradient's length?
+# Now on `ranks` *simulated* ranks, which compute with real numbers on this computer: each holds a copy of the model
+# (`DataParallel` averages the gradients over ranks) and takes its share of the micro-batches, by the library's two
+# ways, the exact one and the mean of means. By how much is the second gradient off, in percent of the gradient's
+# length?
 
 # %%
 my_guess_off = lab04.guess("error of the mean of means", None, interactive, "%")
@@ -690,6 +692,7 @@ lab04.show_source(accumulation.accumulate, after=check.accumulate)
 # and then clip.
 
 # %%
+from lablib.batches import clipping
 from lablib.precision.loss_scaling import LossScaler
 
 scaled_model = GPT(NARROW)
@@ -735,7 +738,8 @@ lab04.show(
 #
 # - A batch is a sum over tokens: micro-batches and ranks split it. No split changes the gradient, if every token weighs
 #   1 / N. Mean of means does change it.
-# - The right size depends on noise. Far above the noise scale, more tokens save few steps. The noise scale changes
+# - The right size depends on noise. Near the critical batch a run takes twice the fewest steps and
+#   twice the fewest tokens; far above it more tokens save few steps. The noise scale gives its order; it changes
 #   during training; here it was below one sequence in the first ten steps, and rose to 37.
 # - Further: clip the whole sum, by the norm over all ranks, after unscaling: then the cut does not matter. A decay of
 #   the rate at the end lowered the loss; a decay from the start raised it, in short runs.

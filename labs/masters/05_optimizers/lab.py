@@ -158,6 +158,7 @@ check.adamw_step(adamw_step)
 
 # %% [markdown]
 # The library's version works on lists of tensors: one *batched* (foreach) operator for all weights at once.
+# `update_moments` computes m, v and their corrections.
 
 # %%
 lab05.show_source(lab05.AdamW.update, after=check.adamw_step)
@@ -386,9 +387,9 @@ my_guess_better.reveal(set(better) or "none")
 # %% [markdown]
 # A line that crosses 0 supports no claim, for any mean: *within noise* does not mean *equal*.
 #
-# Muon is below AdamW for the same tokens. But its training step, with forward and backward, takes 1.67 times as long:
-# when AdamW is done, is Muon below it, above it, or equal within 0.05 nats? (The next curves use 64 held-out sequences,
-# the losses above 256.)
+# Muon is below AdamW for the same tokens. But in the recording, on a CPU and with small batches, its training step,
+# with forward and backward, takes 1.67 times as long: when AdamW is done, is Muon below it, above it, or equal within
+# 0.05 nats? (The next curves use 64 held-out sequences, the losses above 256.)
 
 # %%
 my_guess_then = lab05.guess('Muon then ("below", "above" or "equal")', None, interactive)
@@ -676,7 +677,7 @@ pd.DataFrame(gpt2).sort_values("need of a step").round(2)
 
 # %% [markdown]
 # The losses are still from the small model. Change the budget, and read the reason for each place. An optimizer that
-# needs too much is out; steps inside backward, below, can reduce the need.
+# needs too much is out; steps inside backward (a later section) can reduce the need.
 
 # %%
 from lablib.studies.optimizer_choice import choose
@@ -846,7 +847,7 @@ pd.DataFrame(rows).T.map(lambda value: f"{value:.3g}")
 #
 # - State gives steps of the right size: AdamW's two means for each number, Muon's one mean for each direction.
 # - It costs bytes: for a matrix 8 per parameter for AdamW, 4 for Lion and Muon, 2 with one byte per number, almost 0
-#   for Adafactor; embeddings left to AdamW, and temporary tensors, add to this.
+#   for Adafactor; embeddings left to AdamW add to this.
 # - Muon's step: a mean with Nesterov, its directions by products, a scale that fits AdamW's. Embeddings, head and
 #   vectors take AdamW.
 # - In AdamW, decay is not part of the gradient, and early means are corrected.

@@ -7,7 +7,8 @@
 # GPU's memory (*HBM*, high-bandwidth memory), calculates on the chip, and writes numbers back. You will count the bytes
 # of kernels, and write two: a softmax, and FlashAttention.
 #
-# **Prerequisites.** Lab 01. **Time.** 59 minutes, without the folded sections, called *further*.
+# **Prerequisites.** Lab 01; Linux, as Triton has no wheels for macOS. **Time.** 59 minutes, without the folded
+# sections, called *further*.
 
 # %%
 from lablib.labs import lab06
@@ -63,7 +64,7 @@ my_guess_fused = lab06.guess(
 )
 
 # %% [markdown]
-# Now the simulator counts both: it records each kernel and the bytes that this moves. `run_fused` is declared to it as
+# Now the simulator counts both: it records each kernel and the bytes that it moves. `run_fused` is declared to it as
 # one operator, the result of a compiler for the four.
 
 # %%
@@ -242,9 +243,9 @@ def attend_kernel(
 ):
     """A tile of o: queries `tl.program_id(0) * BLOCK` and on, with scores `scale` * q k^T.
 
-    q, k, v, o: N rows of D numbers, contiguous, in float32; BLOCK need not divide N. Each
-    program reads its queries once, the keys and values that they see once, and writes its
-    rows of o once.
+    q, k, v, o: N rows of D numbers, contiguous, in float32; D is a power of two, BLOCK need
+    not divide N. Each program reads its queries once, the keys and values that they see
+    once, and writes its rows of o once.
     Also useful: `tl.full((BLOCK,), x, tl.float32)`, `tl.zeros((BLOCK, D), tl.float32)`,
     `tl.trans(tile)`, `tl.where(mask, a, b)`, `tl.maximum(a, b)`, `tl.max(tile, axis=1)`.
     """
@@ -316,7 +317,7 @@ pd.DataFrame(curves, sizes).tail(2) / 1e6  # MB
 #
 # The loop also saves memory. Standard attention keeps the softmax, N x N numbers, for backward, which adds two
 # gradients of that size. The loop keeps one number per query in addition to q, k, v and o: its memory grows with N.
-# That is why long texts need such a loop. (The first *further* section measures both.)
+# That is why long texts need such a loop. (The folded "the memory of attention" measures both.)
 
 # %% [markdown] minutes=6
 # ## Reconcile: predicted and measured
@@ -325,7 +326,8 @@ pd.DataFrame(curves, sizes).tail(2) / 1e6  # MB
 # operators, and a *backend*, by default inductor, writes fused kernels for it. On a CPU inductor needs a C++ compiler
 # (`lab doctor` checks this), and its first call takes seconds, about 15 on two cores without a cache on disk. The
 # quickest of many calls counts: a new result may get memory pages that the system must provide first, which makes a
-# call two or three times as long. Predicted by bytes alone, fused over unfused is 3/9. Guess the measured ratio.
+# call two or three times as long. Predict the seconds of the fused chain over those of the unfused
+# one by bytes alone, then guess the measured ratio.
 
 # %%
 my_guess_share = lab06.guess(
@@ -348,7 +350,7 @@ def four(x, y):
 ways = {"unfused": four} | lab06.compiled(four)  # torch.compile(four), with a C++ compiler
 pair = torch.randn(2**22), torch.randn(2**22)
 took = {name: lab06.seconds(name, ways[name], pair, 31 if quick else 201) for name in ways}
-if "fused" in took:
+if "fused" in took:  # otherwise there is no compiler here
     my_guess_share.reveal(took["fused"] / took["unfused"])
 
 # %% [markdown]
@@ -358,11 +360,11 @@ if "fused" in took:
 lab06.print_recorded()
 
 # %% [markdown]
-# In the recording the fused chain took 6% longer than predicted and the unfused one 14%, so the ratio is close: 0.31
-# for 3/9. (Runs of the unfused chain lie within 32%, so its 14% mean little.) Extra costs of both nearly cancel in the
-# ratio: a CPU reads a line of memory before it writes to it, 1 more tensor for 3 fused and 4 more for 9 unfused, and
-# 4/13 is 0.31. Bytes predict the ratio only if memory is the limit: a large cache may hold the intermediate results,
-# and with an expensive operator, such as tanh, a CPU may be limited by arithmetic.
+# In the recording the predictions are too short, by 6% for the fused chain and 13% for the unfused one, so the ratio is
+# close: 0.31 for 3/9. (Runs of the unfused chain lie within 32%, so its 13% mean little.) Extra costs of both nearly
+# cancel in the ratio: a CPU reads a line of memory before it writes to it, 1 more tensor for 3 fused and 4 more for 9
+# unfused, and 4/13 is 0.31. Bytes predict the ratio only if memory is the limit: a large cache may hold the
+# intermediate results, and with an expensive operator, such as tanh, a CPU may be limited by arithmetic.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: the memory of attention
@@ -444,6 +446,8 @@ lab06.explore(sweep, draw_steps, choices, interactive=interactive, examples=[{"r
 # as wide as its vocabulary of 50,257. Add other widths.
 
 # %%
+from lablib.kernels.tile_quantization import Product, staircase
+
 my_widths = [50257, 50258, 50264, 50304]
 steps = staircase(Product(8192, 4096, 768, "bfloat16", h100), "N", my_widths)
 rows = [(one.time_s * 1e3, one.useful, one.alignment) for one in steps]

@@ -5,7 +5,7 @@
 #
 # A training loop takes a *batch* (samples for one step), copies it to the *device* (the GPU) and computes a step. If
 # batches come too slowly, the most expensive part of the machine does nothing. You will find out why it waits and what
-# helps, and check the data that arrives: every sample once, in an order that changes, also after a stop.
+# helps, and deal the samples so that each is used once, also after a stop, in an order that changes.
 #
 # **Prerequisites.** Lab 00. **Time.** 58 minutes, without the folded sections, called *further*.
 
@@ -45,9 +45,9 @@ lab07.show(lab07.figure_loading(alone, batches=6))
 my_guess_alone.reveal(100 * alone.idle_share)
 
 # %% [markdown]
-# Each second without computing is in a *gap*, and has a cause; here always that the batch is not loaded. (F+B is a
-# step's computation: forward and backward.) Now *workers*, processes that load in parallel while the device computes.
-# Each has at most *prefetch* orders: batches that it has to load, or has loaded and the loop has not taken yet. (In
+# A time without computing is a *gap*. Here every gap has one cause: the batch is not loaded yet. (F+B is a step's
+# computation: forward and backward.) Now *workers*, processes that load in parallel while the device computes.
+# Each has at most *prefetch* orders: batches that it is asked to load and that the loop has not taken yet. (In
 # torch's `DataLoader`: `num_workers` and `prefetch_factor`.) Here there are two workers. Guess the fraction of the time
 # that the device waits in the long run.
 
@@ -75,7 +75,7 @@ again = run_loop(starting, [0.25] * 10, [0.1] * 10, epochs=2)  # epochs of 5 bat
 lab07.show(lab07.figure_loading(again, batches=10))
 
 # %% [markdown]
-# Which gap has which cause? Before an epoch's first step all three follow one another. `persistent_workers=True` keeps
+# Before an epoch's first step all three follow one another. `persistent_workers=True` keeps
 # workers from epoch to epoch, which saves the start but not the epoch's first load. In a long epoch neither counts
 # much.
 
@@ -223,9 +223,8 @@ lab07.show_source(library.smallest_prefetch, after=check.smallest_prefetch)
 
 # %% [markdown]
 # Now change the settings. Find some where workers help and prefetch does not; and some where twice the prefetch helps
-# as much as twice the workers, without keeping more cores busy. Two lines are formulas from the theory of queues: for
-# constant times (*D/D*), and for *exponential* times, with a deviation equal to their mean (*M/M/k/K*). There the steps
-# jitter, too, and any free worker takes the next order; torch's workers and ours take turns.
+# as much as twice the workers, without keeping more cores busy. (Two lines are formulas for queues, of
+# constant times, *D/D*, and of exponential times, *M/M/k/K*: Kleinrock, 1975.)
 
 # %%
 lab07.loader_calculator(interactive=interactive)
@@ -328,9 +327,9 @@ lab07.try_out(resume, order, [[(4, 3), (2, 1)], [(2, 1), (2, 1)]], 1)  # two use
 check.resume(resume)
 
 # %% [markdown]
-# The library's sampler saves the used places themselves: all before `first`, and the later ones in `more`. It does not
-# depend on workers: the loop reports which batches it used. Here two ranks with two workers each stop after different
-# numbers of batches, and three ranks go on without workers.
+# As exercise 3 deals the rest, the library's sampler saves the used places themselves: all before `first`, and the
+# later ones in `more`. It does not depend on workers: the loop reports which batches it used. Here two ranks with two
+# workers each stop after different numbers of batches, and three ranks go on without workers.
 
 # %%
 from lablib.data.resumable_sampler import ResumableSampler, merge_states
@@ -351,7 +350,6 @@ for rank in range(3):
     rest += [batch.tolist() for batch in sampler.used(DataLoader(data, batch_sampler=sampler))]
 seen = count_seen(had + rest, 40)
 print(f"of 40 samples lost: {len(seen.lost)}, more than once: {len(seen.repeated)}")
-lab07.show_source(ResumableSampler.load_state_dict, after=check.resume)
 
 # %% [markdown] minutes=5
 # ## Reconcile: predicted and measured
@@ -448,7 +446,7 @@ def order_bugs(delivered, num_samples):
 
 
 # %%
-# Try it on torch's DistributedSampler, two ranks, two epochs. What does this loop forget?
+# Try it on torch's DistributedSampler, two ranks, two epochs, without set_epoch.
 from torch.utils.data import DistributedSampler
 
 samplers = [DistributedSampler(range(8), num_replicas=2, rank=rank) for rank in range(2)]

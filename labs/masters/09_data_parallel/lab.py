@@ -238,7 +238,7 @@ lab09.report("bucketed", bucketed, alone)
 # which of the model's tensors is the gradient the last to be final?
 
 # %%
-kinds = "token embedding, first norm, final norm or another"
+kinds = "token embedding, first norm or final norm"
 my_guess_last = lab09.guess(f"the last gradient ({kinds})", None, interactive)
 
 # %%
@@ -371,17 +371,20 @@ check.last_all_reduce_end(last_all_reduce_end)
 
 # %% [markdown]
 # With the time of forward, and of backward up to each gradient, on one GPU, this rule predicts the whole step on any
-# number of ranks. (A *further* section compares that formula with the simulator.)
+# number of ranks. (The folded "the formula of a step" compares it with the simulator.)
 
 # %% [markdown] minutes=5
 # ## Reconcile: predicted and measured
 #
 # Now the overlapped step on real processes of this computer, connected by the library *gloo* (on GPUs by NCCL). To
 # *calibrate* is to measure how fast they compute and send, once, in half a minute. Then the step is predicted, run
-# several times, and compared. Guess: which of forward, backward and exposed communication is furthest off, in percent?
+# several times, and compared. Guess: in a recording on another machine, which of forward, backward and exposed
+# communication was furthest off, in percent?
 
 # %%
-my_guess_off = lab09.guess("furthest off (forward, backward or exposed)", None, interactive)
+my_guess_off = lab09.guess(
+    "furthest off in the recording (forward, backward or exposed)", None, interactive
+)
 
 
 # %%
@@ -658,9 +661,9 @@ lab09.show(step.figure(ranks=[0, local], title="Hierarchical: ranks 0 and 4, on 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: the size of a bucket
 #
-# The same formula against the size of a bucket, first for this lab's model. Small buckets pay latency many times; one
-# huge bucket is ready only when backward is over, and hides nothing. Which size is best? Does it depend on the number
-# of ranks? Then take GPT-2.
+# The formula of "efficiency against ranks", here against the size of a bucket, first for this lab's model. Small
+# buckets pay latency many times; one huge bucket is ready only when backward is over, and hides nothing. Which size is
+# best? Does it depend on the number of ranks? Then take GPT-2.
 
 # %%
 lab09.explore_buckets(interactive)

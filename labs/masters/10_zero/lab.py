@@ -3,8 +3,8 @@
 #
 # **Question.** Which rank needs which data, and when?
 #
-# In data parallel training every GPU holds a copy of everything, and needs most of it only briefly. So each GPU keeps
-# one piece, and gathers the rest when needed. You build this in three stages. What does it save, and cost?
+# In data parallel training every GPU holds a copy of everything, and needs most of it only briefly. Which part
+# could a GPU do without, and for how long? You build the answer in three stages. What does it save, and cost?
 #
 # **Prerequisites.** Lab 09; helpful: labs 02, 03, 04 and 05. **Time.** 59 minutes, without sections called *further*.
 
@@ -26,8 +26,8 @@ quick: bool = True  # few repeats
 #
 # A *replica* is a rank's full copy of the model (lab 09). This lab's GPT, with about a hundred million parameters, has
 # parameters and gradients in BF16, 2 bytes per number. The optimizer AdamW changes a *master copy* of the parameters in
-# FP32, since BF16 would round small changes away (lab 02), and keeps two averages of each gradient in FP32 (lab 05).
-# Guess: how many bytes per parameter does a replica hold?
+# FP32, 4 bytes per number, since BF16 would round small changes away (lab 02), and keeps two averages of each gradient
+# in FP32 (lab 05). Guess: how many bytes per parameter does a replica hold?
 
 # %%
 my_guess_replica = lab10.guess("bytes per parameter of a replica", None, interactive, "B")
@@ -144,8 +144,9 @@ lab10.try_out(two_halves, ranks=4)
 #
 # `flat` is one tensor with all parameters, its length a multiple of n; in 16 bits, for example. `master` is a copy of
 # this rank's shard in higher precision. `optimizer.step()` changes `master` by `master.grad`, which must have the dtype
-# of `master`. A collective's output has the dtype of its input. Give it separate memory; only this rank's shard may be
-# its piece of the full tensor. The budget: a rank sends (n-1)/n of `gradient`'s bytes, and of `flat`'s.
+# of `master`. A collective's output has the dtype of its input. Input and output must not share memory, with one
+# exception: the shard may be this rank's own piece of the full tensor. The budget: a rank sends (n-1)/n of `gradient`'s
+# bytes, and of `flat`'s.
 
 
 # %% tags=["exercise"]
@@ -276,8 +277,7 @@ most
 
 # %% [markdown]
 # F is forward, B backward, C communication, X other compute: here the update. *Exposed* is communication during which
-# the GPU computes nothing. A lane of links is named after its group of ranks; `world` is all ranks. (Stage 0 is run as
-# stage 1 in a group of one rank, which holds everything: the lane of this group, `mesh_local`, is empty.)
+# the GPU computes nothing. A lane of links is named after its group of ranks; `world` is all ranks.
 #
 # Activations are equal: ZeRO does not cut them, as each rank has its own part of the batch.
 
@@ -294,7 +294,7 @@ most
 
 # %% [markdown]
 # But then each unit waits for its gather, unless the gather of the next unit starts before this one computes: it is
-# *prefetched*. Then at most two units are whole at any time.
+# *prefetched*. Then at most two blocks are whole at any time.
 #
 #     gathers   [0][1  ]  [2  ]  [3  ]
 #     compute      [0    ][1    ][2    ][3    ]
@@ -360,7 +360,7 @@ check.gather_ahead(gather_ahead)
 #     links    [gather 3][gather 2]    [reduce 3][gather 1][reduce 2][gather 0][reduce 1]    [reduce 0]
 #     compute            [backward 3  ][backward 2        ][backward 1        ][backward 0  ]
 #
-# Here "reduce" is a reduce-scatter. A section *further* has an exercise: write this loop.
+# Here "reduce" is a reduce-scatter. You can write this loop in "Further: write the backward of stage 3".
 
 # %% [markdown]
 # Now stage 3 of the library, without prefetching and with it. (A picture's *makespan* is the time from its first event
@@ -372,7 +372,6 @@ my_guess_shorter = lab10.guess('the shorter step ("stage 1" or "stage 3")', None
 # %%
 runs["stage 3"] = lab10.run_stage(3, **simulated)
 waiting = lab10.run_stage(3, **simulated, prefetch=False)
-lab10.show(lab10.step_of(waiting).figure(title="Stage 3: each unit waits for its gather"))
 lab10.show(lab10.step_of(runs["stage 3"]).figure(title="Stage 3: the next unit is prefetched"))
 steps_s = {name: lab10.step_of(runs[name]).makespan_s for name in ("stage 1", "stage 3")}
 my_guess_shorter.reveal(min(steps_s, key=steps_s.get))
@@ -391,8 +390,8 @@ lab10.show_stages(runs)
 
 # %% [markdown]
 # The highest point decides whether a model fits. In stages 2 and 3 this is the peak of activations, which no stage
-# cuts, so stage 2 saves much less at its peak than at rest. The change from stage 0 to stage 1 saves most, of the
-# optimizer's 12 bytes.
+# cuts, so stage 2 saves much less at its peak than at rest. The change from stage 0 to stage 1 saves most: the
+# optimizer has 12 of the 16 bytes.
 
 # %% [markdown] minutes=3
 # ## Bytes stored and sent
@@ -406,15 +405,17 @@ my_guess_full = lab10.guess("full tensors that stage 3 sends", None, interactive
 
 # %%
 table = lab10.table_of_bytes(runs, ranks)
-my_guess_full.reveal(3)  # less the parameters outside the blocks: see below
+my_guess_full.reveal(
+    round(2 * float(table["times sent"]["stage 3"]))
+)  # less the parameters outside the blocks: see below
 my_guess_times.reveal(float(table["times sent"]["stage 3"]))
 table
 
 # %% [markdown]
 # Stages 1 and 2 send as much as data parallel training: they add no traffic. Stage 3 sends three:
 # parameters in forward, again in backward, and gradients. That is half as much again, less the *root*, the parameters
-# outside the blocks, which are gathered once. On n ranks 16 bytes per parameter become 16/n. Activations remain, and
-# two whole units with their gradients.
+# outside the blocks, which are gathered once. On n ranks 16 bytes per parameter become 16/n. Activations remain, the
+# whole root, and two whole units with their gradients.
 
 # %% [markdown] tags=["further"] minutes=15
 # ## Further: write the backward of stage 3
@@ -958,9 +959,10 @@ for shape, names in {(4,): ("data",), (2, 2): ("node", "local")}.items():
 my_guess_local.reveal(rows_of_part)
 
 # %% [markdown]
-# The call also adds communication to each unit, as in your exercises 3 and 4: a gather before its forward, another
-# before its backward if its whole parameters were freed in between, and a reduce-scatter after its backward. How many
-# of each does one step make, for 2 blocks and the rest of the model, which is a third unit (the *root*)?
+# The call also adds communication to each unit, as in exercise 3 and in the backward of stage 3: a gather before its
+# forward, another before its backward if its whole parameters were freed in between, and a reduce-scatter after its
+# backward. How many of each does one step make, for 2 blocks and the rest of the model, which is a third unit (the
+# *root*)?
 
 # %%
 my_guess_calls = lab10.guess("in a step (gathers, reduce-scatters)", None, interactive, "count")

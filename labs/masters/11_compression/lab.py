@@ -205,9 +205,9 @@ lab11.show(flat.figure(ranks=[0, local], title=f"4 bits, in two phases: ranks 0 
 my_guess_faster.reveal(whole.makespan_s / flat.makespan_s)
 
 # %% [markdown]
-# Why not 8 times? The all-reduce in 32 bits is hierarchical (lab 08): it first adds inside each node, so each piece
-# crosses once per node. The all-to-all sends every rank's codes straight to their owner: each piece crosses once per
-# *rank*. And *packing*, from numbers to codes and back, takes time: it is part of B.
+# Why not 8 times? The all-reduce in 32 bits is hierarchical (lab 08, *further*): it first adds inside each node, so
+# each piece crosses once per node. The all-to-all sends every rank's codes straight to their owner: each piece crosses
+# once per *rank*. And *packing*, from numbers to codes and back, takes time: it is part of B.
 
 # %%
 sent_32, sent_4 = (lab11.crossing_bytes(run, local) for run in (whole_run, flat_run))
@@ -215,8 +215,8 @@ print(f"to other nodes: {sent_32 / 1e6:.2f} MB in 32 bits, {sent_4 / 1e6:.2f} MB
 print(f"{sent_32 / sent_4:.2f} times fewer, not 8")
 
 # %% [markdown]
-# Two levels, first inside the node and then across, send each piece across once per node again. You can build them in a
-# section *further*: with 4 bits nearly 8 times fewer bytes cross.
+# Two levels, first inside the node and then across, send each piece across once per node again. You can build them in
+# "Further: inside the node first": with 4 bits nearly 8 times fewer bytes cross.
 
 # %% [markdown] minutes=12
 # ## Error feedback
@@ -303,6 +303,8 @@ my_guess_adam = lab11.guess('feedback with AdamW ("helps" or "harms")', None, in
 runs = lab11.recorded_runs()
 gradients = lab11.gradient_runs(runs)
 my_guess_loss.reveal(lab11.table(runs)["less none's"]["INT4"])
+with_it, without = (runs[name].loss for name in ("top-k", "top-k, no feedback"))
+my_guess_adam.reveal("helps" if with_it < without else "harms")
 lab11.show(lab11.figure_loss_against_bytes(gradients))
 
 # %%
@@ -317,11 +319,9 @@ lab11.table(runs)[columns].loc[list(gradients)].style.format(precision=3)
 # places, so each gets every message: 100 / n times, 25 on these 4 ranks. Random-k's numbers go through an all-reduce:
 # 100.
 #
-# Now compare *top-k* with *top-k, no feedback*, and with your last guess; and the same with SGD:
+# Compare *top-k* with *top-k, no feedback*: this was your last guess. Now the same, seed by seed, and with SGD:
 
 # %%
-with_it, without = (runs[name].loss for name in ("top-k", "top-k, no feedback"))
-my_guess_adam.reveal("helps" if with_it < without else "harms")
 lab11.print_feedback(runs)
 with_sgd = {name: run for name, run in runs.items() if name.startswith("SGD")}
 lab11.table(with_sgd, "SGD, none")[columns[1:3] + ["less SGD, none's", "+- 95%"]].round(3)
@@ -343,7 +343,7 @@ lab11.table(with_sgd, "SGD, none")[columns[1:3] + ["less SGD, none's", "+- 95%"]
 # At the *break-even bandwidth* B of a link, packing costs as much as it saves. If the compressed bytes are hidden, the
 # saving is the exposed time in 32 bits: B = W / (t_pack + overlap x compute), where W is the bytes that a rank sends,
 # 2 (n-1)/n x 4 per number. Guess B for 10^9 numbers on 64 GPUs, compute of 0.5 s, an overlap of 0.5, and a few ms of
-# packing, by a fused kernel.
+# packing, by a *fused kernel*: one operation of the GPU for all of it.
 
 # %%
 my_guess_even = lab11.guess("break-even bandwidth", None, interactive, "GB/s")

@@ -725,7 +725,10 @@ def torchs_gradients(tokens):
 
 
 torchs = launch(torchs_gradients, lab12.TINY_TOKENS, ranks=ranks).values[0]
-off = max(float((torchs[name].cpu() - alone[name].cpu()).abs().max()) for name in alone)
+_, one_device = launch(lab12.gradients, None, ranks=1).values[0]
+off = max(
+    float((torchs[name].cpu() - one.cpu()).abs().max()) for name, one in one_device.items()
+)
 print(f"torch's gradients, off by {off:.0e} from one device's")
 
 # %% [markdown] tags=["further"] minutes=9
@@ -795,7 +798,7 @@ print(found)
 #   query heads, or its own tokens), the parts must be summed.
 # - Sequence parallel: the all-reduce in two halves, with cut activations between layers instead of n copies. The same
 #   bytes.
-# - The bytes sent per rank do not shrink with more ranks, so exposed time dominates: use the fastest links, inside a
+# - The bytes sent per rank do not shrink with more ranks, so the exposed share grows: use the fastest links, inside a
 #   node.
 
 # %% [markdown]

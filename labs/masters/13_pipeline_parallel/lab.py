@@ -134,8 +134,8 @@ check.bubble(bubble)
 # ## Memory: one forward, one backward
 #
 # GPipe holds the activations of all m micro-batches. But the last stage could run the backward of micro-batch 0 as soon
-# as its forward is done, and free its memory. *1F1B* does so: a stage first runs forwards, as many as keep the stages
-# behind it busy until its first gradient comes back; then one forward and one backward in turn; and at the end the
+# as its forward is done, and free its memory. *1F1B* does so: a stage first runs forwards, as many as keep the later
+# stages busy until its first gradient comes back; then one forward and one backward in turn; and at the end the
 # remaining backwards (Narayanan et al., 2019). How many forwards does stage i run first?
 
 # %% [markdown]
@@ -673,6 +673,8 @@ print("micro-batches held:", held, "in pieces:", [2 * each for each in held])
 # memory. Tied and not tied are two models, with two gradients.
 
 # %%
+texts = torch.arange(4 * 2 * 17).view(4, 2, 17) * 7 % 64
+inputs, targets = list(texts[:, :, :-1]), list(texts[:, :, 1:])
 norms = {}
 for again in (False, True):
     for tied in (False, True):
@@ -767,8 +769,8 @@ lab13.print_text(f"{recorded}")
 # - D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", SOSP 2019: one forward, one
 #   backward (section 3.2); with a flush after each batch: "Memory-Efficient Pipeline-Parallel DNN Training", 2020,
 #   arXiv 2006.09503.
-# - D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters", SC 2021, arXiv 2104.04473:
-#   interleaved 1F1B (section 2.2).
+# - D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
+#   arXiv 2104.04473: interleaved 1F1B (section 2.2).
 # - J. Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022, arXiv 2211.05953.
 # - P. Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv 2401.10241: I and W, ZB-H1, ZB-H2.
 # - P. Qi et al., "Pipeline Parallelism with Controllable Memory", 2024, arXiv 2405.15362: V-Half, ZB-V.

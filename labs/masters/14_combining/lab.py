@@ -263,9 +263,9 @@ for one in placed[::2]:
 lab14.in_rows(table).map(lambda seconds: lab14.format_quantity(seconds, "s"))
 
 # %% [markdown]
-# They agree on the order, not on every second: the planner's software also hides some of tensor's messages. The order
-# alone costs a quarter to a third. **The axis that sends most, and cannot hide it, goes inside the node; an axis that
-# sends little, or can hide it, goes across.**
+# They agree on the order of these three, not on every second: the planner's software also hides some of tensor's
+# messages. The order alone costs a quarter to a third. **The axis that sends most, and cannot hide it, goes inside the
+# node; an axis that sends little, or can hide it, goes across.**
 #
 # (Llama 3, which sends gradients during backward, has data farthest.) In the field below, order the axes by hand, from
 # far to near. Then change the wires. How much does the worst order cost on rails, and how much on an *island*, 72 GPUs
@@ -325,8 +325,9 @@ for number, one in enumerate(steps, 1):
     lab14.print_text(f"{number}. {one.axis}: {one.reason}")
 
 # %% [markdown]
-# ZeRO-1 frees memory and takes no time. That memory allows half the stages, which makes the bubble smaller. Two pieces
-# on each stage (*chunks*, interleaved 1F1B of lab 13) halve it again.
+# ZeRO-1 frees memory and takes no time. That memory allows half the stages, which makes the bubble smaller. With two
+# pieces of the model on each stage, assigned in turn (*chunks*; the schedule is called *interleaved*), the pipeline
+# fills in half the time, and the bubble halves again (lab 13, *further*).
 #
 # But does a run of this size need three axes? ZeRO-3 alone splits all states over the 512 GPUs, and gathers each layer
 # when it is needed (lab 10); with full recomputation (lab 03) it fits. How long does its step take, as a multiple of
@@ -363,8 +364,8 @@ def faster_plan():
 
     Such as `Parallel(data=16, tensor=8, pipeline=4, zero_stage=1)` and `{"micro_batch": 1}`.
     chunks: pieces of a stage; pipeline * chunks divides the 96 layers. With chunks=2 and more
-    the schedule is "interleaved", with 2 also "zb-v". recompute: "none", "selective" or "full".
-    The plan fits into memory.
+    the schedule is "interleaved", with 2 also "zb-v" (lab 13, further). recompute: "none",
+    "selective" (a part of each layer) or "full". The plan fits into memory.
     """
     ### BEGIN SOLUTION
     axes = Parallel(data=8, tensor=8, pipeline=8, chunks=12, zero_stage=1)
@@ -525,8 +526,8 @@ lab14.print_text(f"{recorded}")
 
 # %% [markdown]
 # Four processes share two cores there. In the prediction they take turns, too, but at other moments: a pass that waits
-# for a core in its middle is predicted three times as long as measured. So read the makespan, which is off by a tenth,
-# and not the rows. Calls and bytes are the same on both sides.
+# for a core in its middle is predicted two to five times as long as measured. So read the makespan, which is off by a
+# tenth, and not the rows. Calls and bytes are the same on both sides.
 
 # %% [markdown] minutes=2
 # ## Summary

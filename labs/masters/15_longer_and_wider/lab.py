@@ -132,8 +132,8 @@ for one in placed:
     print(f"{'-'.join(one.mesh.axes)}: {1e3 * one.step_time_s:,.0f} ms, waits for {waits}")
 
 # %% [markdown]
-# Tensor belongs inside the node, again; across nodes a step takes up to twice as long. The ring hides nearly all of
-# its messages at any place, so it may go across: its order with data makes no difference. Llama 3 has `Mesh(data,
+# Tensor belongs inside the node, again; across nodes a step takes up to about twice as long. The ring hides nearly all
+# of its messages at any place, so it may go across: its order with data makes no difference. Llama 3 has `Mesh(data,
 # pipeline, context, tensor)` in our notation, though it gathers keys instead of sending them round (section 3.3.2).
 
 # %% [markdown] minutes=11
@@ -176,8 +176,9 @@ lab15.show(run.timeline.figure(title=f"Contiguous pieces, {LONG.seq_len} tokens 
 # %% [markdown]
 # ### Exercise 2: an order of equal work
 #
-# Give each rank tokens such that all have equally many pairs of a query and a key: a query at position p attends to p +
-# 1 keys. Kernels are faster on few, long runs of tokens: at most two for each rank. `seq_len` is a multiple of 2n.
+# Give each rank equally many tokens, such that all ranks also have equally many pairs of a query and a key: a query at
+# position p attends to p + 1 keys. Kernels are faster on few, long runs of tokens: at most two for each rank. `seq_len`
+# is a multiple of 2n.
 
 
 # %% tags=["exercise"]
@@ -362,8 +363,8 @@ my_guess_place.reveal("inside")
 # ## Busy experts
 #
 # The choice of experts is learned, and nothing makes it even. Recorded: a small GPT with 8 experts, 2 for each token,
-# in 400 steps on real text. How many times the mean does the busiest expert of the second layer get at the end, without
-# balancing? (With 2 of 8 for each token, the maximum is 4 times.)
+# in 400 steps on real text. How many times the mean number of tokens does the busiest expert of the second layer get at
+# the end, without balancing? (With 2 of 8 for each token, the maximum is 4 times.)
 
 # %%
 my_guess_busiest = lab15.guess("busiest over mean (1 to 4)", None, interactive, "times")

@@ -4,8 +4,8 @@
 # **Question.** How many days and dollars does it take to train a model that you cannot try?
 #
 # A run of a thousand GPUs is too expensive to try. But its step is a short sum of terms, and each term can be seen in
-# the timeline of a small simulated run. You build that sum, test it on published runs, and then search for the cheapest
-# plan.
+# the timeline of a small simulated run. You build that sum, test the planner's longer one on published runs, and then
+# search for the cheapest plan.
 #
 # **Prerequisites.** Labs 01, 10, 12 and 13; helpful: labs 03 and 11. **Time.** 60 minutes, without the folded
 # sections, called *further*.
@@ -79,7 +79,7 @@ lab16.in_table({"timeline": seen})
 # *Products.* For each token, the matrices of a layer of width D take 24 D^2 FLOPs in forward, the scores of attention 4
 # T D; backward takes twice as much (lab 01). The n ranks share them.
 #
-# *All-reduces.* Two in forward, two in backward, each of one number of 2 bytes for each token and each of D. A rank
+# *All-reduces.* Two in forward, two in backward, each of tokens x D numbers of 2 bytes. A rank
 # sends 2(n-1)/n of these bytes, in 2(n-1) rounds (lab 08). Stuck? Run `check.layer_terms.hint()` in a new cell.
 
 
@@ -194,9 +194,10 @@ lab16.show(prices.predict(plan).figure())
 # %% [markdown] minutes=4
 # ## Five published runs
 #
-# Do you trust the sum? Test it on runs that others have measured. *Recompute* "full" runs every layer's forward twice,
-# to keep less for backward (lab 03); "selective" only attention. *ZeRO-3* (lab 10) splits parameters over replicas, and
-# gathers each layer when it is needed. With 3 *chunks* a stage holds 3 separate groups of layers (lab 13).
+# Do you trust the planner? Test it on runs that others have measured. *Recompute* "full" runs every layer's forward
+# twice, to keep less for backward (lab 03); "selective" only attention. *ZeRO-3* (lab 10) splits parameters over
+# replicas, and gathers each layer when it is needed. With 3 *chunks* a stage holds 3 separate groups of layers (lab
+# 13).
 
 # %%
 runs = lab16.PublishedRuns()
@@ -576,6 +577,7 @@ prices.explore_machines(interactive)
 # And does latency matter for GPT-3?
 
 # %%
+from lablib.plan import search
 from lablib.widgets.placement_calculator import NETWORKS, network_of
 
 table = {}
@@ -606,6 +608,8 @@ lab16.in_table(table, rows=True)
 # as the first for a new chip, does not reach these numbers.)
 
 # %%
+from lablib.plan import search
+
 table = {}
 for name in ("dgx-a100", "dgx-h100", "hgx-h200", "mi300x", "tpu-v4"):
     found = search("gpt3-175b", name, 1536, gpus=512, context=1).best
@@ -624,6 +628,7 @@ lab16.in_table(table, rows=True)
 # Llama 3.1 8B on H200s are published (torchtitan):
 
 # %%
+from lablib.plan import predict
 from lablib.validation import published_rows, score
 
 table = {}

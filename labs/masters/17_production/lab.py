@@ -56,7 +56,9 @@ class Loader:
 
     def __init__(self, seed):
         disk = torch.Generator("cpu").manual_seed(dist.get_rank())
-        self.data = torch.randn(64, 16, generator=disk, device="cpu")  # as before a restart
+        self.data = torch.randn(
+            64, 16, generator=disk, device="cpu"
+        )  # on disk: the same after a restart
         self.generator = torch.Generator("cpu").manual_seed(seed + 100 * dist.get_rank())
         self.order = torch.empty(0, device="cpu")  # of the samples in this epoch
         self.position = 0  # the next place in it
@@ -266,6 +268,13 @@ guessed_interval.reveal(lambda *_: try_out(lab17.random_runs, seconds_of_run, *t
 # %%
 my_guess_tau = lab17.guess("tau of the least lost time", None, interactive, "min")
 
+# %%
+best = lab17.best_interval(save_s, restart_s)
+my_guess_tau.reveal(best[0])
+guessed_interval.reveal(lambda *_: guessed_interval.compare(*best))
+curve = lab17.figure_intervals
+guessed_interval.reveal(lambda tau, _: lab17.show(curve(save_s, restart_s, guessed_s=60 * tau)))
+
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -273,13 +282,6 @@ my_guess_tau = lab17.guess("tau of the least lost time", None, interactive, "min
 # M): Young's interval (1974). R does not matter for it. At the best interval saves and repeated work cost the same.
 #
 # </details>
-
-# %%
-best = lab17.best_interval(save_s, restart_s)
-my_guess_tau.reveal(best[0])
-guessed_interval.reveal(lambda *_: guessed_interval.compare(*best))
-curve = lab17.figure_intervals
-guessed_interval.reveal(lambda tau, _: lab17.show(curve(save_s, restart_s, guessed_s=60 * tau)))
 
 # %% [markdown]
 # The formula's line is that sum, as a share of the whole time. For long intervals it is too high: where several
@@ -300,7 +302,7 @@ guessed_interval.reveal(lambda tau, _: lab17.show(curve(save_s, restart_s, guess
 # The training has no scaler now, as with BF16, so no step is skipped. Four values are monitored: the loss of rank 0,
 # the norm of the averaged gradient, the compute time of a step on the slowest rank, and a *hash* of the weights on each
 # rank: equal on all ranks only if all bits are. A *sign* is a difference by more than a fifth from a run without
-# faults, or hashes that differ. Of the four faults, how many stay hidden from the loss in the ten steps? And from the
+# faults, or hashes that differ. Of the four faults, how many stay hidden from the loss in steps 11 to 20? And from the
 # hash?
 
 # %%
@@ -346,8 +348,8 @@ print(f"the last time at {lab17.clock(simple[-1])}")
 # ### Exercise 3: an alert that neither flaps nor sleeps
 #
 # A sample is *bad* if it is None, NaN, or above the limit. A run is bad *since* the first of a row of bad samples. The
-# alert rings at the first sample where it has been bad for `hold_s` seconds; then it is silent until it has been good
-# for `clear_s`.
+# alert rings at the first sample where it has been bad for `hold_s` seconds; then it is silent until the first sample
+# where it has been good for `clear_s`, since the first of a row of good samples.
 
 # %% [markdown]
 #     limit 12, hold 2, clear 3:  seconds  0  1  2  3  4  5  6  7  8  9 10 11
@@ -388,17 +390,18 @@ try_out(alert, [(0, 9.0), (1, None), (2, float("nan")), (3, 13.0)], 12.0, 2, 3) 
 check.alert(alert)
 
 # %% [markdown]
-# The same night, with the simple rule and three of exercise 3. Which faults does each miss, and how late does it ring
-# for the hang? Change the durations.
+# The same night, with the simple rule and three rules of exercise 3, by the library's answer. Which faults does each
+# miss, and how late does it ring for the hang? Change the durations.
 
 # %%
 my_rules = [(1, 0), (5, 10), (60, 10)]  # hold_s and clear_s, in minutes: try others
 lab17.show(lab17.figure_rules(samples, limit, my_rules))
 
 # %% [markdown]
-# Held for 1 minute and ready at once, it flaps. Held for 5 minutes, it rings for the hot GPU and the hang, each 5
-# minutes late, and misses the file system. Held for 60, it misses the hot GPU, too: the hang costs 16,384 GPU hours,
-# 33,000 dollars at 2 each. (Prometheus calls the two durations `for` and `keep_firing_for`.)
+# All three ignore the one long step. Held for 1 minute and ready at once, the alert flaps. Held for 5 minutes, it rings
+# for the hot GPU and the hang, each 5 minutes late, and misses the file system. Held for 60, it misses the hot GPU,
+# too: the hang costs 16,384 GPU hours, 33,000 dollars at 2 each. (Prometheus calls the two durations `for` and
+# `keep_firing_for`.)
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: three kills in one run
@@ -712,9 +715,10 @@ check.diagnose(diagnose)
 # %% [markdown] tags=["further"] minutes=20
 # ## Further: a night with the course's trainer
 #
-# `lab train` runs the trainer of `lablib.train`, which has none of the eight faults. It saves and resumes (exercise 1),
-# skips steps with NaN, and measures the seconds of waiting. Ranks that hold the same weights are *replicas*; every few
-# steps it compares them. Here it trains a small GPT for 24 steps on two ranks.
+# `lab train` runs the trainer of `lablib.train`, which has none of the eight faults of "Further: a script as it
+# circulates". It saves and resumes (exercise 1), skips steps with NaN, and measures the seconds of waiting. Ranks that
+# hold the same weights are *replicas*; every few steps it compares them. Here it trains a small GPT for 24 steps on two
+# ranks.
 
 # %%
 import tempfile
