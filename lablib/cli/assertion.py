@@ -76,7 +76,8 @@ class Assertion:
             sign, compare = _COMPARED[type(kind)]
             a, b = self._number(left, values), self._number(right, values)
             holds = not (isnan(a) or isnan(b)) and compare(a, b)
-            told = [f", {self._text(s)} is {_told(v)}" for s, v in ((left, a), (right, b)) if not _is_constant(s)]
+            values_of = [(side, "not known" if isnan(v) else f"{v:.6g}") for side, v in ((left, a), (right, b))]
+            told = [f", {self._text(side)} is {value}" for side, value in values_of if not _is_constant(side)]
             text = f"{self._text(left)} {sign} {self._text(right)}"
             self._lines.append(f"  {text}: {'true' if holds else 'FALSE'}{''.join(told)}")
             is_true &= holds
@@ -101,7 +102,3 @@ class Assertion:
 
 def _is_constant(node: Any) -> bool:
     return isinstance(node, ast.Constant) and type(node.value) in (int, float)
-
-
-def _told(value: float) -> str:
-    return "not known" if isnan(value) else f"{value:.6g}"

@@ -32,6 +32,7 @@ from lablib.text.units import format_quantity, plural
 from lablib.widgets import tensor_calculator
 
 TOKENS, WIDTH, NUM_HEADS, NUM_KV_HEADS, WORDS = 4096, 4096, 16, 2, 128_000
+ANSWERS = {"cut": "rows", "calls": [1, 1], "smaller": "width"}  # not visible in the notebook before a guess locks
 WIDE = parallel.LayerSizes(batch=1, seq_len=4096, width=8192, heads=64)
 PLANS = {"f and g": parallel.GPT_PLAN, "sequence": parallel.GPT_SEQUENCE_PLAN}
 TINY = GPTConfig(2, 64, 8, vocab_size=96, max_seq_len=32, tied_head=False)

@@ -25,6 +25,7 @@ from lablib.text.units import format_quantity, plural
 
 LLAMA_3_8B = 32 * 4096 * 2  # bytes of one token's layer inputs, in 16 bits: 32 layers of width 4,096
 # Billions of parameters: of the model, used by a token. arXiv 2401.04088, 2409.02060, 2412.19437
+ANSWERS = {"experts": [2, 4], "place": "inside", "way": "ulysses"}  # not visible in the notebook before a guess locks
 MIXTURES = {"Mixtral 8x7B": (46.7, 12.9), "OLMoE": (6.9, 1.3), "DeepSeek-V3": (671.0, 37.0)}
 
 

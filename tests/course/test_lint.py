@@ -137,6 +137,6 @@ def test_what_a_reader_may_skip_is_used_nowhere_else(lab: Lab):
 
     [finding] = findings(lab, further)  # and 99 minutes do not count
     assert "this cell uses 'size_bytes' of line 50" in finding
-    again = lab.master.read_text().replace("print(size_bytes)", "size_bytes = 1\nprint(size_bytes)")
-    lab.master.write_text(again)
-    assert not lint(read_master(lab))
+    [again] = findings(lab, swap("minutes=1\n# ## End", 'tags=["further"] minutes=1\n# ## Further: end'))
+    assert again == finding
+    assert not findings(lab, swap("print(size_bytes)", "size_bytes = 1\nprint(size_bytes)"))

@@ -48,7 +48,7 @@ check
 X, W = lab12.factors(ranks)
 for way in ("columns", "rows"):
     lab12.show_cut(way, X, W, ranks)
-my_guess_cut.reveal("rows")
+my_guess_cut.reveal(lab12.ANSWERS["cut"])
 
 # %% [markdown]
 # **By columns**, rank r needs all of X, and gets some columns of Y. **By rows**, it needs only the columns of X that
@@ -88,7 +88,7 @@ for way in ("columns", "rows"):
 my_guess_calls = lab12.guess("collectives (forward, backward)", None, interactive, "count")
 
 # %%
-my_guess_calls.reveal([1, 1])  # the next section says why
+my_guess_calls.reveal(lab12.ANSWERS["calls"])  # the next section says why
 
 # %% [markdown] minutes=11
 # ## An MLP on n ranks
@@ -396,7 +396,7 @@ my_guess_share = lab12.guess('smaller by more ("tokens" or "width")', None, inte
 lab12.tensor_calculator(interactive)
 
 # %%
-my_guess_share.reveal("width")
+my_guess_share.reveal(lab12.ANSWERS["smaller"])
 
 # %% [markdown]
 # <details><summary>What helps?</summary>

@@ -326,7 +326,7 @@ whole = launch(mixture_gradients, True, ranks=1).values[0]
 for rank, own in enumerate(launch(mixture_gradients, False, ranks=4).values):
     times = (own / whole[2 * (rank % 2) :][:2]).mean()  # 2 of the 4 experts
     print(f"rank {rank}: summed over data, {times:.6f} times one device's gradient")
-my_guess_experts.reveal([2, 4])  # the ranks along data; the losses
+my_guess_experts.reveal(lab15.ANSWERS["experts"])  # the ranks along data; the losses
 
 # %% [markdown]
 # Two ranks hold a copy of an expert: the sum is over *data*, 2 ranks. But through the exchange each copy has processed
@@ -350,7 +350,7 @@ MOE = parallel.ExpertSizes(tokens=8192, d_model=4096, d_ff=14_336, num_experts=1
 for n in [1, 2, 4, 8, 16]:
     cost = studies.expert_cost(MOE, machine, n)
     print(f"{n:2}: compute {1e3 * cost.compute_s:.1f}, exposed {1e3 * cost.exposed_s:.2f} ms")
-my_guess_place.reveal("inside")
+my_guess_place.reveal(lab15.ANSWERS["place"])
 
 # %% [markdown]
 # Every layer has two exchanges in forward and two in backward, and nothing is computed during them: their time is
@@ -396,7 +396,7 @@ lengths = [8192, 32_768, 131_072, 262_144]
 found = studies.context_efficiencies(LONG, machine, 8, lengths)
 title = f"Attention on 8 ranks of {cluster}"
 lab15.show(lab15.figure_context_times(lengths, found, title))
-my_guess_way.reveal("ulysses")
+my_guess_way.reveal(lab15.ANSWERS["way"])
 
 # %% [markdown]
 # Ulysses, at every length; but it needs a head for each rank. A ring has no such limit, and hides its messages, but
