@@ -7,7 +7,7 @@
 # move the weights against it. The text of one step is the *batch*. You split batches without changing the gradient, and
 # measure where the gain of a larger batch ends.
 #
-# **Prerequisites.** Lab 01; helpful: lab 02. **Time.** 49 minutes, without the folded sections, called *further*.
+# **Prerequisites.** Lab 01; helpful: lab 02. **Time.** 51 minutes, without the folded sections, called *further*.
 
 # %%
 from lablib.labs import lab04
@@ -184,7 +184,7 @@ for one in (accumulation.accumulate, accumulation.accumulate_mean_of_means):
     print(f"{one.__name__:24s} off by {100 * off:.2g}% of the gradient's length")
 my_guess_off.reveal(100 * off)
 
-# %% [markdown] minutes=16
+# %% [markdown] minutes=18
 # ## How large? Signal and noise
 #
 # The mean of means is off by about a third: these micro-batches have 6 to 106 tokens. With the sum over tokens the cut
@@ -237,6 +237,24 @@ lab04.try_out(signal_and_noise, torch.tensor([[1.0, 0.0], [3.0, 4.0]]), part_siz
 
 # %% tags=["check"] points=2
 check.signal_and_noise(signal_and_noise)
+
+# %% [markdown]
+# Now both of your functions, on real text: the noise scale of a model that is not trained, from eight parts of 4
+# sequences.
+
+
+# %%
+def untrained():
+    model, parts = GPT(NARROW), []
+    for index in range(8):
+        model.zero_grad()
+        accumulate(model, [tuple(next(batches(load_corpus(), 4, SEQ_LEN, seed=index)))])
+        parts.append(lab04.gradient(model))
+    signal, noise = signal_and_noise(torch.stack(parts), part_size=4)
+    return f"noise scale: {noise / signal:.2f} sequences"
+
+
+lab04.try_out(untrained)
 
 # %% [markdown]
 # Here is the estimate for a small GPT on real text (recorded: one run, at each step the gradients of 256 sequences).
