@@ -158,8 +158,11 @@ class Group:
         """Queue a collective that all have joined after the earlier ones on the group's communication streams."""
         sent, received = [j.sent_bytes for j in arrived], [j.received_bytes for j in arrived]
         size_bytes = COLLECTIVES[kind].payload(sent, received, self.size)
-        is_uneven = any(one.uneven is not None or one.sent_bytes != arrived[0].sent_bytes for one in arrived)
-        if kind == "all_to_all" and len(arrived) == self.size and is_uneven:
+        if (
+            kind == "all_to_all"
+            and len(arrived) == self.size
+            and any(one.uneven is not None or one.sent_bytes != arrived[0].sent_bytes for one in arrived)
+        ):
             cost, wires = self._exchange(arrived)
         else:
             cost = self._cost(kind, size_bytes, root)

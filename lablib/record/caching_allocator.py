@@ -103,13 +103,16 @@ class CachingAllocator:
     def _cached(self, pool: Pool, size: int) -> Block | None:
         """The best fit, taken out of the cache."""
         pool.num_searches += 1
-        block, limit = next(pool.at_least(size), None), self.settings.max_split_size_bytes
+        block, limit = self._best_fit(pool, size), self.settings.max_split_size_bytes
         if block is None or size < limit <= block.size_bytes:
             return None
         if size >= limit and block.size_bytes >= size + self.settings.max_non_split_rounding_bytes:
             return None
         pool.remove(block)
         return block
+
+    def _best_fit(self, pool: Pool, size: int) -> Block | None:
+        return next(pool.at_least(size), None)
 
     def _splits(self, block: Block, size: int) -> bool:
         remaining = block.size_bytes - size

@@ -54,7 +54,8 @@ def _fetch(folder: Path) -> None:
             last = (done.stderr.strip().splitlines() or ["no message"])[-1]
             raise ValueError(f"npm cannot fetch pyodide {VERSION}: {last}; give --pyodide FOLDER")
         with tarfile.open(packed[0]) as archive:
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # since Python 3.11.4
             for name in FILES:
-                archive.extract(f"package/{name}", place, filter="data")
+                archive.extract(f"package/{name}", place)
         for name in FILES:
             (Path(place) / "package" / name).replace(folder / name)

@@ -121,6 +121,7 @@ def test_where_nothing_fits_the_nearest_miss_is_said_and_the_exit_code_is_1(caps
 
 def test_long_searches_show_a_bar_that_is_gone_at_the_end(monkeypatch, capsys: pytest.CaptureFixture):
     monkeypatch.setattr(cli_plan, "_BAR_AFTER_S", 0.0)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert main([*ASKED, *FEW]) == 0
     said = capsys.readouterr()
     assert "plans/s" in said.err and "plans/s" not in said.out

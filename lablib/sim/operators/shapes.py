@@ -43,17 +43,9 @@ from lablib.torch_compat import (
 _MODES_ABOVE = (torch_file("utils", "_device.py"), os.path.join("lablib", "script", "devices.py"))
 # Code that computes with values on behalf of the program: its tensors are real.
 _NEEDS_VALUES = (
-    "torch/distributed/device_mesh.py",
-    "torch/distributed/_mesh_layout.py",
-    "torch/distributed/distributed_c10d.py",
-    "torch/distributed/utils.py",
-    "torch/distributed/pipelining/stage.py:_warmup",
-    "torch/optim/",
-    "torch/utils/data/",
-    "torch/random.py",
-    "torch/serialization.py",
-    "torch/_utils.py",
-    "lablib/sim/",
+    *("torch/distributed/device_mesh.py", "torch/distributed/_mesh_layout.py", "torch/distributed/utils.py"),
+    *("torch/distributed/distributed_c10d.py", "torch/distributed/pipelining/stage.py:_warmup", "torch/optim/"),
+    *("torch/utils/data/", "torch/random.py", "torch/serialization.py", "torch/_utils.py", "lablib/sim/"),
 )
 
 
