@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from lablib import parallel
 from lablib.calibration import batch_for, this_machine
-from lablib.course import checks_for, guess, print_text, recorded_comparison, show_source, try_out
+from lablib.course import checks_for, guess, print_text, recorded_comparison, try_out
 from lablib.course.table import in_rows
 from lablib.figures import figure_lines, figure_memory, show
 from lablib.figures.chart import ROWS, Axis, Panel, bars, chart

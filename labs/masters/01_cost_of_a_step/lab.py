@@ -268,7 +268,7 @@ def utilization(
 
 # %%
 # Megatron-Turing NLG on 2,240 GPUs of the type A100: by PaLM's appendix B, 30.2%.
-sizes = {"num_params": 530e9, "num_layers": 105, "width": 20480, "seq_len": 2048}
+sizes = {"num_params": 529.6e9, "num_layers": 105, "width": 20480, "seq_len": 2048}
 lab01.try_out(
     utilization, tokens_per_s=65_430, **sizes, num_devices=2240, peak_flops_per_s=312e12
 )

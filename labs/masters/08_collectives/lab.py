@@ -316,21 +316,15 @@ num_ranks = (2, 3, 5, 8, 16) if quick else (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)
 lab08.table_of_times(both, machine, num_ranks)
 
 # %% [markdown]
-# Below is the tree at 1 kB. The ring above fills both lanes of all ranks. In the tree many are *waiting*: they have
-# called, but their partner has not called yet. Of eight ranks the odd ones wait two thirds of the time: they have one
-# message up and one down in six rounds.
-
-# %%
-tree_run = launch(lab08.summed, parallel.tree_all_reduce, 250, ranks=ranks, cluster=machine)
-first_ranks = range(min(ranks, 4))
-lab08.show(lab08.figure_timeline(tree_run.timeline, ranks=first_ranks, title="Tree of 1 kB"))
+# The ring fills both lanes of all ranks. In the tree many ranks wait: of eight the odd ones for two thirds of the time,
+# with one message up and one down in six rounds.
 
 # %% [markdown] minutes=7
 # ## The crossing
 #
 # So the tree's few rounds win for a small tensor, and the ring's small messages for a large one. At one size in
-# between, both take the same time. Guess it, for eight ranks on NVLink (α 1.9 µs, 1/β 450 GB/s); your formula will
-# give the answer.
+# between, both take the same time. Guess it, for eight ranks on NVLink (α 1.9 µs, 1/β 450 GB/s); the answer
+# follows exercise 3.
 
 # %%
 my_crossing_bytes = lab08.guess("size at which they cross", None, interactive, "B")
@@ -350,7 +344,8 @@ def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
 
 
 # %%
-lab08.try_out(crossing_size_bytes, 8, 1.9e-6, 450e9)
+# By hand: 6 + 0.12 S for the ring, 4 + 0.32 S for the tree, so 10.
+lab08.try_out(crossing_size_bytes, 4, 1.0, 12.5)
 
 # %% tags=["check"] points=2
 check.crossing_size_bytes(crossing_size_bytes)
@@ -444,6 +439,14 @@ lab08.explore_network(ring_s, tree_s, interactive)
 # %% [markdown] tags=["further"] minutes=25
 # ## Further: fewer rounds than the tree
 #
+# First the tree at 1 kB. Many ranks are *waiting*: they have called, but their partner has not called yet.
+
+# %%
+tree_run = launch(lab08.summed, parallel.tree_all_reduce, 250, ranks=ranks, cluster=machine)
+first_ranks = range(min(ranks, 4))
+lab08.show(lab08.figure_timeline(tree_run.timeline, ranks=first_ranks, title="Tree of 1 kB"))
+
+# %% [markdown]
 # In a tree half of the ranks are done after one round, while both directions of their links are free. Let both partners
 # send: after round k, *all* ranks of each group of 2ᵏ⁺¹ hold the group's sum. After log₂ n rounds all ranks hold the
 # total, and no way down is needed. This is *recursive doubling* (Thakur, Rabenseifner and Gropp, 2005).

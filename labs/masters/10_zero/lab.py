@@ -59,8 +59,8 @@ lab10.table_at_rest(runs)
 
 # %% [markdown]
 # The run is data parallel training (lab 09), the baseline, called stage 0: an all-reduce averages the gradients, and
-# every rank updates everything. It makes two steps, the first in a phase "setup" that no picture shows, since AdamW
-# gets its memory there. Tensors have shapes but no values, and one of the ranks is simulated: all do the same.
+# every rank updates everything. It makes two steps; the first is a warm-up, in which AdamW gets its memory. Tensors
+# have shapes but no values, and one of the ranks is simulated: all do the same.
 
 # %% [markdown] minutes=2
 # ## A prediction
@@ -146,7 +146,7 @@ lab10.try_out(two_halves, ranks=4)
 # this rank's shard in higher precision. `optimizer.step()` changes `master` by `master.grad`, which must have the dtype
 # of `master`. A collective's output has the dtype of its input. Input and output must not share memory, with one
 # exception: the shard may be this rank's own piece of the full tensor. The budget: a rank sends (n-1)/n of `gradient`'s
-# bytes, and of `flat`'s.
+# bytes, and of `flat`'s. Stuck? Run `check.stage_1_step.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
@@ -252,11 +252,7 @@ check.shard_gradients(shard_gradients)
 
 # %% [markdown]
 # The library's version of what you build, `parallel.Zero`, does this for *buckets*, buffers for many gradients (lab
-# 09), and does not wait: one reduce-scatter runs while backward fills the next bucket. Below, `unit` is a bucket, and
-# `full` its gradient.
-
-# %%
-lab10.show_source(parallel.Zero2._launch, after=check.shard_gradients)
+# 09), and does not wait: one reduce-scatter runs while backward fills the next bucket.
 
 # %% [markdown]
 # *Activations*, which backward needs, accumulate in forward (lab 03). Take the most of each kind of memory in a step:
@@ -412,10 +408,11 @@ my_guess_times.reveal(float(table["times sent"]["stage 3"]))
 table
 
 # %% [markdown]
-# Stages 1 and 2 send as much as data parallel training: they add no traffic. Stage 3 sends three:
-# parameters in forward, again in backward, and gradients. That is half as much again, less the *root*, the parameters
-# outside the blocks, which are gathered once. On n ranks 16 bytes per parameter become 16/n. Activations remain, the
-# whole root, and two whole units with their gradients.
+# With one micro-batch in a step, stages 1 and 2 send as much as data parallel training. (With m, stage 2 as in exercise
+# 2 reduce-scatters m times; stage 1 can wait for the last.) Stage 3 sends three: parameters in forward, again in
+# backward, and gradients. That is half as much again, less the *root*, the parameters outside the blocks, which are
+# gathered once. On n ranks 16 bytes per parameter become 16/n. Activations remain, the whole root, and two whole units
+# with their gradients.
 
 # %% [markdown] tags=["further"] minutes=15
 # ## Further: write the backward of stage 3
@@ -1043,8 +1040,8 @@ print(f"2 on 4 ranks, 2 on 3 ranks: loss {resumed:.12f}")
 # - A replica holds 16 bytes per parameter in mixed precision with AdamW, and n ranks hold the same 16 bytes n times.
 # - Stage 1: updating a shard needs only the optimizer's state of that shard. An all-reduce is split into reduce-scatter
 #   and all-gather, with the update between them: no more bytes.
-# - Stage 2: a full gradient is needed until it has been reduced. Stage 3: full parameters are needed while their unit
-#   computes; they are gathered twice, so half as many bytes again.
+# - Stage 2: a full gradient is needed until it has been reduced, in each micro-batch. Stage 3: full parameters are
+#   needed while their unit computes; they are gathered twice, so half as many bytes again.
 # - Prefetching hides the gathers, and the next unit's backward hides a reduce-scatter, if a rank computes long enough.
 #   Activations are not cut.
 

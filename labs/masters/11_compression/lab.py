@@ -76,7 +76,7 @@ my_guess_exposed.reveal(100 * whole.exposed_s(0) / whole.makespan_s)
 # %%
 my_guess_faster = lab11.guess("faster in 4 bits", None, interactive, "times")
 my_guess_loss = lab11.guess(
-    "loss in 4 bits less that in 32", None, interactive, "nats", within=0.02
+    "loss in 4 bits less that in 32", None, interactive, "nats", within=0.06
 )
 
 # %% [markdown] minutes=15
@@ -285,8 +285,7 @@ is_lower = final["top-k with feedback"] < final["top-k without"]
 my_guess_sgd.reveal("with" if is_lower else "without")
 
 # %% [markdown]
-# Look at the end: the order of early steps is noise. Feedback suits SGD because its step is *linear* in the gradient:
-# adding g now or some steps later is nearly the same. One seed is weak evidence; the recorded runs below have three,
+# Look at the end: the order of early steps is noise. One seed is weak evidence; the recorded runs below have three,
 # and use AdamW. Guess: with top-k, does feedback help there as well?
 
 # %%
@@ -313,7 +312,7 @@ lab11.table(runs)[columns].loc[list(gradients)].style.format(precision=3)
 
 # %% [markdown]
 # *Less none's* is the difference from 32 bits. A difference smaller than its interval (+- 95%) may be chance: here 8
-# and 4 bits cannot be distinguished from 32. Top-k has a higher loss.
+# and 4 bits, and PowerSGD 4, cannot be distinguished from 32. Top-k has a higher loss.
 #
 # Why are 1% of the numbers not 100 times fewer bytes? A place costs as much as a number. And n ranks choose different
 # places, so each gets every message: 100 / n times, 25 on these 4 ranks. Random-k's numbers go through an all-reduce:
@@ -327,7 +326,8 @@ with_sgd = {name: run for name, run in runs.items() if name.startswith("SGD")}
 lab11.table(with_sgd, "SGD, none")[columns[1:3] + ["less SGD, none's", "+- 95%"]].round(3)
 
 # %% [markdown]
-# With AdamW feedback harms top-k, with SGD it helps, on each of the three seeds. Adam divides by the root of a mean of
+# With AdamW feedback harms top-k, with SGD it helps, on each of the three seeds. Feedback suits SGD because its step is
+# *linear* in the gradient: adding g now or some steps later is nearly the same. Adam divides by the root of a mean of
 # *squares*: a gradient that arrives late and in one piece has a larger square. We think that this is the reason; it was
 # not measured. For one bit with SGD there is no conclusion: with feedback its best rate was the lowest one tried. And
 # this is one small model and its first 192 steps: other models may give another order.
@@ -915,6 +915,7 @@ lab11.table(streaming)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].
 # %% [markdown] minutes=1
 # ## Summary
 #
+# - Here 8 and 4 bits could not be distinguished from 32; one bit, and 1% of the numbers, had a higher loss.
 # - A block of numbers shares a scale; rounding to nearest is off by at most half of it, stochastic rounding is right on
 #   average.
 # - Codes are not added in a ring. All-to-all, add, all-gather: two roundings for any number of ranks.

@@ -190,7 +190,7 @@ by_axis.map("{:,}".format)
 #
 # Inside a node links are fast, between nodes they are slow. Rank r is on node r // 8, if a node has 8 ranks. So the
 # order of the axes decides which ranks share a node: the last axis has neighbours, the first has ranks that are far
-# apart. In most collectives a rank sends to the next one of its group, and the last to the first (a ring, lab 08).
+# apart. In a ring (lab 08) a rank sends to the next one of its group, and the last to the first.
 #
 # ### Exercise 3: the order of the axes
 #
@@ -325,9 +325,9 @@ for number, one in enumerate(steps, 1):
     lab14.print_text(f"{number}. {one.axis}: {one.reason}")
 
 # %% [markdown]
-# ZeRO-1 frees memory and takes no time. That memory allows half the stages, which makes the bubble smaller. With two
-# pieces of the model on each stage, assigned in turn (*chunks*; the schedule is called *interleaved*), the pipeline
-# fills in half the time, and the bubble halves again (lab 13, *further*).
+# ZeRO-1 frees memory and sends the same bytes (lab 10). That memory allows half the stages, which makes the bubble
+# smaller. With two pieces of the model on each stage, assigned in turn (*chunks*; the schedule is called
+# *interleaved*), the pipeline fills in half the time, and the bubble halves again (lab 13, *further*).
 #
 # But does a run of this size need three axes? ZeRO-3 alone splits all states over the 512 GPUs, and gathers each layer
 # when it is needed (lab 10); with full recomputation (lab 03) it fits. How long does its step take, as a multiple of
@@ -354,7 +354,8 @@ lab14.in_rows(table)
 # ### Exercise 4: a faster plan
 #
 # The seven rows went step by step, and all have micro-batches of one sequence. Beat them: the same model, GPUs and
-# batch, in at most 97% of the last row's time. There is more than one such plan.
+# batch, in at most 97% of the last row's time. Before each try, say which of these it changes and how: memory, bubble,
+# or rate of the products. More than one plan does it.
 
 
 # %% tags=["exercise"]
