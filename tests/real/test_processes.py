@@ -53,7 +53,7 @@ def new_server(monkeypatch):
 @pytest.fixture
 def new_interpreters(new_workers, monkeypatch):
     """Workers as on "nccl": not forked with their imports done."""
-    monkeypatch.setenv("LAB_FORK", "off")
+    monkeypatch.setattr(processes, "_does_imports", lambda backend: False)
 
 
 @linux_only

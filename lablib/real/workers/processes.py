@@ -276,9 +276,7 @@ class _Servers:
 
     def of(self, backend: str) -> _Server:
         """The server for workers of a backend, started on demand; unused ones are ended."""
-        # Whether workers can be forked from a process after its imports.
-        does_imports = backend == "gloo" and sys.platform == "linux" and os.environ.get("LAB_FORK") != "off"
-        key = does_imports, fixed_environment()
+        key = does_imports, _ = _does_imports(backend), fixed_environment()
         for other, server in list(self._servers.items()):
             if not server.is_alive or (other != key and server.is_idle):
                 self._servers.pop(other).close()
@@ -293,6 +291,10 @@ class _Servers:
             server.close()
         for server in ended:
             server.join(_EXIT_S)
+
+
+def _does_imports(backend: str) -> bool:
+    return backend == "gloo" and sys.platform == "linux" and os.environ.get("LAB_FORK") != "off"
 
 
 def servers() -> _Servers:
