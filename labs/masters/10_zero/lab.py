@@ -353,14 +353,15 @@ check.gather_ahead(gather_ahead)
 # %% [markdown]
 # So while unit i computes, two collectives can run: the reduce-scatter of unit i + 1, and the gather of unit i - 1.
 #
-#     links    [gather 3][gather 2]    [reduce 3][gather 1][reduce 2][gather 0][reduce 1]    [reduce 0]
-#     compute            [backward 3  ][backward 2        ][backward 1        ][backward 0  ]
+#     links    [g3][g2]  [r3][g1][r2][g0][r1]  [r0]
+#     compute      [b3  ][b2    ][b1    ][b0  ]
 #
-# Here "reduce" is a reduce-scatter. You can write this loop in "Further: write the backward of stage 3".
+# Here g is a gather, b a backward, and r a reduce-scatter. You can write this loop in "Further: write the backward of
+# stage 3".
 
 # %% [markdown]
-# Now stage 3 of the library, without prefetching and with it. (A picture's *makespan* is the time from its first event
-# to its last.) Which step will be shorter, stage 1's or stage 3's with prefetching?
+# Now stage 3 of the library: with prefetching in a picture, and without it in the table. (A picture's *makespan* is the
+# time from its first event to its last.) Which step will be shorter, stage 1's or stage 3's with prefetching?
 
 # %%
 my_guess_shorter = lab10.guess('the shorter step ("stage 1" or "stage 3")', None, interactive)
