@@ -159,7 +159,7 @@ lab03.made_by(everything, unit)
 # everything, and continues.
 #
 #     forward    F0 F1 | F2 F3               only the inputs of F0 and F2 stay
-#     backward   F2 F3 B3 B2 | F0 F1 B1 B0   each segment runs again when backward reaches it
+#     backward   F2 F3 B3 B2 | F0 F1 B1 B0   segments run again in backward
 #
 # Take all sixteen blocks as one segment. Which percentage of the activations' peak is left?
 

@@ -430,7 +430,7 @@ for name, width, tokens, percent in [
 # *logit*, a score, for each of V words. W has V columns, cut over the ranks. So every rank has the logits of its own
 # words. Must they be gathered for the loss? They are V numbers per token; the loss of a token is one number.
 #
-#     loss = log(sum over i of exp(x_i - m)) + m - x_target        m = max over i of x_i
+#     loss = log(sum over i of exp(x_i - m)) + m - x_target   m = max over i of x_i
 #
 # The largest logit m is subtracted first, so that no exp overflows; it is added back after log. Which numbers must be
 # sent?
